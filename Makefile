@@ -1,0 +1,80 @@
+# Everything a newcomer needs: `make serve`, `make test`. Each target sets up .venv when missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL ?= smollm2
+ARGS ?=
+# The kernels need a C++ compiler; where there is none, the one in the ziglang package does.
+COMPILER := $(shell for name in c++ g++ clang++; do command -v $$name; done)
+ZIG = CXX="$$($(BIN)/python -c 'import os, ziglang; print(os.path.dirname(ziglang.__file__))')/zig c++"
+CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
+# vLLM's default of 1000 long prompts is for a datacenter GPU; a laptop takes an hour for it.
+BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
+MYPY_FLOORS := base config weights arch core text planner engine
+
+.PHONY: help install install-dev serve chat test test-quick check format docs bench clean
+
+help:
+	@echo "make serve       install, fetch the default model, serve http://127.0.0.1:8000/v1"
+	@echo "                 (MODEL=./file.gguf chooses another, ARGS='--port 9000' adds flags)"
+	@echo "make chat        talk to the model in this terminal"
+	@echo "make test        all tests        make test-quick   those of a few minutes"
+	@echo "make check       format, lint, types, floors, sizes, docs"
+	@echo "make bench       latency and throughput of the default model on this machine"
+	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Pagoda needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python has no venv module here. On Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(CSRC) | $(BIN)/python
+	@echo "Installing Pagoda into $(VENV): PyTorch first, then the rest (some minutes, once)."
+	$(PIP) install --quiet --progress-bar on -c constraints.txt torch
+	$(if $(COMPILER),,$(PIP) install --quiet ziglang)
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what tests and checks need."
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[test,dev]"
+	@touch $@
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+serve: install
+	$(BIN)/pagoda serve $(MODEL) $(ARGS)
+
+chat: install
+	$(BIN)/pagoda chat $(MODEL) $(ARGS)
+
+test: install-dev
+	$(BIN)/python -m pytest tests
+
+test-quick: install-dev
+	$(BIN)/python -m pytest tests -m "not slow"
+
+check: install-dev
+	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools
+	$(BIN)/lint-imports --config .importlinter --no-cache
+	$(BIN)/mypy --follow-imports=silent $(addprefix src/pagoda/,$(MYPY_FLOORS))
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/gen_docs.py --check
+
+format: install-dev
+	$(BIN)/ruff format src tests tools
+	$(BIN)/ruff check --fix src tests tools
+
+docs: install-dev
+	$(BIN)/python tools/gen_docs.py
+
+bench: install
+	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)
+	$(BIN)/pagoda bench throughput --model $(MODEL) $(BENCH_LOAD) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

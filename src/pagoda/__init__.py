@@ -1,0 +1,27 @@
+"""Pagoda: one engine that serves open models, from a laptop CPU to GPUs."""
+
+from typing import TYPE_CHECKING, Any
+
+from pagoda.version import __version__
+
+if TYPE_CHECKING:
+    from pagoda.core.sampling import SamplingParams
+    from pagoda.engine.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_LAZY = {"LLM": "pagoda.engine.llm", "SamplingParams": "pagoda.core.sampling"}
+
+
+def __getattr__(name: str) -> Any:
+    """LLM brings torch, so it loads when it is used."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """With the names that are not loaded yet, so that shells complete them."""
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,108 @@
+"""Names of a dense decoder's weights in checkpoints, and the parameters they become."""
+
+from dataclasses import dataclass
+
+from pagoda.arch.spec import WeightRule
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What sets one dense decoder apart from another."""
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+def config_rules(traits: Traits, tied: bool) -> tuple[WeightRule, ...]:
+    """Names as transformers writes them (modeling_llama.py, modeling_qwen3.py)."""
+    layer = "model.layers.{layer}."
+    attention = layer + "self_attn."
+    mlp = layer + "mlp."
+    qkv = tuple(attention + name + "_proj" for name in "qkv")
+    gate_up = (mlp + "gate_proj", mlp + "up_proj")
+    names = _Names(
+        embed="model.embed_tokens.weight",
+        norm="model.norm.weight",
+        head="lm_head.weight",
+        attention_norm=layer + "input_layernorm.weight",
+        mlp_norm=layer + "post_attention_layernorm.weight",
+        q_norm=attention + "q_norm.weight",
+        k_norm=attention + "k_norm.weight",
+        qkv=qkv,
+        output=attention + "o_proj",
+        gate_up=gate_up,
+        down=mlp + "down_proj",
+    )
+    return _rules(names, traits, tied, ())
+
+
+def gguf_rules(traits: Traits, tied: bool, permuted_head_dim: int) -> tuple[WeightRule, ...]:
+    """Names as llama.cpp writes them (gguf-py/gguf/constants.py, TENSOR_NAMES)."""
+    layer = "blk.{layer}."
+    names = _Names(
+        embed="token_embd.weight",
+        norm="output_norm.weight",
+        head="output.weight",
+        attention_norm=layer + "attn_norm.weight",
+        mlp_norm=layer + "ffn_norm.weight",
+        q_norm=layer + "attn_q_norm.weight",
+        k_norm=layer + "attn_k_norm.weight",
+        qkv=tuple(layer + "attn_" + name for name in "qkv"),
+        output=layer + "attn_output",
+        gate_up=(layer + "ffn_gate", layer + "ffn_up"),
+        down=layer + "ffn_down",
+    )
+    unpermute = (permuted_head_dim, permuted_head_dim, 0) if permuted_head_dim else ()
+    return _rules(names, traits, tied, unpermute)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """A naming scheme; linear layers without `.weight` or `.bias`."""
+
+    embed: str
+    norm: str
+    head: str
+    attention_norm: str
+    mlp_norm: str
+    q_norm: str
+    k_norm: str
+    qkv: tuple[str, ...]
+    output: str
+    gate_up: tuple[str, ...]
+    down: str
+
+
+def _rules(
+    names: _Names, traits: Traits, tied: bool, unpermute: tuple[int, ...]
+) -> tuple[WeightRule, ...]:
+    layer = "layers.{layer}."
+    attention = layer + "attention."
+    rules = [
+        WeightRule("embed.weight", (names.embed,)),
+        WeightRule(layer + "attention_norm.weight", (names.attention_norm,)),
+        *_linear(attention + "qkv", names.qkv, traits.qkv_bias, unpermute),
+        *_linear(attention + "output", (names.output,), traits.output_bias),
+        WeightRule(layer + "mlp_norm.weight", (names.mlp_norm,)),
+        *_linear(layer + "mlp.gate_up", names.gate_up, traits.mlp_bias),
+        *_linear(layer + "mlp.down", (names.down,), traits.mlp_bias),
+        WeightRule("norm.weight", (names.norm,)),
+    ]
+    if traits.qk_norm:
+        rules.append(WeightRule(attention + "q_norm.weight", (names.q_norm,)))
+        rules.append(WeightRule(attention + "k_norm.weight", (names.k_norm,)))
+    if not tied:
+        rules.append(WeightRule("head.weight", (names.head,)))
+    return tuple(rules)
+
+
+def _linear(
+    param: str, sources: tuple[str, ...], bias: bool, unpermute: tuple[int, ...] = ()
+) -> list[WeightRule]:
+    kinds = (".weight", ".bias") if bias else (".weight",)
+    return [
+        WeightRule(param + kind, tuple(source + kind for source in sources), unpermute)
+        for kind in kinds
+    ]

@@ -1,0 +1,99 @@
+"""What an architecture is: layers, sizes and where each weight lies in a checkpoint.
+
+Torch-free, so that the planner can reason about a model that is never loaded.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+AttentionKind = Literal["full", "sliding"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies stretch past the trained context; `kind` as in config.json."""
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn"]
+    factor: float
+    original_max_position: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: round the ramp's ends to whole dimensions."""
+    attention_factor: float = 1.0
+    """yarn: what cosines and sines are multiplied with."""
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None = None
+    factors_tensor: str | None = None
+    """A GGUF tensor of per-frequency divisors that stands for `scaling` (Llama 3)."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    kind: AttentionKind
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec
+    window: int | None = None
+    """Tokens a query sees, itself included; None sees all."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    intermediate_size: int
+    activation: Literal["silu"] = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    attention: AttentionSpec
+    mlp: MlpSpec
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """`param` of the model is made of `sources` of the checkpoint.
+
+    `{layer}` in both stands for each layer's index. Several sources become the shards of one
+    merged linear layer, in order, and are stacked on rows.
+    """
+
+    param: str
+    sources: tuple[str, ...]
+    unpermute: tuple[int, ...] = ()
+    """Per source, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
+    The loader puts the halves back: whole rows move, so block formats survive it."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    architecture: str
+    """The class name in config.json, `LlamaForCausalLM`; key of the model registry."""
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    tie_word_embeddings: bool
+    max_position: int
+    """The context the model was trained for (after rope scaling)."""
+    dtype: str
+    """As the checkpoint says: bfloat16, float16, float32."""
+    weights: tuple[WeightRule, ...]
+    ignored_weights: tuple[str, ...] = ()
+    """Patterns (fnmatch) of checkpoint tensors that are left over on purpose."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    extras: dict[str, object] = field(default_factory=dict)

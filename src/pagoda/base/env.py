@@ -1,0 +1,89 @@
+"""Every environment variable that Pagoda reads: type, default, documentation.
+
+The only place that touches `os.environ`. A value that cannot be read is an error, never ignored.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagoda.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+
+
+def _flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("write 1 or 0")
+
+
+VARIABLES = {
+    variable.name: variable
+    for variable in (
+        Variable("PAGODA_CACHE", Path, None, "Folder of Pagoda's own files; ~/.cache/pagoda."),
+        Variable("PAGODA_API_KEY", str, None, "Key that clients of `pagoda serve` must send."),
+        Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
+        Variable(
+            "PAGODA_CPU_ISA",
+            str,
+            None,
+            "Best native kernels to use: avx512, avx2, generic, or none; the CPU decides if unset.",
+        ),
+        Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
+        Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),
+        Variable("HF_TOKEN", str, None, "Access token for the Hugging Face hub."),
+        Variable("HF_HUB_OFFLINE", _flag, False, "1 never asks the hub."),
+        Variable("MODELSCOPE_ENDPOINT", str, None, "Mirror of ModelScope."),
+        Variable("MODELSCOPE_API_TOKEN", str, None, "Access token for ModelScope."),
+        Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
+        Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
+    )
+}
+
+
+def get(name: str) -> Any:
+    """The variable's parsed value, or its default when unset or empty.
+
+    Raises ConfigError when it is set to something unreadable, KeyError for an unlisted name.
+    """
+    variable = VARIABLES[name]
+    text = os.environ.get(name, "")
+    if text == "":
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"The variable {name} is {text!r}: {error}.") from error
+
+
+def cache_dir() -> Path:
+    """Folder of Pagoda's own files (models, sockets' parents); not created here."""
+    own = get("PAGODA_CACHE")
+    if own is not None:
+        return Path(own)
+    base = get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pagoda"
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a listed variable that is unset, for libraries of this process that read it."""
+    if name not in VARIABLES:
+        raise KeyError(name)
+    os.environ.setdefault(name, value)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """A copy of this process's environment with changes, for a child process."""
+    return {**os.environ, **changes}

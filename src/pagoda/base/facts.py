@@ -1,0 +1,17 @@
+"""What is known of the machine, as plain numbers; measured by `runtime.device`, or given."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    device: str
+    """`cpu` or `cuda`."""
+    total_memory: int
+    """Bytes: RAM or the container's limit, whichever is lower; on a GPU its memory."""
+    free_memory: int
+    """Bytes that can be taken now without pushing anything out."""
+    num_threads: int
+    """Threads worth starting: affinity and the container's CPU quota considered."""
+    supports_bf16: bool = True
+    name: str = ""

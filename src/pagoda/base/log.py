@@ -1,0 +1,57 @@
+"""Logging for the whole of Pagoda: one handler on stderr, as text or as JSON lines."""
+
+import json
+import logging
+import sys
+import time
+
+_ROOT = "pagoda"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """A logger below `pagoda`; pass `__name__`."""
+    return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
+
+
+class _TextFormatter(logging.Formatter):
+    """`INFO 11-21 01:02:03 [engine.core] message`; control characters are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
+        name = record.name.removeprefix(_ROOT + ".")
+        text = _escape(record.getMessage())
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return f"{record.levelname} {stamp} [{name}] {text}"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _escape(text: str) -> str:
+    """Request data reaches the log: a line break in it must not forge a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def setup_logging(level: str = "info", log_format: str = "text") -> None:
+    """Send Pagoda's log to stderr; calling it again replaces the handler."""
+    root = logging.getLogger(_ROOT)
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    root.propagate = False

@@ -1,0 +1,152 @@
+"""Facts about this machine's CPU and memory, read from /proc and the container's cgroup."""
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from pagoda.base.facts import DeviceFacts
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+# cgroup v1 writes "no limit" as a huge number (PAGE_COUNTER_MAX); nothing real is above 2^60.
+_NO_LIMIT = 1 << 60
+
+
+def cpu_facts() -> DeviceFacts:
+    """Memory and threads that this process may use: machine, affinity and container considered."""
+    meminfo = read_meminfo()
+    total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
+    for limit, used in _memory_limits():
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
+    return DeviceFacts("cpu", total, free, usable_threads(), name=_cpu_name())
+
+
+def usable_threads() -> int:
+    """CPUs in the affinity mask, or the container's quota rounded up, whichever is lower."""
+    count = len(os.sched_getaffinity(0))
+    for quota in _cpu_quotas():
+        count = min(count, max(1, math.ceil(quota)))
+    return count
+
+
+def read_meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    entries = {}
+    for line in (_PROC / "meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.split()
+        entries[name] = int(value[0]) * (1024 if len(value) > 1 else 1)
+    entries.setdefault("MemAvailable", entries.get("MemFree", 0) + entries.get("Cached", 0))
+    return entries
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process, file pages included."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process that is its own: no file pages, no shared memory."""
+    return _status_bytes(pid, "RssAnon")
+
+
+def shared_memory_free() -> int | None:
+    """Free bytes of /dev/shm; None where there is none."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def _status_bytes(pid: int | str, key: str) -> int:
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup folder and all above it: any of them may hold the limit.
+
+    Inside a container the path in /proc/self/cgroup may not exist below the mount, so the
+    mount's own root is always tried.
+    """
+    try:
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP / controllers if controllers else _CGROUP
+        folder = root / path.lstrip("/")
+        while True:
+            if folder.is_dir():
+                yield folder
+            if folder == root:
+                break
+            folder = folder.parent
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """(limit, bytes that cannot be reclaimed) of each cgroup that has a limit."""
+    for folder in _cgroup_folders("memory"):
+        for limit_file, usage_file, inactive in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit = _read_number(folder / limit_file)
+            if limit is None or limit >= _NO_LIMIT:
+                continue
+            usage = _read_number(folder / usage_file) or 0
+            yield limit, max(0, usage - _read_stat(folder / "memory.stat", inactive))
+
+
+def _cpu_quotas() -> Iterator[float]:
+    for folder in _cgroup_folders("cpu"):
+        text = _read_text(folder / "cpu.max")
+        if text is not None:
+            quota, _, period = text.partition(" ")
+            if quota != "max":
+                yield int(quota) / int(period or 100_000)
+            continue
+        quota_us = _read_number(folder / "cpu.cfs_quota_us")
+        period_us = _read_number(folder / "cpu.cfs_period_us")
+        if quota_us and period_us and quota_us > 0:
+            yield quota_us / period_us
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _read_number(path: Path) -> int | None:
+    text = _read_text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def _read_stat(path: Path, key: str) -> int:
+    for line in (_read_text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def _cpu_name() -> str:
+    for line in (_read_text(_PROC / "cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,47 @@
+"""Which known word somebody meant who mistyped one."""
+
+from collections.abc import Iterable
+
+# One slip in so many letters: `bogus` is not `verbose`, and `generate` is not `serve`.
+_LETTERS_PER_SLIP = 3
+
+
+def nearest(word: str, *groups: Iterable[str]) -> str | None:
+    """The known word that `word` is a misspelling or the first half of, or None.
+
+    An earlier group wins as soon as it has one that is near. Dashes in front do not count.
+    """
+    typed = word.lstrip("-")
+    limit = len(typed) // _LETTERS_PER_SLIP
+    for group in groups:
+        known = sorted(set(group))
+        by_slips = [(edit_distance(typed, name.lstrip("-")), name) for name in known]
+        close = [entry for entry in by_slips if entry[0] <= limit]
+        if limit and close:
+            return min(close)[1]
+        begun = [name for name in known if _begins(typed, name.lstrip("-"))]
+        if begun:
+            return min(begun, key=len)
+    return None
+
+
+def edit_distance(first: str, second: str) -> int:
+    """Letters to insert, delete, replace, or swap with their neighbour (each counts one).
+
+    The optimal string alignment distance: no letter is edited twice.
+    """
+    before: list[int] = []
+    above = list(range(len(second) + 1))
+    for i, a in enumerate(first, start=1):
+        row = [i]
+        for j, b in enumerate(second, start=1):
+            best = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == second[j - 2] and b == first[i - 2]:
+                best = min(best, before[j - 2] + 1)
+            row.append(best)
+        before, above = above, row
+    return above[-1]
+
+
+def _begins(typed: str, name: str) -> bool:
+    return name.startswith(typed) and 2 * len(typed) >= len(name)

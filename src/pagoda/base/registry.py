@@ -1,0 +1,36 @@
+"""A table of `name -> "module:attribute"` whose modules load when they are asked for."""
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class Registry:
+    """Names mapped to lazily imported objects.
+
+    Supporting a hundred architectures must not import a hundred modules.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, str]):
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def get(self, name: str) -> Any:
+        """Import and return the object; KeyError with the nearest known names otherwise."""
+        if name not in self._entries:
+            raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
+        module, _, attribute = self._entries[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def nearest(self, name: str) -> str:
+        """A phrase for error messages: the nearest known name, and all known ones."""
+        close = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.3)
+        known = "known: " + ", ".join(sorted(self._entries))
+        return f"the nearest known is {close[0]!r} ({known})" if close else known

@@ -1,0 +1,74 @@
+"""Which server runs on which port of this machine, so that `pagoda stop --port` finds it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pagoda.base.env import cache_dir
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    port: int
+    pid: int
+    started: int
+    """The process's start in clock ticks since boot: a pid alone may belong to another by now."""
+
+
+def register(port: int, pid: int | None = None) -> None:
+    """Note that process `pid` (this one by default) serves on `port`."""
+    pid = os.getpid() if pid is None else pid
+    folder = _folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    entry = RunningServer(port, pid, _start_ticks(pid) or 0)
+    # Whole or not at all: a reader must never see half a file.
+    draft = folder / f".{port}.{pid}"
+    draft.write_text(json.dumps(asdict(entry)))
+    draft.rename(_file(port))
+
+
+def find(port: int) -> RunningServer | None:
+    """The server on `port`, if it is alive; the note of a dead one is removed."""
+    entry = _read(port)
+    if entry is None:
+        return None
+    if _start_ticks(entry.pid) == entry.started:
+        return entry
+    _file(port).unlink(missing_ok=True)
+    return None
+
+
+def unregister(port: int, pid: int | None = None) -> None:
+    """Forget the server on `port`, unless the note is another process's by now."""
+    entry = _read(port)
+    if entry is None or entry.pid == (os.getpid() if pid is None else pid):
+        _file(port).unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return cache_dir() / "run"
+
+
+def _file(port: int) -> Path:
+    return _folder() / f"{port}.json"
+
+
+def _read(port: int) -> RunningServer | None:
+    try:
+        fields = json.loads(_file(port).read_text())
+        return RunningServer(int(fields["port"]), int(fields["pid"]), int(fields["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None when there is no such process.
+
+    The second field is the program's name in parentheses and may hold spaces and parentheses.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])

@@ -1,0 +1,83 @@
+"""An engine in this process, stepped by hand and timed. Tokenizing and detokenizing stay out."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from pagoda.base.errors import PagodaError
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import AddRequest, EngineProgress, EngineReady
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.core import EngineCore
+from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.startup import start_engine
+
+
+class BenchEngine:
+    """Runs batches of requests that generate exactly as many tokens as asked for."""
+
+    def __init__(self, core: EngineCore, ready: EngineReady, seed: int = 0):
+        self.ready = ready
+        self._core = core
+        self._ids = itertools.count()
+        self._rng = random.Random(seed)
+
+    @classmethod
+    def start(cls, config: EngineConfig) -> "BenchEngine":
+        """Load the model, with a bar on a terminal. Raises what loading raises."""
+        display = StartupDisplay()
+
+        def report(message: object) -> None:
+            if isinstance(message, EngineProgress):
+                display.update(message)
+
+        try:
+            core, ready = start_engine(config, report)
+        finally:
+            display.close()
+        return cls(core, ready, config.model.seed)
+
+    def random_prompt(self, length: int) -> list[int]:
+        return self._rng.choices(range(self.ready.vocab_size), k=length)
+
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        output_tokens: Sequence[int],
+        temperature: float = 0.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> float:
+        """Seconds from the first request handed in to the last token of all.
+
+        `progress` is told how many requests are done, and of how many, whenever one ends.
+        Raises PagodaError when the engine fails a request.
+        """
+        reqs = [
+            self._request(prompt, count, temperature)
+            for prompt, count in zip(prompts, output_tokens, strict=True)
+        ]
+        running = {req.req_id for req in reqs}
+        started = time.perf_counter()
+        for req in reqs:
+            self._core.handle(req)
+        while running:
+            for delta in self._core.step():
+                if delta.error is not None:
+                    raise PagodaError(f"A request failed: {delta.error}")
+                if delta.finish_reason is not None:
+                    running.discard(delta.req_id)
+                    if progress is not None:
+                        progress(len(reqs) - len(running), len(reqs))
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._core.shutdown()
+
+    def _request(self, prompt: list[int], output_tokens: int, temperature: float) -> AddRequest:
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=output_tokens, ignore_eos=True, detokenize=False
+        )
+        return AddRequest(
+            req_id=f"bench-{next(self._ids)}", prompt_token_ids=prompt, sampling=sampling
+        )

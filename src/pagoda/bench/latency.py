@@ -1,0 +1,54 @@
+"""`bench latency`: how long one batch takes, from its prompts to its last token."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagoda.config.option import Options, option
+
+if TYPE_CHECKING:
+    from pagoda.bench.inprocess import BenchEngine
+
+_PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+@dataclass(frozen=True)
+class LatencyConfig(Options):
+    """The batch, and how often it runs."""
+
+    input_len: int = option(32, "Tokens per prompt.", bounds=(1, 10**9))
+    output_len: int = option(128, "Tokens generated per prompt.", bounds=(1, 10**9))
+    batch_size: int = option(8, "Prompts per batch.", bounds=(1, 10**6))
+    num_iters_warmup: int = option(10, "Batches before the clock starts.", bounds=(0, 10**6))
+    num_iters: int = option(30, "Batches that are timed.", bounds=(1, 10**6))
+
+
+def bench_latency(
+    engine: "BenchEngine", config: LatencyConfig, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Seconds per batch under vLLM's JSON keys; every batch has prompts of its own."""
+    total = config.num_iters_warmup + config.num_iters
+    seconds = []
+    for done in range(total):
+        prompts = [engine.random_prompt(config.input_len) for _ in range(config.batch_size)]
+        outputs = [config.output_len] * config.batch_size
+        seconds.append(engine.run(prompts, outputs, temperature=1.0))
+        progress(done + 1, total)
+    timed = seconds[config.num_iters_warmup :]
+    percentiles = np.percentile(timed, _PERCENTILES)
+    return {
+        "avg_latency": float(np.mean(timed)),
+        "latencies": timed,
+        "percentiles": dict(zip(map(str, _PERCENTILES), map(float, percentiles), strict=True)),
+    }
+
+
+def latency_lines(result: dict[str, Any]) -> str:
+    lines = [f"Avg latency: {result['avg_latency']} seconds"]
+    lines += [
+        f"{percent}% percentile latency: {seconds} seconds"
+        for percent, seconds in result["percentiles"].items()
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""`pagoda bench`: measurements, in the tables that users of vLLM and llama.cpp know."""
+
+import argparse
+import importlib
+
+from pagoda.base.errors import ConfigError
+
+USAGE = "{serve,latency,throughput,startup,llama-bench} [flags]"
+EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
+
+KINDS = {
+    "serve": "Load a running server with requests.",
+    "latency": "Time one batch, from prompt to last token.",
+    "throughput": "Time many prompts at once.",
+    "startup": "Time the way from the command to the first token.",
+    "llama-bench": "Prompt and generation speed, as llama-bench prints them.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
+
+
+def run(args: argparse.Namespace) -> int:
+    from pagoda.config.parser import FlagParser
+
+    kind, *words = args.words or [""]
+    if kind not in KINDS:
+        there_is = f"There is no bench {kind!r}" if kind else "Name a bench"
+        raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
+    module = importlib.import_module("pagoda.cli.bench_" + kind.replace("-", "_"))
+    parser = FlagParser(
+        prog=f"pagoda bench {kind}",
+        usage=f"pagoda bench {kind} {module.USAGE}",
+        description=KINDS[kind],
+    )
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(words)))

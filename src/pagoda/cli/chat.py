@@ -1,0 +1,128 @@
+"""`pagoda chat`: a conversation in the terminal."""
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from pagoda.base import env
+from pagoda.base.errors import PagodaError
+from pagoda.cli.chat_commands import Next, context_used, run_command
+from pagoda.cli.connect import (
+    add_source_arguments,
+    open_source,
+    refuse_text_as_model,
+    request_options,
+)
+from pagoda.cli.conversation import Conversation
+from pagoda.cli.reply import ReplyPrinter, describe, show
+from pagoda.cli.source import Source
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+USAGE = "[MODEL] [--url URL] [-q TEXT] [flags]"
+EPILOG = (
+    "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
+    "default model runs in this terminal. Text piped in is one message; its reply goes to stdout."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("chat")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="print one reply and leave")
+    group.add_argument(
+        "-sys", "--system-prompt", metavar="TEXT", help="how the model should behave"
+    )
+    add_source_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    refuse_text_as_model(args)
+    return asyncio.run(_chat(args))
+
+
+async def _chat(args: argparse.Namespace) -> int:
+    chat = Conversation(system=args.system_prompt, options=request_options(args))
+    text = args.quick
+    if text is None and not sys.stdin.isatty():
+        text = sys.stdin.read()
+    source = await open_source(args)
+    try:
+        if text is None:
+            return await _converse(chat, source)
+        chat.ask(text)
+        return await _answer_once(chat, source)
+    finally:
+        await source.close()
+
+
+async def _answer_once(chat: Conversation, source: Source) -> int:
+    """The answer on stdout, nothing else; thought is not part of it."""
+    terminal = sys.stdout.isatty()
+    printer = ReplyPrinter(sys.stdout, color=terminal, thoughts=None if terminal else sys.stderr)
+    reply = await show(source.chat(chat.messages(), chat.options), printer)
+    return 130 if reply.stopped else 0
+
+
+async def _converse(chat: Conversation, source: Source) -> int:
+    from pagoda.cli.terminal import make_session, quiet_keys
+
+    printer = ReplyPrinter(sys.stdout, color=True)
+    session = make_session(env.cache_dir() / "chat_history", lambda: _toolbar(chat, source))
+    printer.note(f"{source.model} {source.place} · /help lists the commands, Ctrl-D leaves")
+    with quiet_keys():
+        return await _loop(session, chat, source, printer)
+
+
+async def _loop(
+    session: "PromptSession[str]", chat: Conversation, source: Source, printer: ReplyPrinter
+) -> int:
+    interrupted = False
+    while True:
+        try:
+            line = (await session.prompt_async()).strip()
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            if interrupted:
+                return 0
+            printer.note("Ctrl-C again, Ctrl-D or /exit leaves.")
+            interrupted = True
+            continue
+        interrupted = False
+        if line and await _take(line, chat, source, printer) is Next.EXIT:
+            return 0
+
+
+async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPrinter) -> Next:
+    """One line of the user: a command or a message. Errors are shown and nothing is lost."""
+    before = list(chat.turns)
+    if line.startswith("/"):
+        try:
+            text, following = run_command(line, chat, source)
+        except PagodaError as error:
+            printer.note(str(error))
+            return Next.PROMPT
+        if text:
+            printer.note(text)
+        if following is not Next.REPLY:
+            return following
+    else:
+        chat.ask(line)
+    try:
+        reply = await show(source.chat(chat.messages(), chat.options), printer)
+    except PagodaError as error:
+        chat.turns = before
+        printer.note(str(error))
+        return Next.PROMPT
+    if reply.text or reply.usage:
+        chat.answer(reply.text, reply.usage)
+    else:
+        chat.turns = before
+    printer.note(("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]") + "\n")
+    return Next.PROMPT
+
+
+def _toolbar(chat: Conversation, source: Source) -> str:
+    return f" {source.model} · {context_used(chat)} of {source.max_model_len or '?'} tokens"

@@ -1,0 +1,82 @@
+"""`pagoda complete`: text goes on as the model would, without a chat template."""
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from pagoda.base.errors import PagodaError
+from pagoda.cli.connect import (
+    add_source_arguments,
+    open_source,
+    refuse_text_as_model,
+    request_options,
+)
+from pagoda.cli.reply import ReplyPrinter, describe, show
+from pagoda.cli.source import Source
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+USAGE = "[MODEL] [--url URL] [-q TEXT] [flags]"
+_DEFAULT_TOKENS = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("complete")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="continue this text and leave")
+    add_source_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    refuse_text_as_model(args)
+    return asyncio.run(_complete(args))
+
+
+async def _complete(args: argparse.Namespace) -> int:
+    options = {"max_tokens": _DEFAULT_TOKENS} | request_options(args)
+    text = args.quick
+    if text is None and not sys.stdin.isatty():
+        text = sys.stdin.read()
+    source = await open_source(args)
+    try:
+        if text is None:
+            return await _prompt_loop(source, options)
+        printer = ReplyPrinter(sys.stdout, color=sys.stdout.isatty(), strip=False)
+        reply = await show(source.complete(text, options), printer)
+        return 130 if reply.stopped else 0
+    finally:
+        await source.close()
+
+
+async def _prompt_loop(source: Source, options: dict[str, object]) -> int:
+    from prompt_toolkit import PromptSession
+
+    from pagoda.cli.terminal import quiet_keys
+
+    printer = ReplyPrinter(sys.stdout, color=True, strip=False)
+    printer.note(f"{source.model} {source.place} · text in, its continuation out; Ctrl-D leaves")
+    session: PromptSession[str] = PromptSession("› ")
+    with quiet_keys():
+        return await _loop(session, source, options, printer)
+
+
+async def _loop(
+    session: "PromptSession[str]",
+    source: Source,
+    options: dict[str, object],
+    printer: ReplyPrinter,
+) -> int:
+    while True:
+        try:
+            text = await session.prompt_async()
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if not text:
+            continue
+        try:
+            reply = await show(source.complete(text, options), printer)
+        except PagodaError as error:
+            printer.note(str(error))
+            continue
+        printer.note("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]")

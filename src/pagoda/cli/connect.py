@@ -1,0 +1,72 @@
+"""Which source `chat` and `complete` talk to, from their flags."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pagoda.base import env
+from pagoda.base.errors import ConfigError
+from pagoda.cli.conversation import OPTIONS
+from pagoda.cli.source import Source
+from pagoda.config.flags import add_engine_flags, engine_config
+
+_DEFAULT_PORT = 8000
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """The server or the model, and how tokens are chosen."""
+    where = parser.add_argument_group("server")
+    where.add_argument("--url", help="an OpenAI-compatible server, such as http://host:8000/v1")
+    where.add_argument(
+        "--port", type=int, metavar="N",
+        help="a server on this machine (default: the one on port 8000, if it fits)",
+    )  # fmt: skip
+    where.add_argument("--model-name", metavar="NAME", help="one of the server's models")
+    where.add_argument("--api-key", metavar="KEY", help="key for the server; also PAGODA_API_KEY")
+    sampling = parser.add_argument_group("sampling", "By default as the model or server has it.")
+    for name, kind in OPTIONS.items():
+        if name != "seed":
+            flag = "--" + name.replace("_", "-")
+            sampling.add_argument(flag, type=kind, metavar="N" if kind is int else "X")
+    add_engine_flags(parser)
+
+
+def request_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling options that were given, by their names in requests."""
+    given = {name: getattr(args, name, None) for name in OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def refuse_text_as_model(args: argparse.Namespace) -> None:
+    """Raises ConfigError where the text to send stands in the model's place."""
+    word = getattr(args, "model_tag", None)
+    if word and any(letter.isspace() for letter in word) and not Path(word).exists():
+        raise ConfigError(f"{word!r} is no model; to send it as text, put -q before it.")
+
+
+async def open_source(args: argparse.Namespace) -> Source:
+    """The server of --url or --port; without them, one on port 8000 that fits, else an engine
+    of our own. A server that was named is never replaced: that would load a model unasked."""
+    from pagoda.cli.source_http import HttpSource, find_local
+
+    key = args.api_key or env.get("PAGODA_API_KEY")
+    model = args.model_name or getattr(args, "model_tag", None) or getattr(args, "model", None)
+    url = args.url or (None if args.port is None else f"127.0.0.1:{args.port}")
+    if url:
+        return await HttpSource.connect(_base_url(url), model=model, api_key=key)
+    config = engine_config(args)
+    found = await find_local(_DEFAULT_PORT, model, key)
+    if found is not None:
+        return found
+
+    from pagoda.cli.source_engine import EngineSource
+
+    return await EngineSource.start(config)
+
+
+def _base_url(url: str) -> str:
+    """With the scheme and the /v1 that people leave out."""
+    if "://" not in url:
+        url = "http://" + url
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else url + "/v1"

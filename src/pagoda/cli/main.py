@@ -1,0 +1,116 @@
+"""The `pagoda` command: finds the subcommand and turns every error into one line."""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.near import nearest
+from pagoda.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+
+COMMANDS = {
+    "serve": "Serve a model behind an OpenAI-compatible API.",
+    "stop": "Stop a running server.",
+    "chat": "Chat in the terminal, with a server or with a model on this machine.",
+    "complete": "Continue text, without a chat template.",
+    "run-batch": "Answer a file of OpenAI batch requests.",
+    "pull": "Fetch a model.",
+    "list": "List the models in the cache.",
+    "rm": "Remove a model from the cache.",
+    "bench": "Measure latency, throughput or a running server.",
+}
+_LATER = ("doctor", "agent")
+_HELP_FLAGS = ("-h", "--help", "help")
+_VERSION_FLAGS = ("--version", "-v", "-V", "version")
+_USAGE_ERROR = 2
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line. Returns the exit status: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`pagoda list | head`). Python would complain once more
+        # when it flushes stdout at exit, so stdout goes nowhere from here.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (PagodaError, OSError) as error:
+        return _report(words, str(error), error)
+    except Exception as error:  # noqa: BLE001 - the process's edge
+        text = f"{type(error).__name__}: {error} (a bug; PAGODA_DEBUG=1 shows where)"
+        return _report(words, text, error)
+
+
+def _run(words: list[str]) -> int:
+    if len(words) > 1 and words[0] == "help":
+        words = [words[1], "--help"]
+    if not words or words[0] in _HELP_FLAGS:
+        print(_overview())
+        return 0 if words else _USAGE_ERROR
+    name, *rest = words
+    if name in _VERSION_FLAGS:
+        print(f"pagoda {__version__}")
+        return 0
+    if name in _LATER:
+        raise ConfigError(f"`pagoda {name}` is not in this version.")
+    if name not in COMMANDS:
+        return _unknown(name)
+    return _run_command(name, rest)
+
+
+def _run_command(name: str, words: list[str]) -> int:
+    module, args = parse_command(name, words)
+    return int(module.run(args))
+
+
+def parse_command(name: str, words: list[str]) -> "tuple[ModuleType, argparse.Namespace]":
+    """The subcommand's module and its flags. Raises SystemExit for usage errors and --help."""
+    from pagoda.config.parser import FlagParser
+
+    module = importlib.import_module("pagoda.cli." + name.replace("-", "_"))
+    parser = FlagParser(
+        prog=f"pagoda {name}",
+        usage=f"pagoda {name} {module.USAGE}",
+        description=COMMANDS[name],
+        epilog=getattr(module, "EPILOG", None),
+    )
+    module.add_arguments(parser)
+    prepare = getattr(module, "prepare", None)
+    return module, parser.parse_args(prepare(words) if prepare else words)
+
+
+def _overview() -> str:
+    lines = ["usage: pagoda COMMAND ...", "", "commands:"]
+    lines += [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
+    lines += [
+        "",
+        "`pagoda COMMAND --help` lists a command's flags; `pagoda --version` the version.",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown(name: str) -> int:
+    close = nearest(name, COMMANDS)
+    hint = f"; did you mean {close!r}?" if close else f"; there are: {', '.join(COMMANDS)}."
+    print(f"pagoda: there is no command {name!r}{hint}", file=sys.stderr)
+    return _USAGE_ERROR
+
+
+def _report(words: list[str], text: str, error: Exception) -> int:
+    from pagoda.base import env
+
+    if env.get("PAGODA_DEBUG"):
+        raise error
+    print(f"pagoda {words[0] if words else ''}: {text}", file=sys.stderr)
+    return 1

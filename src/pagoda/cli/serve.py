@@ -1,0 +1,41 @@
+"""`pagoda serve`: a model behind an OpenAI-compatible API."""
+
+import argparse
+
+from pagoda.base.log import get_logger, setup_logging
+from pagoda.config.compat import add_compat_flags, answers
+from pagoda.config.flags import (
+    add_engine_flags,
+    add_flags,
+    engine_config,
+    from_namespace,
+    with_config_file,
+)
+from pagoda.config.server import ServerConfig
+
+USAGE = "[MODEL] [flags]"
+EPILOG = (
+    "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted; "
+    "each is answered with one line that says why it has no effect here."
+)
+
+prepare = with_config_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_flags(parser)
+    add_flags(parser, ServerConfig)
+    add_compat_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    lines = answers(args)
+    engine, server = engine_config(args), from_namespace(ServerConfig, args)
+    setup_logging(server.log_level, server.log_format)
+    log = get_logger("cli.serve")
+    for line in lines:
+        log.warning("%s", line)
+
+    from pagoda.server.launch import run_server
+
+    return run_server(engine, server)

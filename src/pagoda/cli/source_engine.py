@@ -1,0 +1,119 @@
+"""Replies from an engine of our own: a child process, and no HTTP."""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from pagoda.base.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.base.log import setup_logging
+from pagoda.cli.source import Clock, Piece, Usage
+from pagoda.config.engine import EngineConfig
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.directory import ServedModel, start_served_model
+from pagoda.engine.outputs import OutputProcessor
+from pagoda.engine.progress import StartupDisplay
+from pagoda.text.parsers.base import Delta
+
+
+class EngineSource:
+    """One model in a child process."""
+
+    place = "on this machine"
+
+    def __init__(self, served: ServedModel):
+        self.served = served
+        # A path is long, and its last part says which model it is.
+        self.model = served.names[0].rstrip("/").rpartition("/")[2]
+        self.max_model_len: int | None = served.max_model_len
+        self._ids = itertools.count()
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> "EngineSource":
+        """Load the model. Raises what loading raises; a bar shows whatever takes long."""
+        # A chat's screen is for the chat: the engine speaks up when something is wrong.
+        setup_logging("warning")
+        served = await open_served_model(config)
+        return cls(served)
+
+    async def chat(
+        self, messages: list[dict[str, Any]], options: dict[str, Any]
+    ) -> AsyncIterator[Piece | Usage]:
+        template = self.served.chat_template
+        if template is None:
+            raise RequestError(
+                "The model has no chat template. Give one with --chat-template, or use "
+                "`pagoda complete`."
+            )
+        prompt = template.render(messages)
+        parser = self.served.parser()
+        stream = self._generate(prompt, options, special=False)
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, Usage):
+                    for piece in _pieces(parser.finish()):
+                        yield piece
+                    yield item
+                    return
+                for piece in _pieces(parser.feed(item)):
+                    yield piece
+
+    async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]:
+        stream = self._generate(prompt, options, special=True)
+        async with aclosing(stream):
+            async for item in stream:
+                yield item if isinstance(item, Usage) else Piece("text", item)
+
+    async def close(self) -> None:
+        await self.served.client.shutdown()
+
+    async def _generate(
+        self, prompt: str, options: dict[str, Any], *, special: bool
+    ) -> AsyncGenerator[str | Usage, None]:
+        """Text as it comes, then the usage. `special`: the prompt lacks its BOS."""
+        served = self.served
+        ids = served.tokenizer.encode(prompt, add_special_tokens=special)
+        sampling = SamplingParams(**({"max_tokens": None} | served.defaults | options))
+        request = served.make_request(f"chat-{next(self._ids)}", ids, sampling)
+        processor = OutputProcessor(served.tokenizer, request.sampling, ids)
+        clock, count, cached, finish = Clock(), 0, 0, None
+        deltas = served.client.generate(request)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                output = processor.process(delta)
+                if output.error is not None:
+                    raise PagodaError(f"The reply failed: {output.error}")
+                if output.token_ids:
+                    clock.mark()
+                count += len(output.token_ids)
+                cached = output.num_cached_tokens or cached
+                finish = output.finish_reason
+                if output.text:
+                    yield output.text
+                if finish is not None:
+                    break
+        yield clock.usage(len(ids), count, cached, finish)
+
+
+async def open_served_model(config: EngineConfig) -> ServedModel:
+    """Fetch the model, start its engine and wait until it is ready, with bars on a terminal."""
+    served = start_served_model(config, log_level="warning")
+    display = StartupDisplay()
+    waiting = asyncio.ensure_future(served.client.wait_ready(progress=display.update))
+    try:
+        await waiting
+    except (EngineDeadError, asyncio.CancelledError):
+        await served.client.shutdown()
+        raise
+    finally:
+        display.close()
+        sys.stderr.flush()
+    return served
+
+
+def _pieces(deltas: list[Delta]) -> list[Piece]:
+    """What a chat shows of the parser's deltas: thought apart, all else as text."""
+    kinds: dict[str, Any] = {"reasoning": "reasoning"}
+    return [Piece(kinds.get(delta.kind, "text"), delta.text) for delta in deltas if delta.text]

@@ -1,0 +1,162 @@
+"""Everything the engine can be told. Frozen: "auto" becomes a value in `planner.resolve` only."""
+
+import json
+import math
+from dataclasses import dataclass, field
+
+from pagoda.base.units import parse_size
+from pagoda.config.option import Options, option
+
+_AT_LEAST_1 = (1, math.inf)
+_AT_LEAST_0 = (0, math.inf)
+
+
+def _length(text: str) -> int | str:
+    return "auto" if text in ("auto", "-1") else parse_size(text)
+
+
+def _json_object(text: str) -> dict[str, object]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("write a JSON object")
+    return value
+
+
+@dataclass(frozen=True)
+class ModelConfig(Options):
+    """Which model, and how it is read."""
+
+    model: str = option(
+        "smollm2",
+        "Model to serve: a local file or folder, `hf:org/name[:file or quant]`, `org/name`, "
+        "`modelscope:org/name`, or an alias.",
+        aliases=("-m",),
+    )
+    tokenizer: str | None = option(None, "Tokenizer to use instead of the model's own.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Names the API answers to; the first is the one reported.", aliases=("-a", "--alias")
+    )
+    dtype: str = option(
+        "auto",
+        "Type of activations and plain weights.",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    max_model_len: int | str | None = option(
+        None,
+        "Context length: a number, `256K` (262,144), or `auto`, the largest that fits. "
+        "By default the model's own, as far as a few GiB of cache hold it.",
+        aliases=("-c", "--ctx-size"),
+        parse=_length,
+        bounds=_AT_LEAST_1,
+    )
+    load_format: str = option(
+        "auto", "Where weights come from.", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    download_dir: str | None = option(None, "Folder for downloaded models.")
+    chat_template: str | None = option(
+        None, "File (or text) that replaces the chat template.", aliases=("--chat-template-file",)
+    )
+    chat_template_content_format: str = option(
+        "auto", "How message content reaches the template.", choices=("auto", "string", "openai")
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "What splits thought from answer: `auto` reads it from the chat template, `none` leaves "
+        "the text as it is.",
+        choices=("auto", "none", "think", "deepseek_r1", "qwen3"),
+    )
+    generation_config: str = option(
+        "auto",
+        "Source of sampling defaults: `auto` takes the model's generation_config.json, "
+        "`vllm` the API's own defaults, a folder another file.",
+    )
+    override_generation_config: dict[str, object] = option(
+        None,
+        "JSON of sampling defaults that win over the model's.",
+        parse=_json_object,
+        factory=dict,
+    )
+    seed: int = option(0, "Seed for requests that bring none.")
+    max_logprobs: int = option(
+        20, "Most alternatives a request may ask for; -1 is no limit.", bounds=(-1, math.inf)
+    )
+
+
+@dataclass(frozen=True)
+class CacheConfig(Options):
+    """The paged KV cache."""
+
+    block_size: int = option(16, "Tokens per KV block.", bounds=(1, 1024))
+    kv_cache_dtype: str = option(
+        "auto", "Type of cached keys and values.",
+        choices=("auto", "float16", "bfloat16", "float32"),
+    )  # fmt: skip
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Size of the KV pool, such as 2G; overrides every other rule.",
+        parse=parse_size,
+        bounds=_AT_LEAST_1,
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "Share of the device's memory (on a CPU, of RAM) that weights and KV cache may take.",
+        aliases=("--device-memory-utilization",), bounds=(0.01, 1.0),
+    )  # fmt: skip
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, for tests.", bounds=_AT_LEAST_1
+    )
+    enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(Options):
+    """How steps are filled."""
+
+    max_num_seqs: int | str = option(
+        "auto", "Most requests running at once.",
+        aliases=("-np", "--parallel"), parse=_length, bounds=_AT_LEAST_1,
+    )  # fmt: skip
+    max_num_batched_tokens: int | str = option(
+        "auto", "Most tokens in one step.",
+        aliases=("-b", "--batch-size"), parse=_length, bounds=_AT_LEAST_1,
+    )  # fmt: skip
+    enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
+    long_prefill_token_threshold: int = option(
+        0, "Most prompt tokens one request takes in a step; 0 is no limit.", bounds=_AT_LEAST_0
+    )
+    scheduling_policy: str = option(
+        "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")
+    )
+
+
+@dataclass(frozen=True)
+class ParallelConfig(Options):
+    """Several devices for one model; one for now."""
+
+    tensor_parallel_size: int = option(
+        1, "Devices a layer is split over.", aliases=("-tp",), bounds=_AT_LEAST_1
+    )
+    pipeline_parallel_size: int = option(
+        1, "Devices the layers are spread over.", aliases=("-pp",), bounds=_AT_LEAST_1
+    )
+
+
+@dataclass(frozen=True)
+class DeviceConfig(Options):
+    """Where the model runs."""
+
+    device: str = option("auto", "Where to run.", choices=("auto", "cpu", "cuda"))
+    threads: int | str = option(
+        "auto", "CPU threads; `auto` respects affinity and the container's quota.",
+        aliases=("-t",), parse=_length, bounds=_AT_LEAST_1,
+    )  # fmt: skip
+    enforce_eager: bool = option(False, "Run steps op by op instead of captured.")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)

@@ -1,0 +1,202 @@
+"""Command-line flags, generated from the config dataclasses."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pagoda.base.errors import ConfigError
+from pagoda.config.engine import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from pagoda.config.option import flag_name
+from pagoda.config.parser import MergeJson
+
+T = TypeVar("T")
+_SECTIONS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "device": DeviceConfig,
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add a group of flags, one per field of the dataclass `cls`.
+
+    A flag that is not given leaves nothing in the namespace, so the dataclass's default holds.
+    """
+    title = cls.__name__.removesuffix("Config").lower()
+    group = parser.add_argument_group(title, inspect.getdoc(cls))
+    for field in dataclasses.fields(cls):
+        _add_flag(group, field)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The model as a positional argument, and every engine flag."""
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="same as --model")
+    for cls in _SECTIONS.values():
+        add_flags(parser, cls)
+
+
+def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
+    """The dataclass with the flags that were given. Raises ConfigError for values out of range."""
+    given = vars(namespace)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: given[name] for name in names if name in given})
+
+
+def engine_config(namespace: argparse.Namespace) -> EngineConfig:
+    """What `add_engine_flags` parsed."""
+    tag = getattr(namespace, "model_tag", None)
+    named = getattr(namespace, "model", None)
+    if tag and named and tag != named:
+        raise ConfigError(f"Two models are given, {tag} and --model {named}; name one.")
+    sections: dict[str, Any] = {
+        name: from_namespace(cls, namespace) for name, cls in _SECTIONS.items()
+    }
+    config = EngineConfig(**sections)
+    if tag:
+        model = dataclasses.replace(config.model, model=tag)
+        config = dataclasses.replace(config, model=model)
+    _check_parallel(config.parallel)
+    return config
+
+
+def _check_parallel(parallel: ParallelConfig) -> None:
+    """Said here as well as in the planner: before an engine is started for nothing."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = getattr(parallel, name)
+        if size != 1:
+            raise ConfigError(f"{flag_name(name)} {size} is not supported yet; leave it at 1.")
+
+
+def read_config_file(path: str, given: Collection[str] = ()) -> list[str]:
+    """Flags of a YAML file of `flag: value`, as words, less those in `given`; vLLM's `--config`."""
+    import yaml  # type: ignore[import-untyped]  # comes with huggingface_hub
+
+    try:
+        entries = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error}.") from error
+    if not isinstance(entries, dict):
+        raise ConfigError(f"The config file {path} must map flags to values.")
+    words: list[str] = []
+    for key, value in entries.items():
+        if flag_name(str(key)) not in given:
+            words += _words(flag_name(str(key)), value)
+    return words
+
+
+def with_config_file(words: list[str]) -> list[str]:
+    """Put the flags of `--config FILE` behind the words; what the words say already wins."""
+    for index, word in enumerate(words):
+        if word != "--config" and not word.startswith("--config="):
+            continue
+        path = word.partition("=")[2] or "".join(words[index + 1 : index + 2])
+        rest = words[:index] + words[index + (1 if "=" in word else 2) :]
+        given = {name.partition("=")[0].replace("_", "-") for name in rest}
+        if rest and not rest[0].startswith("-"):
+            given.add("--model")
+        return rest + read_config_file(path, given)
+    return words
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + flag.removeprefix("--")]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    if isinstance(value, dict):
+        return [flag, json.dumps(value)]
+    return [] if value is None else [flag, str(value)]
+
+
+def _add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
+    flag, metadata = flag_name(field.name), field.metadata
+    kwargs: dict[str, Any] = {
+        "dest": field.name,
+        "default": argparse.SUPPRESS,
+        "help": (metadata["doc"] + _default_note(field)).replace("%", "%%"),
+    }
+    kind = _base_type(field.type)
+    if kind is bool:
+        kwargs["action"] = argparse.BooleanOptionalAction
+    elif kind is tuple:
+        kwargs |= {"nargs": "+", "action": _Extend, "metavar": _metavar(field, kind)}
+    else:
+        kwargs["type"] = reader(metadata["parse"] or kind)
+        kwargs["metavar"] = _metavar(field, kind)
+        if metadata["choices"]:
+            kwargs["choices"] = metadata["choices"]
+        if kind is dict:
+            kwargs["action"] = MergeJson
+    group.add_argument(flag, *metadata["aliases"], **kwargs)
+
+
+class _Extend(argparse.Action):
+    """Values of a repeated flag add up; `["a", "b"]` is a list too, as vLLM writes it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if len(values) == 1 and values[0].startswith("["):
+            try:
+                values = [str(value) for value in json.loads(values[0])]
+            except ValueError:
+                parser.error(f"{option_string} is not a JSON list: {values[0]!r}.")
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
+
+
+def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` for argparse, keeping its own words about what is wrong."""
+    kinds: dict[Callable[[str], Any], str] = {int: "whole number", float: "number"}
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except json.JSONDecodeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+        except ValueError as error:
+            own_words = isinstance(error, ConfigError)
+            words = str(error) if own_words else f"{text!r} is no {kinds.get(parse, 'such value')}."
+            raise argparse.ArgumentTypeError(words) from error
+
+    return read
+
+
+def _base_type(annotation: Any) -> type:
+    """The type a flag's text becomes: `int | None` is an int, `tuple[str, ...]` a tuple."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(arm for arm in typing.get_args(annotation) if arm is not types.NoneType)
+    kind: type = typing.get_origin(annotation) or annotation
+    return kind
+
+
+def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
+    if field.metadata["choices"]:
+        return "{" + ",".join(field.metadata["choices"]) + "}"
+    fallback = field.name.rpartition("_")[2].upper()
+    return {int: "N", float: "X", dict: "JSON"}.get(kind, fallback)
+
+
+def _default_note(field: dataclasses.Field[Any]) -> str:
+    default = field.default
+    if default is dataclasses.MISSING or default in (None, False, ()):
+        return ""
+    return f" (default: {'on' if default is True else default})"

@@ -1,0 +1,145 @@
+"""An argument parser that takes flags the way vLLM's users write them.
+
+Underscores are dashes, `--a.b.c v` is a key of the JSON that `--a` takes, `-O3` is
+`--optimization-level 3`, and an unknown flag is answered with the nearest known one.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pagoda.base.errors import ConfigError
+from pagoda.base.near import nearest
+
+_OPTIMIZATION = re.compile(r"^-O(\d)$")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """One spelling per line of help: `-tp, --tensor-parallel-size N`, `--[no-]warmup`."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        flags = sorted(action.option_strings, key=len)
+        if isinstance(action, argparse.BooleanOptionalAction):
+            positive = [flag for flag in flags if not flag.startswith("--no-")]
+            return ", ".join(flag.replace("--", "--[no-]", 1) for flag in positive)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return ", ".join(flags) + (f" {value}" if value else "")
+
+
+class FlagParser(argparse.ArgumentParser):
+    """ArgumentParser with vLLM's spellings; usage errors are one line and exit status 2."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+            **kwargs,
+        )
+
+    def parse_known_args(  # type: ignore[override]  # one form of typeshed's overloads is used
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(normalise(words), namespace)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, left = self.parse_known_args(args, namespace)
+        if left:
+            self.error(self._explain(left))
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        raise SystemExit(2)
+
+    def _explain(self, left: list[str]) -> str:
+        flag = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
+        if flag is None:
+            return f"unexpected argument {left[0]!r}."
+        shown: list[str] = []
+        hidden: list[str] = []
+        for known, action in self._option_string_actions.items():
+            (hidden if action.help == argparse.SUPPRESS else shown).append(known)
+        close = nearest(flag, shown, hidden)
+        return f"unknown flag {flag}" + (f"; did you mean {close}?" if close else ".")
+
+
+def normalise(words: Sequence[str]) -> list[str]:
+    """Rewrite vLLM's spellings into plain `--flag-name value`."""
+    out: list[str] = []
+    pending: tuple[str, list[str]] | None = None
+    for index, word in enumerate(words):
+        if pending is not None:
+            flag, path = pending
+            out += [flag, _nested(path, word)]
+            pending = None
+            continue
+        if word == "--":
+            return out + list(words[index:])
+        level = _OPTIMIZATION.match(word)
+        if level:
+            out += ["--optimization-level", level[1]]
+            continue
+        name, equals, value = word.partition("=")
+        head, *path = name.split(".") if _is_flag(name) else [name]
+        if head.startswith("--"):
+            head = head.replace("_", "-")
+        if not path:
+            out.append(head + equals + value if _is_flag(name) else word)
+        elif equals:
+            out += [head, _nested(path, value)]
+        else:
+            pending = (head, path)
+    if pending is not None:
+        raise ConfigError(f"{pending[0]}.{'.'.join(pending[1])} needs a value.")
+    return out
+
+
+def _is_flag(name: str) -> bool:
+    return name.startswith("-") and len(name) > 1 and name[1] not in "0123456789."
+
+
+def _nested(path: list[str], text: str) -> str:
+    value: Any
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in reversed(path):
+        value = {key: value}
+    return json.dumps(value)
+
+
+class MergeJson(argparse.Action):
+    """JSON objects given in several pieces become one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        if isinstance(before, dict) and isinstance(values, dict):
+            values = _merged(before, values)
+        setattr(namespace, self.dest, values)
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    out = dict(first)
+    for key, value in second.items():
+        old = out.get(key)
+        nested = isinstance(old, dict) and isinstance(value, dict)
+        out[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]
+    return out

@@ -1,0 +1,92 @@
+"""Whether a waiting request may start now, and with what."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
+from pagoda.core.limits import SchedulerLimits
+from pagoda.core.request import Request
+from pagoda.core.sharing import PrefixesInFlight
+
+
+class Refusal(Enum):
+    LATER = auto()
+    """Not this one now; the requests behind it may start."""
+    FULL = auto()
+    """Not enough room; whoever is behind waits too, or large requests would never start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    hit: PrefixHit
+    num_tokens: int
+    """Tokens to compute in this step, behind the hit."""
+    num_blocks: int
+    """Free blocks that all its known tokens take."""
+
+
+_NO_PREFIX: list[bytes] = []
+
+
+class Admission:
+    """Admits a request only if all its known tokens fit beside what the running ones need.
+
+    Without running requests nothing is claimed, and `check_capacity` saw to it that any request
+    fits alone: the queue always moves.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, sharing: PrefixesInFlight):
+        self._limits = limits
+        self._kv = kv
+        self._sharing = sharing
+
+    def spare_blocks(self, running: Iterable[Request]) -> int:
+        """Free blocks that no running request will want soon: the rest of its prompt, or the
+        next block of its output. Admitting into those would only lead to preemption."""
+        return self._kv.num_free_blocks - sum(self._claim(req) for req in running)
+
+    def _claim(self, req: Request) -> int:
+        if req.num_expected_tokens - req.num_computed_tokens <= 1:
+            return 1
+        return max(1, self._required(req) - req.tables.num_held)
+
+    def _required(self, req: Request) -> int:
+        return self._kv.blocks_required(
+            req.num_expected_tokens, self._limits.max_num_batched_tokens
+        )
+
+    def consider(self, req: Request, budget: int, spare: int) -> Start | Refusal:
+        # A preempted request whose last plans are still in flight may have nothing to compute
+        # (its final token is coming), or not know where it stands (drafts).
+        if req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
+            return Refusal.LATER
+        if req.waiting_for is not None and req.waiting_for in self._sharing:
+            return Refusal.LATER
+        hit = self._match(req)
+        if req.waiting_for is not None:
+            return Refusal.LATER
+        missing = req.num_expected_tokens - hit.num_tokens
+        whole = missing <= self._limits.max_num_batched_tokens
+        if not self._limits.enable_chunked_prefill and whole and missing > budget:
+            return Refusal.FULL
+        num_blocks = self._required(req) - self._kv.blocks_shared(hit)
+        if num_blocks > spare:
+            return Refusal.FULL
+        return Start(hit, self._limits.chunk(missing, budget), num_blocks)
+
+    def _match(self, req: Request) -> PrefixHit:
+        """The cached prefix. At least the last token is left to compute, for its logits. Sets
+        `req.waiting_for` when the block that comes next is being computed already."""
+        req.waiting_for = None
+        hashes = _NO_PREFIX
+        block_size = self._kv.block_size
+        if req.block_hashes is not None and req.reads_prefix_cache:
+            hashes = req.block_hashes.extend(req.token_ids, len(req.token_ids) // block_size)
+        max_tokens = req.num_expected_tokens - 1
+        hit = self._kv.match_prefix(hashes, max_tokens)
+        following = hit.num_tokens // block_size
+        usable = min(len(hashes), max_tokens // block_size)
+        if following < usable and hashes[following] in self._sharing:
+            req.waiting_for = hashes[following]
+        return hit

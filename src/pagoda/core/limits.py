@@ -1,0 +1,78 @@
+"""What the scheduler may do in a step, and which requests it can serve at all."""
+
+from dataclasses import dataclass
+
+from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
+from pagoda.core.kvcache.block_hash import MAX_TOKEN_ID
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.messages import AddRequest
+from pagoda.core.request import Request
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    max_num_reqs: int
+    """Requests that run at once; also the runner's rows."""
+    max_num_batched_tokens: int
+    """Tokens in one step."""
+    max_model_len: int
+    policy: str = "fcfs"
+    """`fcfs`, or `priority`: lower `AddRequest.priority` first, then arrival."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens one request takes in a step; 0 is no limit."""
+    enable_chunked_prefill: bool = True
+    """False starts a prompt only when it fits the step's budget whole. One that is larger than
+    the whole budget is split all the same."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_num_reqs, self.max_num_batched_tokens, self.max_model_len) < 1:
+            raise ConfigError(
+                f"A step of {self.max_num_batched_tokens} tokens for {self.max_num_reqs} requests "
+                f"and a context of {self.max_model_len} serves nobody; all three must be at "
+                "least 1."
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"The scheduling policy {self.policy!r} is not known; use fcfs or priority."
+            )
+
+    def chunk(self, num_missing: int, budget: int) -> int:
+        """How many of a request's missing tokens a step takes."""
+        if self.long_prefill_token_threshold > 0 and self.enable_chunked_prefill:
+            budget = min(budget, self.long_prefill_token_threshold)
+        return min(num_missing, budget)
+
+
+def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
+    """RequestError for a message that no engine of these limits can serve."""
+    prompt = message.prompt_token_ids
+    if message.kind not in ("generate", "pool"):
+        raise RequestError(
+            f"kind must be 'generate' or 'pool', got {message.kind!r}.", param="kind"
+        )
+    if not prompt:
+        raise RequestError("The prompt is empty; send at least one token.", param="prompt")
+    if min(prompt) < 0 or max(prompt) > MAX_TOKEN_ID:
+        raise RequestError(
+            f"Token ids must be between 0 and {MAX_TOKEN_ID}; the prompt has {min(prompt)} to "
+            f"{max(prompt)}.", param="prompt",
+        )  # fmt: skip
+    generates = message.kind == "generate" and message.sampling.max_tokens != 0
+    if len(prompt) + int(generates) > limits.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limits.max_model_len} tokens, but the prompt "
+            f"has {len(prompt)}" + (" and needs room for one more" if generates else "") + ". "
+            "Shorten the prompt.", param="prompt",
+        )  # fmt: skip
+
+
+def check_capacity(req: Request, limits: SchedulerLimits, kv: KVCacheManager) -> None:
+    """RequestError for a request that would not fit if it ran alone."""
+    required = kv.blocks_required(req.compute_limit, limits.max_num_batched_tokens)
+    if required > kv.num_blocks:
+        raise RequestError(
+            f"The request needs {required} KV blocks of {kv.block_size} tokens "
+            f"({req.prompt_len} prompt tokens and up to {req.max_tokens_total - req.prompt_len} "
+            f"generated ones), but the cache has {kv.num_blocks}. Lower max_tokens or shorten the "
+            "prompt, or give the KV cache more memory.", param="max_tokens",
+        )  # fmt: skip

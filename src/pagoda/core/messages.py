@@ -1,0 +1,155 @@
+"""What crosses between a client and the engine process, in both directions.
+
+Tensor-free msgspec structs: the same objects travel in process or as msgpack over ZMQ.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pagoda.core.sampling import SamplingParams
+
+
+class MediaItem(msgspec.Struct, array_like=True, gc=False):
+    """An image (or other medium) whose embeddings replace a range of prompt tokens."""
+
+    content_hash: str
+    """Part of the KV block hash, so different images never share blocks."""
+    start: int
+    length: int
+    payload: str
+    """A reference (a file or shared-memory name) the runner reads; never the bytes."""
+
+
+class AddRequest(msgspec.Struct, kw_only=True, tag=True):
+    """One sequence to generate or to pool. `n > 1` arrives as n requests."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    kind: str = "generate"
+    """`generate` or `pool`."""
+    eos_token_ids: list[int] = msgspec.field(default_factory=list)
+    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
+    """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
+    reasoning_end_ids: list[int] = msgspec.field(default_factory=list)
+    """Token ids that end reasoning: grammar masks start after them."""
+    adapter: str | None = None
+    media: list[MediaItem] = msgspec.field(default_factory=list)
+    cache_salt: str | None = None
+    priority: int = 0
+    """Lower is served earlier under the priority policy."""
+    arrival_time: float = 0.0
+    """time.time() at the client."""
+
+
+class AbortRequests(msgspec.Struct, tag=True):
+    req_ids: list[str]
+
+
+class Utility(msgspec.Struct, tag=True):
+    """A call to the engine that is not a request: `reset_prefix_cache`, `stats`, ..."""
+
+    call_id: int
+    method: str
+    args: list[Any] = msgspec.field(default_factory=list)
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """Finish what runs within `drain_seconds`, then leave."""
+
+    drain_seconds: float = 0.0
+
+
+ClientMessage = AddRequest | AbortRequests | Utility | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities at one position, before penalties and temperature."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step added to one request."""
+
+    req_id: str
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """For the prompt positions computed in this step, in order; the first ever is None."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; sent with the first delta."""
+    queue_seconds: float | None = None
+    """From arrival to admission; sent with the first delta."""
+    embedding: list[float] | None = None
+    finish_reason: str | None = None
+    """`stop`, `length`, `abort` or `error`."""
+    stop_reason: int | str | None = None
+    """The stop token id, where one ended the request."""
+    error: str | None = None
+    bad_request: bool = False
+    """The error is the request's own fault, and sending it again would not help."""
+
+
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Counters since the engine started, gauges as of now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed (not found in the cache)."""
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    """Both in tokens."""
+    blocks_total: int = 0
+    blocks_free: int = 0
+    step_seconds: float = 0.0
+    """Time spent inside `step`, so that idle time is not counted as work."""
+
+
+class StepOutputs(msgspec.Struct, tag=True):
+    deltas: list[RequestDelta]
+    stats: EngineStats
+
+
+class UtilityResult(msgspec.Struct, tag=True):
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class EngineReady(msgspec.Struct, tag=True, kw_only=True):
+    """The engine serves; what the ready line, `/v1/models` and metrics need to know."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    kv_tokens: int
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class EngineProgress(msgspec.Struct, tag=True):
+    """A start-up phase began or moved; what the watchdog and progress bars read."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class EngineDied(msgspec.Struct, tag=True):
+    cause: str
+
+
+EngineMessage = StepOutputs | UtilityResult | EngineReady | EngineProgress | EngineDied

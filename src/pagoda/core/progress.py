@@ -1,0 +1,91 @@
+"""What a step's result changes in one request."""
+
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.messages import RequestDelta
+from pagoda.core.plan import PlannedRequest, RequestResult
+from pagoda.core.request import FinishReason, Request
+from pagoda.core.sharing import PrefixesInFlight
+
+
+class Progress:
+    """Moves requests forward: counters, prefix cache, stop conditions."""
+
+    def __init__(self, kv: KVCacheManager, sharing: PrefixesInFlight):
+        self._kv = kv
+        self._sharing = sharing
+
+    def apply(
+        self, req: Request, planned: PlannedRequest, result: RequestResult, step_id: int
+    ) -> RequestDelta | None:
+        """Take in one result. The delta for the client, if there is something to tell; its
+        `finish_reason` says whether the request has ended."""
+        if result.error is not None:
+            return RequestDelta(
+                req_id=req.req_id,
+                finish_reason=FinishReason.ERROR,
+                error=result.error,
+                bad_request=result.bad_request,
+            )
+        end = planned.num_computed_tokens + planned.num_tokens
+        tokens, reason = result.token_ids, None
+        if planned.samples and req.generates:
+            num_drafts = len(planned.draft_token_ids)
+            if end - num_drafts != len(req.token_ids):
+                return None  # It stands on a token that never came, see `_roll_back`.
+            if num_drafts:
+                req.drafts_in_flight = False
+            if req.draft_token_ids:
+                req.draft_token_ids = []
+            count, reason = req.append(tokens)
+            missing = 1 + num_drafts - len(tokens)
+            if missing:
+                end -= missing
+                _roll_back(req)
+            tokens = tokens[:count] if count < len(tokens) else tokens
+        elif end >= req.prompt_len and not req.generates:
+            reason = FinishReason.STOP if req.pools else FinishReason.LENGTH
+        if end >= req.tables.next_advance and step_id > req.reset_step:
+            self._advance(req, min(end, len(req.token_ids)))
+        if not tokens and reason is None and result.prompt_logprobs is None:
+            return None
+        return _delta(req, result, tokens, reason)
+
+    def _advance(self, req: Request, num_computed: int) -> None:
+        hashes: list[bytes] = []
+        before = req.tables.num_cached
+        if req.block_hashes is not None:
+            num_blocks = num_computed // self._kv.block_size
+            hashes = req.block_hashes.extend(req.token_ids, num_blocks)
+        self._kv.advance(req.tables, hashes, num_computed)
+        self._sharing.release(req, hashes[before : req.tables.num_cached])
+
+
+def _roll_back(req: Request) -> None:
+    """Fewer tokens came than were planned: drafts were rejected, or none came at all.
+
+    A plan with drafts is the last one in flight. Without drafts another may be, and stands on
+    the token that did not come: its promise is forgotten, and its result known by its position.
+    """
+    req.num_expected_tokens = len(req.token_ids)
+    req.num_computed_tokens = min(req.num_computed_tokens, len(req.token_ids) - 1)
+
+
+def _delta(
+    req: Request, result: RequestResult, tokens: list[int], reason: FinishReason | None
+) -> RequestDelta:
+    delta = RequestDelta(req_id=req.req_id, token_ids=tokens)
+    if result.logprobs is not None:
+        delta.logprobs = result.logprobs[: len(tokens)]
+    if result.prompt_logprobs is not None:
+        delta.prompt_logprobs = result.prompt_logprobs
+        req.num_prompt_logprobs += len(result.prompt_logprobs)
+    if not req.delta_sent:
+        req.delta_sent = True
+        delta.num_cached_tokens = req.num_cached_tokens
+        delta.queue_seconds = req.queue_seconds
+    if reason is not None:
+        delta.finish_reason = reason
+        delta.embedding = result.embedding
+        if tokens and reason is FinishReason.STOP and tokens[-1] not in req.eos_ids:
+            delta.stop_reason = tokens[-1]
+    return delta

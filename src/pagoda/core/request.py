@@ -1,0 +1,127 @@
+"""What the scheduler knows of one request."""
+
+from collections.abc import Sequence
+from enum import Enum, StrEnum, auto
+
+from pagoda.core.kvcache.block_hash import BlockHashes
+from pagoda.core.kvcache.manager import BlockTables
+from pagoda.core.messages import AddRequest
+
+
+class RequestStatus(Enum):
+    WAITING = auto()
+    """In the queue: never run yet, or preempted."""
+    HELD = auto()
+    """Outside the queue until every `holds` reason is released."""
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Request:
+    """One request and how far it is.
+
+    Three counters run one after the other, in tokens:
+
+        num_computed_tokens <= num_expected_tokens, len(token_ids) <= num_expected_tokens
+
+    `token_ids` are the known values (prompt and delivered output). `num_expected_tokens` adds the
+    tokens that plans in flight are sampling. `num_computed_tokens` counts the KV that exists once
+    all plans in flight are done; it moves when a plan is made, and back when drafts are rejected.
+    """
+
+    __slots__ = (
+        "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
+        "drafts_in_flight", "eos_ids", "generates", "has_row", "holds", "key",
+        "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
+        "num_computed_tokens", "num_expected_tokens", "num_preemptions", "num_prompt_counted",
+        "num_prompt_logprobs", "pools", "prompt_len", "queue_seconds", "req_id", "reset_step",
+        "status", "stop_ids", "tables", "token_ids", "waiting_for",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        message: AddRequest,
+        key: tuple[int, int],
+        max_model_len: int,
+        tables: BlockTables,
+        block_hashes: BlockHashes | None,
+    ):
+        sampling = message.sampling
+        self.message = message
+        self.req_id = message.req_id
+        self.key = key
+        """(priority, arrival): smaller is served earlier and preempted later; unique."""
+        self.status = RequestStatus.WAITING
+        self.holds: set[str] = set()
+        self.token_ids = list(message.prompt_token_ids)
+        self.prompt_len = len(self.token_ids)
+        self.num_expected_tokens = self.prompt_len
+        self.num_computed_tokens = 0
+        self.draft_token_ids: list[int] = []
+        """Guesses of the next tokens, for the next plan."""
+        self.drafts_in_flight = False
+        self.tables = tables
+        self.block_hashes = block_hashes
+        """None without prefix caching."""
+        self.waiting_for: bytes | None = None
+        """Hash of a block that a running request was computing when admission was last tried."""
+        self.has_row = False
+        """The runner holds this request's token ids, also while it is preempted."""
+        self.reset_step = 0
+        """Plans up to this one wrote into block tables that the request has given back."""
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it was first admitted."""
+        self.queue_seconds = 0.0
+        """From the client's clock to the first admission."""
+        self.num_prompt_counted = 0
+        """Prompt tokens already in the statistics, so that recomputed ones count once."""
+        self.num_prompt_logprobs = 0
+        """Prompt logprobs delivered, so that recomputed ones are not sent again."""
+        self.delta_sent = False
+        self.pools = message.kind == "pool"
+        self.generates = not self.pools and sampling.max_tokens != 0
+        room = max_model_len - self.prompt_len
+        asked = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        self.max_tokens_total = self.prompt_len + (asked if self.generates else 0)
+        self.compute_limit = self.max_tokens_total - int(self.generates)
+        """Tokens whose KV is of use: the last sampled one is not computed."""
+        self.min_tokens_total = self.prompt_len + sampling.min_tokens
+        self.eos_ids = frozenset(() if sampling.ignore_eos else message.eos_token_ids)
+        self.stop_ids = self.eos_ids.union(sampling.stop_token_ids)
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is RequestStatus.RUNNING
+
+    @property
+    def num_placeholders(self) -> int:
+        """Tokens that plans in flight are sampling, at most."""
+        return self.num_expected_tokens - len(self.token_ids)
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Prompt logprobs, and poolers that read every position, need the whole prompt computed."""
+        if self.block_hashes is None or self.pools:
+            return False
+        wanted = self.message.sampling.prompt_logprobs is not None
+        return not wanted or self.num_prompt_logprobs >= self.prompt_len
+
+    def append(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """Append sampled tokens up to one that ends the request: (how many, why it ended)."""
+        known = self.token_ids
+        for index, token in enumerate(tokens):
+            known.append(token)
+            length = len(known)
+            if token in self.stop_ids and length >= self.min_tokens_total:
+                return index + 1, FinishReason.STOP
+            if length >= self.max_tokens_total:
+                return index + 1, FinishReason.LENGTH
+        return len(tokens), None

@@ -1,0 +1,138 @@
+"""What a caller asks of the sampler."""
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+
+from pagoda.base.errors import RequestError
+
+MAX_LOGIT_BIAS = 100.0
+_MAX_INT = 2**63 - 1  # what msgpack carries to the engine
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True):
+    """How tokens are chosen and when generation ends; names and meanings are vLLM's.
+
+    The public class of `pagoda.SamplingParams`, and the wire form of the same thing.
+    Raises RequestError, naming the field, for values outside their range.
+    """
+
+    n: int = 1
+    """Completions per prompt; they share the prompt's KV blocks."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token already generated, -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time the token was generated, -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, if negative) the logits of tokens in prompt and output. From 0.01
+    to 100: beyond that, fp32 logits overflow or all become 0."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1 keeps all tokens."""
+    min_p: float = 0.0
+    """Keeps tokens at least this probable relative to the most probable one."""
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    bad_words: list[str] = msgspec.field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None generates until the context is full."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """Alternatives reported per generated token, from raw logits; -1 is the vocabulary."""
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    """Keeps only the last so many prompt tokens; -1 is the context's length."""
+    extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self._check_numbers()
+        self._check_lists()
+
+    def _check_numbers(self) -> None:
+        _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an integer of at least 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_is_real(value) and -2 <= value <= 2, name, value, "between -2 and 2")
+        _require(
+            _is_real(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty", self.repetition_penalty, "between 0.01 and 100",
+        )  # fmt: skip
+        _require(
+            _is_real(self.temperature) and self.temperature >= 0,
+            "temperature", self.temperature, "at least 0",
+        )  # fmt: skip
+        _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(
+            _is_int(self.top_k) and -1 <= self.top_k <= _MAX_INT,
+            "top_k", self.top_k, "-1, 0 or more, in 64 bits",
+        )  # fmt: skip
+        if self.max_tokens is not None:
+            _require(
+                _is_int(self.max_tokens) and self.max_tokens >= 0,
+                "max_tokens", self.max_tokens, "an integer of at least 0",
+            )  # fmt: skip
+        _require(
+            _is_int(self.min_tokens) and self.min_tokens >= 0,
+            "min_tokens", self.min_tokens, "an integer of at least 0",
+        )  # fmt: skip
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens", self.min_tokens, "at most max_tokens",
+        )  # fmt: skip
+        if self.seed is not None:
+            _require(
+                _is_int(self.seed) and -_MAX_INT - 1 <= self.seed <= _MAX_INT,
+                "seed", self.seed, "a 64-bit integer",
+            )  # fmt: skip
+        for name in ("logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+            value = getattr(self, name)
+            _require(
+                value is None or (_is_int(value) and -1 <= value <= _MAX_INT),
+                name, value, "-1 or more, in 64 bits",
+            )  # fmt: skip
+
+    def _check_lists(self) -> None:
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                _require(isinstance(text, str) and text != "", name, text, "non-empty strings")
+        for token in self.stop_token_ids:
+            _require(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+        for token, bias in (self.logit_bias or {}).items():
+            _require(_is_int(token) and token >= 0, "logit_bias", token, "keyed by token ids")
+            _require(_is_real(bias), "logit_bias", bias, "finite numbers")
+        if self.allowed_token_ids is not None:
+            _require(len(self.allowed_token_ids) > 0, "allowed_token_ids", [], "non-empty")
+            for token in self.allowed_token_ids:
+                _require(_is_int(token) and token >= 0, "allowed_token_ids", token, "token ids")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]  # narrowed by `number`
+
+
+def _require(condition: bool, param: str, value: object, expected: str) -> None:
+    if not condition:
+        raise RequestError(f"{param} must be {expected}, got {value!r}.", param=param)

@@ -1,0 +1,357 @@
+"""Which requests compute how many tokens in the next step, and what a step's result changes."""
+
+import time
+
+import msgspec
+
+from pagoda.base.errors import RequestError
+from pagoda.core.admission import Admission, Refusal, Start
+from pagoda.core.kvcache.block_hash import BlockHashes
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
+from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.progress import Progress
+from pagoda.core.queue import RequestQueue
+from pagoda.core.request import FinishReason, Request, RequestStatus
+from pagoda.core.sharing import PrefixesInFlight
+
+__all__ = ["Scheduler", "SchedulerLimits"]
+
+_NOTHING = RequestResult(req_id="")
+
+
+class Scheduler:
+    """Requests whose computed tokens catch up with their known ones under a budget per step.
+
+    There is no prefill and no decode: a new prompt is far behind, a generating request is one
+    token behind. `schedule` never reads the value of a sampled token, so the next plan can be
+    made before the last result is in (asynchronous scheduling). Plans are executed and committed
+    in the order in which they were made.
+
+    That order is also what makes reuse of blocks safe. Blocks go back to the pool at once when a
+    request ends or is preempted, even while a step in flight still writes to them: whoever gets
+    them computes in a later step, and writes each position before it is read. The prefix cache
+    only ever names blocks that are full and committed, and no step in flight writes to those.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager):
+        self.limits = limits
+        self.kv = kv
+        self._requests: dict[str, Request] = {}
+        self._running = RequestQueue()
+        self._waiting = RequestQueue()
+        self._sharing = PrefixesInFlight()
+        self._admission = Admission(limits, kv, self._sharing)
+        self._progress = Progress(kv, self._sharing)
+        self._in_flight: dict[int, list[Request]] = {}
+        self._freed: list[str] = []
+        self._num_arrived = 0
+        self._step_id = 0
+        self._stats = EngineStats(blocks_total=kv.num_blocks)
+        # Most decode steps add no block; runners only read plans, so one object serves all.
+        self._no_blocks: list[list[int]] = [[] for _ in kv.groups]
+
+    def add(self, message: AddRequest) -> None:
+        """Queue a request. RequestError if it can never be served, or its id is taken."""
+        check_message(message, self.limits)
+        if message.req_id in self._requests:
+            raise RequestError(
+                f"A request with id {message.req_id!r} is being served; use another id.",
+                param="request_id",
+            )
+        hashes = None
+        if self.kv.enable_prefix_caching:
+            # Of the whole prompt right here, where it delays no step.
+            hashes = BlockHashes.of(message, self.kv.block_size)
+            prompt = message.prompt_token_ids
+            hashes.extend(prompt, len(prompt) // self.kv.block_size)
+        self._num_arrived += 1
+        priority = message.priority if self.limits.policy == "priority" else 0
+        req = Request(
+            message,
+            (priority, self._num_arrived),
+            self.limits.max_model_len,
+            self.kv.open(message.req_id),
+            hashes,
+        )
+        check_capacity(req, self.limits, self.kv)
+        self._requests[req.req_id] = req
+        self._waiting.push(req)
+
+    def abort(self, req_ids: list[str]) -> list[RequestDelta]:
+        """End requests now; ids that are unknown (already finished, say) are passed over."""
+        deltas = []
+        for req_id in req_ids:
+            req = self._requests.get(req_id)
+            if req is not None:
+                self._remove(req)
+                deltas.append(RequestDelta(req_id=req_id, finish_reason=FinishReason.ABORT))
+        return deltas
+
+    def hold(self, req_id: str, reason: str) -> None:
+        """Let a request wait outside the queue, blocking nobody, until `release`.
+
+        For what it cannot run without: a compiled grammar, an adapter, blocks from disk. A
+        running request is preempted. Unknown ids are passed over.
+        """
+        req = self._requests.get(req_id)
+        if req is None:
+            return
+        if req.status is RequestStatus.RUNNING:
+            self._running.remove(req)
+            self._preempt(req)
+        if req.status is RequestStatus.WAITING:
+            self._waiting.remove(req)
+            req.status = RequestStatus.HELD
+        req.holds.add(reason)
+
+    def release(self, req_id: str, reason: str) -> None:
+        """Take one reason away; without reasons the request is back at its place in the queue."""
+        req = self._requests.get(req_id)
+        if req is None or req.status is not RequestStatus.HELD:
+            return
+        req.holds.discard(reason)
+        if not req.holds:
+            req.status = RequestStatus.WAITING
+            self._waiting.push(req)
+
+    def propose(self, req_id: str, draft_token_ids: list[int]) -> None:
+        """Guess what follows a running request's delivered tokens; its next plan verifies it.
+
+        A request with drafts in flight sits out until their result is in, because where it
+        stands depends on how many are accepted. Ids that do not run are passed over.
+        """
+        req = self._requests.get(req_id)
+        if req is not None and req.is_running and req.generates:
+            req.draft_token_ids = list(draft_token_ids)
+
+    def schedule(self) -> StepPlan | None:
+        """The next plan, or None when nothing can run before a result, a release or a request
+        arrives. Rows of ended requests are reported in the next plan that computes something."""
+        plan = StepPlan(step_id=self._step_id + 1)
+        in_flight: list[Request] = []
+        budget, preempted = self._plan_running(plan, in_flight)
+        if not (preempted and in_flight):
+            self._plan_waiting(plan, in_flight, budget)
+        if not in_flight:
+            return None
+        self._step_id = plan.step_id
+        self._in_flight[plan.step_id] = in_flight
+        plan.freed, self._freed = self._freed, []
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
+        """Take in a plan's result: what clients are to be told.
+
+        Results of requests that are gone, even if their id is taken again, change nothing.
+        """
+        results = {entry.req_id: entry for entry in result.results}
+        deltas = []
+        stats = self._stats
+        stats.num_steps += 1
+        for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
+            if req.status is RequestStatus.FINISHED:
+                continue
+            entry = results.get(planned.req_id, _NOTHING)
+            delta = self._progress.apply(req, planned, entry, plan.step_id)
+            if req.num_prompt_counted < req.prompt_len:
+                self._count_prompt(req, planned)
+            if delta is None:
+                continue
+            stats.generation_tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._remove(req)
+            deltas.append(delta)
+        return deltas
+
+    def has_work(self) -> bool:
+        """Whether a request runs or wants to; held requests do not count."""
+        return bool(len(self._running) or len(self._waiting))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended, held ones among them."""
+        return len(self._requests)
+
+    def stats(self) -> EngineStats:
+        """A snapshot; `step_seconds` is the engine's to fill in."""
+        return msgspec.structs.replace(
+            self._stats,
+            num_running=len(self._running),
+            num_waiting=len(self._requests) - len(self._running),
+            blocks_free=self.kv.num_free_blocks,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes that no request uses; True when none are left."""
+        return self.kv.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """RuntimeError when blocks, queues and requests do not add up."""
+        self.kv.check_integrity()
+        self._sharing.check()
+        running, waiting = list(self._running), list(self._waiting)
+        held = [r for r in self._requests.values() if r.status is RequestStatus.HELD]
+        if {*running, *waiting, *held} != set(self._requests.values()):
+            raise RuntimeError("A request is neither running, waiting nor held.")
+        for queue, status in ((running, RequestStatus.RUNNING), (waiting, RequestStatus.WAITING)):
+            keys = [req.key for req in queue]
+            if keys != sorted(set(keys)) or any(req.status is not status for req in queue):
+                raise RuntimeError(f"The queue of {status.name.lower()} requests is broken.")
+        for req in waiting + held:
+            if req.num_computed_tokens or req.tables.num_held:
+                raise RuntimeError(f"Request {req.req_id} does not run but holds blocks.")
+        for req in running:
+            if not len(req.token_ids) <= req.num_expected_tokens <= req.max_tokens_total:
+                raise RuntimeError(f"Request {req.req_id} expects impossible tokens.")
+            if not 0 <= req.num_computed_tokens <= req.tables.capacity:
+                raise RuntimeError(f"Request {req.req_id} computed more than its blocks hold.")
+
+    def _plan_running(self, plan: StepPlan, in_flight: list[Request]) -> tuple[int, bool]:
+        """Plan the running requests: (tokens left in the budget, whether any was preempted)."""
+        budget = self.limits.max_num_batched_tokens
+        behind = len(self._running)
+        num_preemptions = self._stats.num_preemptions
+        for req in self._running:
+            behind -= 1
+            missing = req.num_expected_tokens - req.num_computed_tokens
+            if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
+                continue
+            if budget <= 0:
+                break
+            if missing > 1 or req.draft_token_ids:
+                # A token of the budget is left for each request behind, so that a long prompt
+                # does not stop those that generate.
+                missing = self._chunk(req, missing, max(1, budget - behind))
+            blocks = self._no_blocks
+            if req.num_computed_tokens + missing > req.tables.capacity:
+                grown = self._grow(req, req.num_computed_tokens + missing)
+                if grown is None:
+                    break
+                blocks = grown
+            budget -= missing
+            plan.requests.append(self._advance(req, missing, blocks))
+            in_flight.append(req)
+        return budget, self._stats.num_preemptions > num_preemptions
+
+    def _chunk(self, req: Request, missing: int, budget: int) -> int:
+        """Tokens to compute of a request that misses several or has drafts; trims the drafts."""
+        num_tokens = self.limits.chunk(missing, budget)
+        if req.draft_token_ids:
+            room = min(budget - num_tokens, req.compute_limit - req.num_expected_tokens)
+            if num_tokens < missing or req.num_placeholders:
+                room = 0  # They would not follow the last token computed, or guess a known one.
+            del req.draft_token_ids[max(0, room) :]
+            end = req.num_computed_tokens + num_tokens + len(req.draft_token_ids)
+            if not self.kv.has_room(req.tables, end):
+                req.draft_token_ids = []  # Nobody is preempted for a guess.
+        return num_tokens + len(req.draft_token_ids)
+
+    def _grow(self, req: Request, num_tokens: int) -> list[list[int]] | None:
+        """Blocks for a running request, taken from the last in order if need be; None when that
+        is the request itself. Whoever is behind it is not planned yet."""
+        while (blocks := self.kv.allocate(req.tables, num_tokens)) is None:
+            victim = self._running.pop_last()
+            self._preempt(victim)
+            if victim is req:
+                return None
+        return blocks
+
+    def _plan_waiting(self, plan: StepPlan, in_flight: list[Request], budget: int) -> None:
+        running, waiting = self._running, self._waiting
+        if budget <= 0 or not len(waiting) or len(running) >= self.limits.max_num_reqs:
+            return
+        spare = self._admission.spare_blocks(running)
+        index = 0
+        while index < len(waiting) and budget > 0 and len(running) < self.limits.max_num_reqs:
+            req = waiting[index]
+            start = self._admission.consider(req, budget, spare)
+            if start is Refusal.LATER:
+                index += 1
+            elif isinstance(start, Start):
+                plan.rows.append(NewRow(request=None if req.has_row else req.message,
+                                        req_id=req.req_id))  # fmt: skip
+                plan.requests.append(self._start(req, start))
+                in_flight.append(req)
+                budget -= start.num_tokens
+                spare -= start.num_blocks + 1  # The one it will grow into.
+            else:
+                break
+
+    def _start(self, req: Request, start: Start) -> PlannedRequest:
+        self._waiting.remove(req)
+        self._running.push(req)
+        req.status = RequestStatus.RUNNING
+        hit = start.hit
+        if not req.has_row:
+            req.has_row = True
+            req.num_cached_tokens = req.num_prompt_counted = hit.num_tokens
+            if req.message.arrival_time:
+                req.queue_seconds = max(0.0, time.time() - req.message.arrival_time)
+            if req.reads_prefix_cache:
+                self._stats.prefix_queries += req.prompt_len
+                self._stats.prefix_hits += hit.num_tokens
+        self.kv.attach(req.tables, hit)
+        if self.kv.allocate(req.tables, hit.num_tokens + start.num_tokens) is None:
+            raise RuntimeError(f"Request {req.req_id} was admitted but does not fit.")
+        req.num_computed_tokens = hit.num_tokens
+        if req.block_hashes is not None:
+            num_full = len(req.token_ids) // self.kv.block_size
+            hashes = req.block_hashes.extend(req.token_ids, num_full)
+            self._sharing.claim(req, hashes[req.tables.num_cached :])
+        return self._advance(req, start.num_tokens, [list(t) for t in req.tables.tables])
+
+    def _advance(self, req: Request, num_tokens: int, blocks: list[list[int]]) -> PlannedRequest:
+        """Plan a request's next tokens, drafts last, and count them as computed and expected."""
+        start = req.num_computed_tokens
+        end = start + num_tokens
+        drafts = req.draft_token_ids
+        last = end - len(drafts) == req.num_expected_tokens
+        req.num_computed_tokens = end
+        if drafts:
+            req.draft_token_ids = []
+            req.drafts_in_flight = True
+        if last and req.generates:
+            req.num_expected_tokens = end + 1
+        return PlannedRequest(
+            req_id=req.req_id,
+            num_computed_tokens=start,
+            num_tokens=num_tokens,
+            new_block_ids=blocks,
+            draft_token_ids=drafts,
+            samples=last and (req.generates or req.pools),
+        )
+
+    def _preempt(self, req: Request) -> None:
+        """Send a request, already taken from `_running`, back to its place in the queue."""
+        self._give_up_blocks(req)
+        req.num_computed_tokens = 0
+        req.reset_step = self._step_id
+        req.draft_token_ids = []
+        req.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        req.status = RequestStatus.WAITING
+        self._waiting.push(req)
+
+    def _remove(self, req: Request) -> None:
+        if req.status is RequestStatus.RUNNING:
+            self._running.remove(req)
+            self._give_up_blocks(req)
+        elif req.status is RequestStatus.WAITING:
+            self._waiting.remove(req)
+        req.status = RequestStatus.FINISHED
+        del self._requests[req.req_id]
+        if req.has_row:
+            self._freed.append(req.req_id)
+
+    def _give_up_blocks(self, req: Request) -> None:
+        if req.block_hashes is not None:
+            self._sharing.release(req, req.block_hashes.hashes[req.tables.num_cached :])
+        self.kv.free(req.tables)
+
+    def _count_prompt(self, req: Request, planned: PlannedRequest) -> None:
+        done = min(planned.num_computed_tokens + planned.num_tokens, req.prompt_len)
+        if done > req.num_prompt_counted:
+            self._stats.prompt_tokens += done - req.num_prompt_counted
+            req.num_prompt_counted = done

@@ -1,0 +1,97 @@
+"""One engine process as its parent holds it: started, watched, ended, and cleaned up after."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pagoda.config.engine import EngineConfig
+from pagoda.engine.transport import ClientEnd, Launch
+
+# A socket's path may have 107 bytes on Linux and 103 on macOS, the file's name included.
+_LONGEST_FOLDER = 80
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How the engine process runs, apart from the engine's own config."""
+
+    log_level: str = "info"
+    log_format: str = "text"
+    startup_timeout: float = 0.0
+    """Seconds; 0 waits for ever."""
+
+
+class EngineChild:
+    """Starts `pagoda.engine.process` at once; torch is imported there and never here."""
+
+    def __init__(self, config: EngineConfig, options: LaunchOptions):
+        launched_at = time.time()
+        self.folder = _private_folder()
+        self.end = ClientEnd(self.folder)
+        # -P: a file named torch.py in the working folder must not be imported.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pagoda.engine.process"], stdin=subprocess.PIPE
+        )
+        self._finalizer = weakref.finalize(self, _clean_up, self.process, self.folder)
+        launch = Launch(
+            config,
+            str(self.folder),
+            options.log_level,
+            options.log_format,
+            options.startup_timeout,
+            launched_at,
+        )
+        assert self.process.stdin is not None
+        # A process that is already dead says so through its exit status.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            self.process.stdin.flush()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    def exit_cause(self) -> str:
+        """Why the process ended, as far as its exit status tells."""
+        code = self.process.returncode
+        if code is None or code >= 0:
+            return f"The engine process ended with exit status {code}; its log says why."
+        name = signal.Signals(-code).name
+        hint = ""
+        if name == "SIGKILL":
+            hint = (
+                "; when memory runs out the system does that (see dmesg): choose a smaller "
+                "quantization, or lower --kv-cache-memory-bytes or --max-model-len"
+            )
+        return f"The engine process was ended by {name}{hint}."
+
+    def close(self) -> None:
+        """End the process if it still runs, and remove its sockets. Harmless when repeated."""
+        self.end.close()
+        self._finalizer()
+
+
+def _private_folder() -> Path:
+    """A fresh folder that only this user can enter (mkdtemp makes it 0700)."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_FOLDER:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="pagoda-", dir=parent))
+
+
+def _clean_up(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,338 @@
+"""The engine as its callers see it: torch-free, asynchronous, in a process of its own.
+
+starting --> ready --> dead --> starting (once) ...
+    \\----------> dead              any --> stopped (shutdown)
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, Literal
+
+from pagoda.base.errors import EngineDeadError, RequestError
+from pagoda.base.log import get_logger
+from pagoda.base.units import format_seconds
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineDied,
+    EngineMessage,
+    EngineProgress,
+    EngineReady,
+    EngineStats,
+    RequestDelta,
+    Shutdown,
+    StepOutputs,
+    Utility,
+    UtilityResult,
+)
+from pagoda.engine.child import EngineChild, LaunchOptions
+from pagoda.engine.progress import StartupDisplay
+
+log = get_logger(__name__)
+
+# A second death within so many seconds is no accident: stay dead and say why.
+_RESTART_WINDOW = 600.0
+# Messages handled before other tasks of the loop get their turn.
+_BATCH = 64
+# After the process ended, its last words may still be on their way through ZMQ's own thread.
+_LAST_WORDS_SECONDS = 0.1
+# A process with a time limit of its own gives up first: it can tell where it stands.
+_REPORT_SECONDS = 3.0
+# What the process may take to leave beyond the time its requests were given.
+_EXIT_SECONDS = 1.5
+
+State = Literal["starting", "ready", "dead", "stopped"]
+Progress = Callable[[EngineProgress], None]
+
+
+class _Death:
+    """The last item of a stream whose engine ended; each stream raises an error of its own."""
+
+    def __init__(self, cause: str):
+        self.cause = cause
+
+
+class EngineClient:
+    """Launch it anywhere; everything else belongs to one event loop."""
+
+    def __init__(self, config: EngineConfig, options: LaunchOptions):
+        self.config = config
+        self.state: State = "starting"
+        self.cause: str | None = None
+        """Why the engine is not ready, once it has died; None while all is well."""
+        self.ready: EngineReady | None = None
+        """What the engine said when it was last ready; `state` tells whether it is."""
+        self.stats = EngineStats()
+        self.phase = "launch"
+        self.restarts = 0
+        self._options = options
+        self._child = EngineChild(config, options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._settled = asyncio.Event()
+        self._exited = asyncio.Event()
+        self._streams: dict[str, asyncio.Queue[RequestDelta | _Death]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count(1)
+        self._progress: Progress | None = None
+        self._last_words: str | None = None
+        self._last_death: float | None = None
+        self._stopping = False
+        self._ending: asyncio.Task[None] | None = None
+
+    @classmethod
+    def launch(
+        cls,
+        config: EngineConfig,
+        *,
+        log_level: str = "info",
+        log_format: str = "text",
+        startup_timeout: float = 0.0,
+    ) -> "EngineClient":
+        """Start the process and return at once. Needs no running event loop."""
+        return cls(config, LaunchOptions(log_level, log_format, startup_timeout))
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    async def wait_ready(
+        self, timeout: float | None = None, progress: Progress | None = None
+    ) -> EngineReady:
+        """Wait until the engine serves. `progress` hears of each phase and of bytes loaded;
+        by default they show on stderr.
+
+        Raises EngineDeadError with the cause if it dies first, or after `timeout` seconds.
+        """
+        self._attach()
+        if timeout is not None and self._options.startup_timeout:
+            timeout += _REPORT_SECONDS
+        display = StartupDisplay()
+        self._progress = progress or display.update
+        try:
+            await asyncio.wait_for(self._settled.wait(), timeout)
+        except TimeoutError:
+            self._last_words = (
+                f"The engine was not ready after {format_seconds(timeout or 0)} "
+                f"(phase: {self.phase})."
+            )
+            self._child.kill()
+            await self._settled.wait()
+        finally:
+            self._progress = None
+            display.close()
+        if self.state != "ready" or self.ready is None:
+            raise EngineDeadError(self.cause or "The engine was stopped.")
+        return self.ready
+
+    async def generate(self, req: AddRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Send `req` and yield what each step adds to it; the last delta has a finish_reason.
+
+        Closing the iterator early aborts the request. Use an id once only: what a closed request
+        still sends would be taken for the next one's. Raises EngineDeadError when the engine is
+        not ready or ends on the way, RequestError for an id that is already running.
+        """
+        self._require_ready()
+        if req.req_id in self._streams:
+            raise RequestError(f"A request with the id {req.req_id!r} is already running.")
+        queue: asyncio.Queue[RequestDelta | _Death] = asyncio.Queue()
+        self._streams[req.req_id] = queue
+        running = True
+        try:
+            self._child.end.send(req)
+            while running:
+                item = await queue.get()
+                if isinstance(item, _Death):
+                    running = False
+                    raise EngineDeadError(item.cause)
+                running = item.finish_reason is None
+                yield item
+        finally:
+            if self._streams.get(req.req_id) is queue:
+                del self._streams[req.req_id]
+            if running:
+                await self.abort([req.req_id])
+
+    async def abort(self, req_ids: Iterable[str]) -> None:
+        """Stop requests; their streams end with finish_reason `abort`. Unknown ids are harmless."""
+        if self.state == "ready":
+            self._child.end.send(AbortRequests(list(req_ids)))
+
+    async def call(self, method: str, *args: Any, timeout: float = 10.0) -> Any:
+        """Call a utility of the engine (`reset_prefix_cache`, `stats`, `check_integrity`).
+
+        Raises RequestError with the engine's words if it fails, EngineDeadError if the engine
+        is not ready, ends on the way, or does not answer within `timeout` seconds.
+        """
+        self._require_ready()
+        call_id = next(self._call_ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._child.end.send(Utility(call_id, method, list(args)))
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise EngineDeadError(
+                f"The engine did not answer {method} within {format_seconds(timeout)}."
+            ) from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        """End the process: running requests get `drain_seconds`; nothing is left behind."""
+        self._attach()
+        self._stopping = True
+        if self.state == "ready":
+            self._child.end.send(Shutdown(drain_seconds))
+            try:
+                await asyncio.wait_for(self._exited.wait(), drain_seconds + _EXIT_SECONDS)
+            except TimeoutError:
+                log.warning("The engine did not leave in time and is killed.")
+        self._child.kill()
+        await self._exited.wait()
+        if self._ending is not None:
+            await self._ending
+
+    def kill(self) -> None:
+        """End the process at once; works without an event loop, and after its end."""
+        self._stopping = True
+        if self._loop is None or self._loop.is_closed():
+            self._child.close()
+        else:
+            self._child.kill()
+
+    def _require_ready(self) -> None:
+        self._attach()
+        if self.state == "ready" and not self._stopping:
+            return
+        if self._stopping or self.state == "stopped":
+            raise EngineDeadError("The engine is shutting down.")
+        if self.state == "dead":
+            raise EngineDeadError(self.cause or "The engine is dead.")
+        reason = f" after it died: {self.cause}" if self.cause else f" (phase: {self.phase})."
+        raise EngineDeadError(f"The engine is starting{reason}")
+
+    def _attach(self) -> None:
+        """Bind to the running event loop, on first use."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._watch(self._child)
+
+    def _watch(self, child: EngineChild) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(child.end.fileno(), self._receive, child)
+        self._loop.call_soon(self._receive, child)
+        threading.Thread(
+            target=_wait_for_exit, args=(child, self._loop, self._on_exit), daemon=True
+        ).start()
+
+    def _receive(self, child: EngineChild) -> None:
+        if child is not self._child or self._exited.is_set():
+            return
+        assert self._loop is not None
+        for _ in range(_BATCH):
+            if not child.end.pending():
+                return
+            self._handle(child.end.receive())
+        self._loop.call_soon(self._receive, child)
+
+    def _handle(self, message: EngineMessage) -> None:
+        if isinstance(message, StepOutputs):
+            self.stats = message.stats
+            for delta in message.deltas:
+                queue = self._streams.get(delta.req_id)
+                if queue is not None:
+                    queue.put_nowait(delta)
+        elif isinstance(message, UtilityResult):
+            self._resolve(message)
+        elif isinstance(message, EngineProgress):
+            self.phase = message.phase
+            if self._progress is not None:
+                self._progress(message)
+        elif isinstance(message, EngineReady):
+            self.ready, self.state, self.cause = message, "ready", None
+            self._settled.set()
+        elif isinstance(message, EngineDied):
+            self._last_words = message.cause
+
+    def _resolve(self, message: UtilityResult) -> None:
+        future = self._calls.pop(message.call_id, None)
+        if future is None or future.done():
+            return
+        if message.error is not None:
+            future.set_exception(RequestError(message.error))
+        else:
+            future.set_result(message.result)
+
+    def _on_exit(self, child: EngineChild) -> None:
+        if child is self._child:
+            self._ending = asyncio.ensure_future(self._bury(child))
+
+    async def _bury(self, child: EngineChild) -> None:
+        """The process is gone: hear its last words, end every stream, start anew or stay dead."""
+        assert self._loop is not None
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        while child.end.pending():
+            self._handle(child.end.receive())
+        cause = self._last_words or child.exit_cause()
+        self._last_words = None
+        served = self.state == "ready"
+        # A clean exit is a stop that somebody asked for with SIGTERM.
+        asked = self._stopping or (served and child.process.returncode == 0)
+        restart = served and not asked and not self._died_lately()
+        self._loop.remove_reader(child.end.fileno())
+        child.close()
+        if asked:
+            self.state, cause = "stopped", "The engine was stopped."
+        self._end_streams(cause)
+        if restart:
+            self._restart(cause)
+        elif not asked:
+            self.state, self.cause = "dead", cause
+            if served or self.restarts:  # else `wait_ready` raises it
+                log.error("The engine is dead: %s", cause)
+        if self.state != "starting":
+            self._exited.set()
+            self._settled.set()
+
+    def _died_lately(self) -> bool:
+        last = self._last_death
+        return last is not None and time.monotonic() - last < _RESTART_WINDOW
+
+    def _restart(self, cause: str) -> None:
+        log.error("The engine died and is restarted: %s", cause)
+        self._last_death = time.monotonic()
+        self.state, self.cause, self.phase = "starting", cause, "launch"
+        self.stats = EngineStats()
+        self.restarts += 1
+        self._settled.clear()
+        try:
+            self._child = EngineChild(self.config, self._options)
+        except OSError as error:
+            self.state, self.cause = "dead", f"{cause} It could not be restarted: {error}."
+        else:
+            self._watch(self._child)
+
+    def _end_streams(self, cause: str) -> None:
+        for queue in self._streams.values():
+            queue.put_nowait(_Death(cause))
+        self._streams.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(cause))
+        self._calls.clear()
+
+
+def _wait_for_exit(
+    child: EngineChild,
+    loop: asyncio.AbstractEventLoop,
+    on_exit: Callable[[EngineChild], None],
+) -> None:
+    child.process.wait()
+    # A closed loop refuses: then nobody is left who wants to know.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(on_exit, child)

@@ -1,0 +1,162 @@
+"""The engine's loop body: messages in, one step, deltas out. Knows no transport and no torch."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from pagoda.base.errors import EngineDeadError, RequestError
+from pagoda.base.log import get_logger
+from pagoda.core.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    EngineStats,
+    RequestDelta,
+    Shutdown,
+    Utility,
+    UtilityResult,
+)
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.scheduler import Scheduler
+from pagoda.engine.executor import Executor
+
+log = get_logger(__name__)
+
+
+class _Step(NamedTuple):
+    plan: StepPlan
+    future: Future[StepResult]
+
+
+class EngineCore:
+    """Scheduler and executor, joined.
+
+    `steps_in_flight` of 2 commits each result one plan late, so that a plan can be made while
+    the one before it runs; it pays once an executor computes beside this thread.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, steps_in_flight: int = 1):
+        self.scheduler = scheduler
+        self.executor = executor
+        self._depth = steps_in_flight
+        self._in_flight: deque[_Step] = deque()
+        self._deltas: list[RequestDelta] = []
+        self._faults = 0
+        self._step_seconds = 0.0
+        self.stalled = False
+        """The last `step` found requests, but nothing that could be scheduled."""
+        self._utilities: dict[str, Callable[..., Any]] = {
+            "stats": lambda: self.stats(),
+            "reset_prefix_cache": lambda: scheduler.reset_prefix_cache(),
+            "check_integrity": lambda: scheduler.check_integrity(),
+        }
+
+    def handle(self, message: ClientMessage) -> UtilityResult | None:
+        """Take in one message; what it changes shows in the next `step`."""
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequests):
+            self._deltas += self.scheduler.abort(message.req_ids)
+        elif isinstance(message, Utility):
+            return self._call(message)
+        elif isinstance(message, Shutdown):
+            raise TypeError("Shutdown belongs to the loop around EngineCore.")
+        return None
+
+    def step(self) -> list[RequestDelta]:
+        """Plan and start one step, commit the oldest one; what its requests gained.
+
+        A fault of the runner ends the requests of its step. A second one in a row, or a
+        scheduler that no longer adds up, raises EngineDeadError with the root cause.
+        """
+        begun = time.perf_counter()
+        plan = self.scheduler.schedule()
+        self.stalled = plan is None and not self._in_flight
+        if plan is not None:
+            self._in_flight.append(_Step(plan, self._execute(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            self._deltas += self._commit(self._in_flight.popleft())
+        deltas, self._deltas = self._deltas, []
+        self._step_seconds += time.perf_counter() - begun
+        return deltas
+
+    def has_work(self) -> bool:
+        return bool(self._in_flight or self._deltas) or self.scheduler.has_work()
+
+    def stats(self) -> EngineStats:
+        stats = self.scheduler.stats()
+        stats.step_seconds = self._step_seconds
+        return stats
+
+    def shutdown(self) -> None:
+        self._in_flight.clear()
+        self.executor.shutdown()
+
+    def _execute(self, plan: StepPlan) -> Future[StepResult]:
+        try:
+            return self.executor.execute(plan)
+        except BaseException as error:
+            # An interrupt in mid-step: what the step computed is unknown.
+            self._deltas += self._fail(plan, error)
+            raise
+
+    def _add(self, req: AddRequest) -> None:
+        try:
+            self.scheduler.add(req)
+        except RequestError as error:
+            self._deltas.append(
+                RequestDelta(
+                    req_id=req.req_id, finish_reason="error", error=str(error), bad_request=True
+                )
+            )
+
+    def _call(self, message: Utility) -> UtilityResult:
+        method = self._utilities.get(message.method)
+        if method is None:
+            known = ", ".join(sorted(self._utilities))
+            error = f"The engine has no method {message.method!r}; it has {known}."
+            return UtilityResult(message.call_id, error=error)
+        try:
+            return UtilityResult(message.call_id, result=method(*message.args))
+        except Exception as error:
+            log.exception("The call of %s failed.", message.method)
+            return UtilityResult(message.call_id, error=describe(error))
+
+    def _commit(self, step: _Step) -> list[RequestDelta]:
+        error = step.future.exception()
+        if error is None:
+            self._faults = 0
+            return self.scheduler.commit(step.plan, step.future.result())
+        return self._fail(step.plan, error)
+
+    def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestDelta]:
+        """End the requests of a failed step with its error, and see whether the rest is sound."""
+        text = describe(error)
+        if isinstance(error, Exception) and not isinstance(error, RequestError):
+            self._faults += 1
+            log.error(
+                "Step %d failed and ends its %d requests.",
+                plan.step_id, len(plan.requests), exc_info=error,
+            )  # fmt: skip
+            if self._faults > 1:
+                raise EngineDeadError(f"Two steps in a row failed: {text}") from error
+        results = [RequestResult(req_id=req.req_id, error=text) for req in plan.requests]
+        try:
+            deltas = self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results))
+            self.scheduler.check_integrity()
+        except Exception as broken:
+            log.exception("The scheduler does not add up.")
+            raise EngineDeadError(
+                f"A failed step left the scheduler inconsistent ({describe(broken)}): {text}"
+            ) from error
+        return deltas
+
+
+def describe(error: BaseException) -> str:
+    """One line for a person: the sentence of an error raised on purpose, else type and text."""
+    text = " ".join(str(error).split())
+    if type(error).__module__.startswith("pagoda."):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,135 @@
+"""Which model answers to which name."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pagoda.base.errors import ModelNotFoundError
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import AddRequest
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine import requests
+from pagoda.engine.client import EngineClient
+from pagoda.engine.requests import fan_out
+from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
+from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.parsers.base import ParserFamily
+from pagoda.text.tokenizer import Tokenizer
+
+__all__ = ["ModelDirectory", "ServedModel", "fan_out", "start_served_model"]
+
+
+@dataclass
+class ServedModel:
+    """One model under its names: an engine, and the text side of it."""
+
+    names: tuple[str, ...]
+    """The first is the one reported."""
+    client: EngineClient
+    text: TextSide
+    root: str
+    """The model as it was asked for."""
+    max_logprobs: int = 20
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self.text.chat_template
+
+    @property
+    def parser(self) -> ParserFamily:
+        return self.text.parser
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return self.text.defaults
+
+    @property
+    def max_model_len(self) -> int:
+        """0 until the engine was ready once."""
+        ready = self.client.ready
+        return ready.max_model_len if ready is not None else 0
+
+    def make_request(
+        self,
+        req_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AddRequest:
+        """A request for this model's engine; `n` of `sampling` is `fan_out`'s business.
+
+        Raises ContextLengthError when prompt and max_tokens do not fit the context, and
+        RequestError for anything else that this model cannot do.
+        """
+        ready = self.client.ready
+        limits = requests.RequestLimits(
+            max_model_len=self.max_model_len,
+            vocab_size=ready.vocab_size if ready is not None else self.tokenizer.vocab_size,
+            max_logprobs=self.max_logprobs,
+        )
+        request = requests.make_request(req_id, prompt_ids, sampling, self.tokenizer, limits)
+        request.priority = priority
+        request.cache_salt = cache_salt
+        return request
+
+
+def start_served_model(
+    config: EngineConfig,
+    *,
+    log_level: str = "info",
+    log_format: str = "text",
+    startup_timeout: float = 0.0,
+) -> ServedModel:
+    """Fetch the model if it is not local, launch its engine, and load the text side meanwhile.
+
+    Raises what can be known without the engine: SourceError, CheckpointError, ConfigError.
+    """
+    local = replace(config, model=fetch_model(config.model))
+    client = EngineClient.launch(
+        local, log_level=log_level, log_format=log_format, startup_timeout=startup_timeout
+    )
+    try:
+        text = load_text_side(local.model)
+    except BaseException:
+        client.kill()
+        raise
+    return served_model(config, client, text)
+
+
+def served_model(config: EngineConfig, client: EngineClient, text: TextSide) -> ServedModel:
+    """What `config` asked for, under the names it gives."""
+    return ServedModel(
+        names=config.model.served_model_name or (config.model.model,),
+        client=client,
+        text=text,
+        root=config.model.model,
+        max_logprobs=config.model.max_logprobs,
+    )
+
+
+class ModelDirectory:
+    """The served models by name; one of them today."""
+
+    def __init__(self, models: Iterable[ServedModel]):
+        self._models = list(models)
+        self._by_name = {name: model for model in self._models for name in model.names}
+
+    def get(self, name: str | None) -> ServedModel:
+        """The model of that name; without a name, the first. Raises ModelNotFoundError."""
+        if name is None or name == "":
+            return self._models[0]
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise ModelNotFoundError(f"The model `{name}` does not exist.", "model") from None
+
+    def models(self) -> list[ServedModel]:
+        return list(self._models)

@@ -1,0 +1,251 @@
+"""The offline engine: a model in this process, used by a script. Names and results are vLLM's."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+from pagoda.base.errors import RequestError
+from pagoda.base.log import get_logger
+from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.interrupt import deferred_interrupt
+from pagoda.engine.options import engine_config
+from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
+from pagoda.engine.progress import PromptDisplay, StartupDisplay
+from pagoda.engine.requests import RequestLimits, fan_out, make_request
+from pagoda.engine.startup import start_engine
+from pagoda.engine.text_side import fetch_model, load_text_side
+from pagoda.engine.watchdog import Watchdog
+from pagoda.text.chat_template import ContentFormatName, load_chat_template
+from pagoda.text.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Loads a model and generates with it, in this process and without any other.
+
+    Takes what `pagoda serve` takes, as keyword arguments: dtype, max_model_len,
+    gpu_memory_utilization, seed, max_num_seqs, ... Raises ConfigError for an argument that is
+    not known, and what loading raises: SourceError, CheckpointError, CapacityError.
+    """
+
+    def __init__(self, model: str, tokenizer: str | None = None, **options: Any):
+        config = engine_config({"model": model, "tokenizer": tokenizer, **options})
+        self._config = replace(config, model=fetch_model(config.model))
+        self._text = load_text_side(self._config.model)
+        display, watchdog = StartupDisplay(), Watchdog()
+
+        def report(message: object) -> None:
+            if isinstance(message, EngineProgress):
+                watchdog.beat(message.phase)
+                display.update(message)
+
+        try:
+            self._core, ready = start_engine(self._config, report)
+        finally:
+            display.close()
+            watchdog.close()
+        self.max_model_len = ready.max_model_len
+        self._limits = RequestLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            max_logprobs=self._config.model.max_logprobs,
+            clamp_max_tokens=True,
+        )
+        self._req_ids = itertools.count()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._text.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults, from its generation_config.json."""
+        return SamplingParams(**self._text.defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; results in the order of the prompts.
+
+        `sampling_params`: one for all prompts, or one for each. `use_tqdm` shows a progress bar
+        on a terminal. Raises RequestError (a ValueError) for a prompt or parameter that cannot
+        be served, before anything runs.
+        """
+        tokenized = [self._tokenize(prompt) for prompt in _as_list(prompts)]
+        return self._run(tokenized, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several.
+
+        `template`: chat_template (text or file), tools, add_generation_prompt (True),
+        continue_final_message (False), chat_template_kwargs (further template variables).
+        """
+        render = self._renderer(**template)
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations = messages if several else [messages]
+        tokenizer = self._text.tokenizer
+        tokenized: list[tuple[str | None, list[int]]] = []
+        for conversation in conversations:
+            text = render(conversation)
+            tokenized.append((text, tokenizer.encode(text, add_special_tokens=False)))
+        return self._run(tokenized, sampling_params, use_tqdm, None)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while blocks are in use."""
+        return bool(self._core.scheduler.reset_prefix_cache())
+
+    def _renderer(
+        self,
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormatName = "auto",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Callable[[Any], str]:
+        template = self._text.chat_template
+        if chat_template is not None:
+            template = load_chat_template(
+                self._text.files,
+                self._text.tokenizer,
+                override=chat_template,
+                content_format=chat_template_content_format,
+            )
+        if template is None:
+            raise RequestError(
+                "The model has no chat template: pass chat_template=, or use generate()."
+            )
+        return lambda conversation: template.render(
+            conversation,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs,
+        )
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._text.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if isinstance(prompt.get("prompt"), str):
+                return self._tokenize(prompt["prompt"])
+        elif _is_ids(prompt):
+            return None, list(prompt)
+        raise RequestError(
+            "A prompt is a string, a list of token ids, or a dict with `prompt` or "
+            f"`prompt_token_ids`; got {type(prompt).__name__}.",
+            "prompts",
+        )
+
+    def _run(
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        batch = _Batch(self._text.tokenizer)
+        every = _per_prompt(
+            self.get_default_sampling_params() if sampling_params is None else sampling_params,
+            len(prompts),
+            "sampling_params",
+        )
+        priorities = _per_prompt(0 if priority is None else priority, len(prompts), "priority")
+        for (text, ids), sampling, rank in zip(prompts, every, priorities, strict=True):
+            req_id = str(next(self._req_ids))
+            request = make_request(req_id, ids, sampling, self._text.tokenizer, self._limits)
+            request.priority = rank
+            batch.add(text, request, fan_out(request, sampling.n))
+        return self._drive(batch, show)
+
+    def _drive(self, batch: "_Batch", show: bool) -> list[RequestOutput]:
+        core = self._core
+        with PromptDisplay(len(batch.outputs), show) as display, deferred_interrupt() as asked:
+            try:
+                for request in batch.requests:
+                    core.handle(request)
+                while batch.pending:
+                    stopped = [req_id for delta in core.step() if (req_id := batch.take(delta))]
+                    if stopped:
+                        core.handle(AbortRequests(stopped))
+                    display.update(batch.num_finished)
+                    if asked():
+                        raise KeyboardInterrupt
+            finally:
+                # Nothing of this batch may be left in the engine, however it ended.
+                core.handle(AbortRequests(list(batch.pending)))
+        return batch.outputs
+
+
+class _Batch:
+    """The requests of one call, and where their deltas belong."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self.outputs: list[RequestOutput] = []
+        self.requests: list[AddRequest] = []
+        self.pending: dict[str, tuple[RequestOutput, int, OutputProcessor]] = {}
+        self.num_finished = 0
+
+    def add(self, text: str | None, request: AddRequest, fanned: list[AddRequest]) -> None:
+        ids = request.prompt_token_ids
+        outputs = [CompletionOutput(index) for index in range(len(fanned))]
+        output = RequestOutput(request.req_id, text, ids, outputs)
+        self.outputs.append(output)
+        self.requests += fanned
+        for index, part in enumerate(fanned):
+            processor = OutputProcessor(self._tokenizer, part.sampling, ids)
+            self.pending[part.req_id] = (output, index, processor)
+
+    def take(self, delta: RequestDelta) -> str | None:
+        """Add a delta to its result; its id where a stop string ended it and the engine must."""
+        entry = self.pending.get(delta.req_id)
+        if entry is None:
+            return None
+        output, index, processor = entry
+        part = processor.process(delta)
+        if part.error is not None:
+            log.error("Request %s failed: %s", delta.req_id, part.error)
+        output.add(index, part, self._tokenizer)
+        if part.finish_reason is not None:
+            del self.pending[delta.req_id]
+            self.num_finished += output.finished
+        return delta.req_id if processor.matched_stop and delta.finish_reason is None else None
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
+    return [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else prompts
+
+
+def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
+    """Not empty, and nothing but integers."""
+    return (
+        isinstance(value, Sequence) and len(value) > 0 and all(type(item) is int for item in value)
+    )
+
+
+def _per_prompt(value: Any, count: int, name: str) -> Sequence[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
+    return value

@@ -1,0 +1,99 @@
+"""LLM's keyword arguments -> EngineConfig: vLLM's names, checked, none silently dropped."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from pagoda.base.errors import ConfigError
+from pagoda.base.log import get_logger
+from pagoda.base.near import nearest
+from pagoda.config.compat_table import QUANTIZATION_IN_CHECKPOINT, TABLE
+from pagoda.config.engine import EngineConfig
+
+log = get_logger(__name__)
+
+
+def engine_config(options: dict[str, Any]) -> EngineConfig:
+    """The config that the keyword arguments describe.
+
+    Arguments that others know and that have no meaning here are answered with one log line;
+    ConfigError for unknown ones, naming the nearest, and for values of the wrong kind.
+    """
+    config = EngineConfig()
+    known = dict(_options(config))
+    values: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        if value is None:
+            continue  # vLLM's way to say "as you like"
+        if name in known:
+            section, field = known[name]
+            values.setdefault(section, {})[field.name] = _value(config, section, field, value)
+        else:
+            _answer_foreign(name, value, known)
+    changed = {
+        section: dataclasses.replace(getattr(config, section), **fields)
+        for section, fields in values.items()
+    }
+    return dataclasses.replace(config, **changed)
+
+
+def _options(config: EngineConfig) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Each argument's name and aliases, with the section of the config and its field."""
+    for section in dataclasses.fields(config):
+        for field in dataclasses.fields(getattr(config, section.name)):
+            yield field.name, (section.name, field)
+            for alias in field.metadata["aliases"]:
+                if alias.startswith("--"):
+                    yield _argument(alias), (section.name, field)
+
+
+def _argument(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _value(config: EngineConfig, section: str, field: Any, value: Any) -> Any:
+    """The value as its field wants it; choices and bounds are the config's own business."""
+    parse = field.metadata["parse"]
+    if parse is not None and isinstance(value, str):
+        return parse(value)
+    if field.name == "dtype":
+        value = str(value).removeprefix("torch.")
+    hint = typing.get_type_hints(type(getattr(config, section)))[field.name]
+    if isinstance(value, str) and typing.get_origin(hint) is tuple:
+        value = (value,)
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"LLM({field.name}={value!r}) is not usable: {error}.") from error
+
+
+def _answer_foreign(name: str, value: Any, known: dict[str, Any]) -> None:
+    """Say in one line what an argument that only others know does here; ConfigError if refused."""
+    what = f"LLM({name}={value!r})"
+    if name == "quantization":
+        _answer_quantization(what, str(value))
+        return
+    foreign = {_argument(flag): entry for entry in TABLE for flag in entry.flags.split()}
+    entry = foreign.get(name)
+    if entry is None:
+        close = nearest(name, known, foreign)
+        hint = f"; did you mean {close!r}?" if close else "."
+        raise ConfigError(f"LLM() has no argument {name!r}{hint}")
+    if not value or str(value) in entry.quiet:
+        return
+    if entry.effect == "refused":
+        raise ConfigError(f"{what} is not supported: {entry.why}.")
+    effect = "has no effect here" if entry.effect == "none" else "is not supported yet"
+    log.warning("%s %s: %s.", what, effect, entry.why)
+
+
+def _answer_quantization(what: str, method: str) -> None:
+    if method.lower() not in QUANTIZATION_IN_CHECKPOINT:
+        raise ConfigError(
+            f"{what} is not supported yet: weights are served as the checkpoint stores them. "
+            "Leave it out, or take a checkpoint that is already quantized."
+        )
+    log.warning("%s has no effect here: the checkpoint says how its weights are stored.", what)

@@ -1,0 +1,176 @@
+"""The engine's own process: `python -m pagoda.engine.process`, told what to do on its stdin."""
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from pagoda.base.errors import PagodaError
+from pagoda.base.log import get_logger, setup_logging
+from pagoda.core.messages import (
+    AddRequest,
+    ClientMessage,
+    EngineDied,
+    EngineMessage,
+    EngineProgress,
+    RequestDelta,
+    Shutdown,
+    StepOutputs,
+)
+from pagoda.engine.core import EngineCore, describe
+from pagoda.engine.transport import EngineEnd, Launch, UnreadableMessage
+from pagoda.engine.watchdog import Watchdog
+
+log = get_logger("engine.process")
+
+# An idle engine wakes so often to see whether a signal told it to stop: 0.01% of a core.
+_IDLE_MS = 500
+# Nothing can be scheduled although requests wait (for a grammar, a transfer): look again then.
+_STALLED_MS = 2
+# Statistics reach the client at least so often while steps produce no tokens (long prompts).
+_STATS_SECONDS = 0.5
+
+
+class EngineLoop:
+    """Messages in, steps, outputs out, until told to stop."""
+
+    def __init__(self, core: EngineCore, end: EngineEnd, watchdog: Watchdog):
+        self._core = core
+        self._end = end
+        self._watchdog = watchdog
+        self._stop_at: float | None = None
+        self._last_sent = 0.0
+
+    def stop(self, drain_seconds: float) -> None:
+        """Take no new requests; leave when all are done, or when the time is over."""
+        deadline = time.monotonic() + drain_seconds
+        self._stop_at = deadline if self._stop_at is None else min(deadline, self._stop_at)
+
+    def run(self) -> None:
+        while not self._finished():
+            if not self._core.has_work():
+                self._watchdog.beat(None)
+                self._end.wait(_IDLE_MS)
+            elif self._core.stalled:
+                self._end.wait(_STALLED_MS)
+            self._receive()
+            if self._core.has_work():
+                if not self._core.stalled:
+                    self._watchdog.beat("step")
+                self._send(self._core.step())
+
+    def _finished(self) -> bool:
+        if self._stop_at is None:
+            return False
+        return time.monotonic() >= self._stop_at or not self._core.has_work()
+
+    def _receive(self) -> None:
+        while (message := self._end.receive()) is not None:
+            if isinstance(message, UnreadableMessage):
+                log.error("A message from the client could not be read: %s", message.reason)
+                if message.req_id is not None:
+                    self._refuse(message.req_id, f"The request is invalid: {message.reason}")
+            elif isinstance(message, Shutdown):
+                self.stop(message.drain_seconds)
+            elif isinstance(message, AddRequest) and self._stop_at is not None:
+                self._refuse(message.req_id, "The engine is shutting down.")
+            else:
+                self._handle(message)
+
+    def _handle(self, message: ClientMessage) -> None:
+        reply = self._core.handle(message)
+        if reply is not None:
+            self._end.send(reply)
+
+    def _refuse(self, req_id: str, reason: str) -> None:
+        delta = RequestDelta(req_id=req_id, finish_reason="error", error=reason)
+        self._end.send(StepOutputs([delta], self._core.stats()))
+
+    def _send(self, deltas: list[RequestDelta]) -> None:
+        now = time.monotonic()
+        if deltas or now - self._last_sent >= _STATS_SECONDS:
+            self._last_sent = now
+            self._end.send(StepOutputs(deltas, self._core.stats()))
+
+
+def main() -> NoReturn:
+    # The parent coordinates an interrupt of the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    except msgspec.MsgspecError:
+        sys.exit("This is the engine process of Pagoda; `pagoda serve` starts it.")
+    setup_logging(launch.log_level, launch.log_format)
+    folder = Path(launch.folder)
+    threading.Thread(target=_follow_parent, args=(folder,), name="parent", daemon=True).start()
+    end = EngineEnd(folder)
+    code = 0
+    try:
+        _serve(launch, end)
+    except Exception as error:
+        cause = describe(error)
+        if not isinstance(error, PagodaError):
+            log.exception("The engine failed.")
+        log.debug("%s", cause)  # the parent tells the user
+        end.send(EngineDied(cause))
+        code = 1
+    end.close()
+    _leave(code)
+
+
+def _serve(launch: Launch, end: EngineEnd) -> None:
+    def give_up(reason: str) -> None:
+        log.error("%s", reason)
+        end.send_from_thread(EngineDied(reason))
+        time.sleep(0.2)  # the context's own thread hands the message over
+        _leave(1)
+
+    watchdog = Watchdog(deadline_seconds=launch.startup_timeout, give_up=give_up)
+
+    def report(message: EngineMessage) -> None:
+        if isinstance(message, EngineProgress):
+            watchdog.beat(message.phase)
+        end.send(message)
+
+    # Imported here: startup brings most of Pagoda, and the client should hear of us before that.
+    report(EngineProgress("import"))
+    from pagoda.engine.startup import start_engine
+
+    core, ready = start_engine(launch.config, report, launched_at=launch.launched_at)
+    watchdog.disarm()
+    # What start-up made stays: keep it out of every later collection.
+    gc.collect()
+    gc.freeze()
+    loop = EngineLoop(core, end, watchdog)
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop(float("inf")))
+    end.send(ready)
+    loop.run()
+    core.shutdown()
+
+
+def _follow_parent(folder: Path) -> None:
+    """Leave when the parent does, however it ended: its end of our stdin closes with it."""
+    while os.read(0, 4096):
+        pass
+    log.warning("The parent process is gone; leaving.")
+    shutil.rmtree(folder, ignore_errors=True)
+    _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit at once: threads inside native code must not hold the process up."""
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What a model needs outside the engine: tokenizer, template, parser, sampling defaults."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from pagoda.base.errors import ConfigError, RequestError
+from pagoda.base.log import get_logger
+from pagoda.config.engine import ModelConfig
+from pagoda.core.sampling import SamplingParams
+from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
+from pagoda.text.parsers.base import ParserFamily
+from pagoda.text.parsers.select import parser_for
+from pagoda.text.tokenizer import Tokenizer, load_tokenizer
+from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.progress import terminal_progress
+from pagoda.weights.source import resolve_model
+
+log = get_logger(__name__)
+
+# generation_config.json: its name -> ours.
+_SAMPLING_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+    "max_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """Loaded in the process that talks to clients, so all of it is torch-free."""
+
+    files: ModelFiles
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    parser: ParserFamily
+    defaults: dict[str, Any]
+    """Sampling defaults, by SamplingParams' names."""
+
+
+def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = None) -> ModelConfig:
+    """`model` with its files on this machine, fetched if need be, with a bar on a terminal.
+
+    `on_progress` is called, from any thread, whenever bytes arrived.
+    """
+    with terminal_progress() as show:
+
+        def progress(name: str, done: int, total: int) -> None:
+            show(name, done, total)
+            if on_progress is not None:
+                on_progress()
+
+        path = resolve_model(
+            model.model,
+            download_dir=model.download_dir,
+            revision=model.revision,
+            progress=progress,
+        )
+    return replace(model, model=str(path))
+
+
+def load_text_side(config: ModelConfig) -> TextSide:
+    """Tokenizer, chat template, parser and defaults of a model that is already local."""
+    files = open_model(resolve_model(config.model, download_dir=config.download_dir))
+    source = files
+    if config.tokenizer is not None:
+        source = open_model(resolve_model(config.tokenizer, download_dir=config.download_dir))
+    tokenizer = load_tokenizer(source)
+    template = load_chat_template(
+        source,
+        tokenizer,
+        override=config.chat_template,
+        content_format=cast(ContentFormatName, config.chat_template_content_format),
+    )
+    override = None if config.reasoning_parser == "auto" else config.reasoning_parser
+    parser = parser_for(template.source if template is not None else None, override)
+    return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files))
+
+
+def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:
+    """The model's own sampling defaults, as `--generation-config` and its override tell.
+
+    Raises ConfigError for values that no request could bring.
+    """
+    source = config.generation_config
+    found: dict[str, Any] = {}
+    if source == "auto":
+        found = files.generation_config
+    elif source != "vllm":
+        found = _read_generation_config(Path(source))
+    chosen = {**found, **config.override_generation_config}
+    defaults = {
+        ours: chosen[theirs]
+        for theirs, ours in _SAMPLING_DEFAULTS.items()
+        if chosen.get(theirs) is not None
+    }
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        raise ConfigError(
+            f"The generation config has an unusable default: {error} "
+            "`--generation-config vllm` ignores it."
+        ) from error
+    if defaults:
+        log.info(
+            "Default sampling parameters come from the model's generation_config.json: %s "
+            "(`--generation-config vllm` ignores it).",
+            ", ".join(f"{name}={value}" for name, value in sorted(defaults.items())),
+        )
+    return defaults
+
+
+def _read_generation_config(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json" if path.is_dir() else path
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"--generation-config {path} can't be read: {error}.") from error

@@ -1,0 +1,136 @@
+"""The two ends of the wire between a client and its engine process.
+
+Two one-way ZMQ sockets over ipc in a folder that only this user can enter. The receiver binds
+and the sender connects, so that what is sent before the other side exists waits in the queue.
+"""
+
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import ClientMessage, EngineMessage
+
+_ENCODER = msgspec.msgpack.Encoder()
+_FROM_CLIENT: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_FROM_ENGINE: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+
+# A last message (EngineDied) may take so long to leave before the process does.
+_LINGER_MS = 500
+# Longest wait until a sender notices that its receiver has bound; ZMQ's own default is 100.
+_RECONNECT_MS = 10
+
+
+class Launch(msgspec.Struct):
+    """What the engine process is told on its standard input: one line of JSON.
+
+    The input stays open, and its end tells the process that its parent is gone.
+    """
+
+    config: EngineConfig
+    folder: str
+    """Where the sockets are."""
+    log_level: str = "info"
+    log_format: str = "text"
+    startup_timeout: float = 0.0
+    launched_at: float = 0.0
+    """time.time() of the launch."""
+
+
+class UnreadableMessage(msgspec.Struct):
+    """A message that is not of any known form; `req_id` where it names a request."""
+
+    reason: str
+    req_id: str | None = None
+
+
+class EngineEnd:
+    """The engine process's end."""
+
+    def __init__(self, folder: Path):
+        self._context = zmq.Context()
+        self._folder = folder
+        self._requests = _receiver(self._context, folder / "requests")
+        self._outputs = _sender(self._context, folder / "outputs")
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Sleep until a message is there; False when the time passes first."""
+        return self._requests.poll(timeout_ms) != 0
+
+    def receive(self) -> ClientMessage | UnreadableMessage | None:
+        """The next message, or None at once."""
+        try:
+            raw = self._requests.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            return _FROM_CLIENT.decode(raw)
+        except msgspec.MsgspecError as error:
+            return UnreadableMessage(str(error), _req_id(raw))
+
+    def send(self, message: EngineMessage) -> None:
+        self._outputs.send(_ENCODER.encode(message))
+
+    def send_from_thread(self, message: EngineMessage) -> None:
+        """As `send`, from any thread: over a socket of its own, gone before it returns."""
+        outputs = _sender(self._context, self._folder / "outputs")
+        outputs.send(_ENCODER.encode(message))
+        outputs.close(linger=_LINGER_MS)
+
+    def close(self) -> None:
+        """Send what is queued, for a bounded time, and close."""
+        self._requests.close(linger=0)
+        self._outputs.close(linger=_LINGER_MS)
+        self._context.term()
+
+
+class ClientEnd:
+    """The client's end; `fileno` turns readable when messages arrive (edge-triggered)."""
+
+    def __init__(self, folder: Path):
+        self._context = zmq.Context()
+        self._outputs = _receiver(self._context, folder / "outputs")
+        self._requests = _sender(self._context, folder / "requests")
+
+    def fileno(self) -> int:
+        return int(self._outputs.getsockopt(zmq.FD))
+
+    def pending(self) -> bool:
+        """Asking re-arms `fileno`, so ask until it says False."""
+        return bool(int(self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> EngineMessage:
+        """The next message; ask `pending` first."""
+        return _FROM_ENGINE.decode(self._outputs.recv(zmq.NOBLOCK))
+
+    def send(self, message: ClientMessage) -> None:
+        self._requests.send(_ENCODER.encode(message))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def _receiver(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.bind(f"ipc://{path}")
+    return socket
+
+
+def _sender(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+    """Without a high-water mark: a slow reader must never block the engine's loop."""
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.connect(f"ipc://{path}")
+    return socket
+
+
+def _req_id(raw: bytes) -> str | None:
+    try:
+        fields = msgspec.msgpack.decode(raw)
+    except msgspec.MsgspecError:
+        return None
+    req_id = fields.get("req_id") if isinstance(fields, dict) else None
+    return req_id if isinstance(req_id, str) else None

@@ -1,0 +1,73 @@
+"""The native kernels on a CPU: one set of them, on one pool of threads, per process."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pagoda.base import env
+from pagoda.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pagoda.kernels.cpu.ops import CpuOps
+
+try:
+    from pagoda.kernels.cpu import _native
+except ImportError:  # installed without a compiler
+    _native = None  # type: ignore[assignment]
+
+_cached: dict[str, Any] = {}
+
+
+def native() -> Any | None:
+    """The `_native.Native` of this process, with as many threads as torch had when it was first
+    asked for; None where the kernels were not built or PAGODA_CPU_ISA is `none`.
+
+    ConfigError if PAGODA_CPU_ISA names an instruction set that this build does not know.
+    """
+    if "native" not in _cached:
+        _cached["native"] = _make(torch.get_num_threads())
+    return _cached["native"]
+
+
+def native_ops() -> "CpuOps | None":
+    """The native ops on tensors, on `native()`'s threads; None where that is."""
+    current = native()
+    if current is None:
+        return None
+    if "ops" not in _cached:
+        from pagoda.kernels.cpu.ops import CpuOps
+
+        _cached["ops"] = CpuOps(current)
+    found: CpuOps = _cached["ops"]
+    return found
+
+
+def set_num_threads(count: int) -> None:
+    """Run the kernels on so many threads from now on; no kernel may be running."""
+    current = native()
+    if current is not None and current.num_threads != count:
+        _cached["native"] = _make(count)
+        _cached.pop("ops", None)
+
+
+def packed_matrix(storage: str, rows: int, columns: int) -> Any:
+    """Room for a `_native.PackedMatrix`; only where `native()` is there."""
+    return _native.PackedMatrix(storage, rows, columns)
+
+
+def packed_storages() -> frozenset[str]:
+    """Storage formats that a packed matrix keeps as they are."""
+    return frozenset() if _native is None else frozenset(_native.PACKED_STORAGES)
+
+
+def _make(num_threads: int) -> Any | None:
+    isa = env.get("PAGODA_CPU_ISA")
+    if _native is None or isa == "none":
+        return None
+    try:
+        return _native.Native(num_threads, isa or "")
+    except ValueError as error:
+        raise ConfigError(
+            f"The variable PAGODA_CPU_ISA is {isa!r}: this build has no such instruction set; "
+            "write avx512, avx2, generic or none."
+        ) from error

@@ -1,0 +1,63 @@
+// What each instruction set offers: one table of functions, filled in by kernels.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "model_ops.h"
+#include "packed.h"
+#include "pool.h"
+
+namespace pagoda {
+
+// y = x / rms(x) * weight per row; with a residual, x + residual is stored there first and
+// normalised. fp32 throughout.
+struct RmsNorm {
+    const float* x;         // [rows, size]
+    float* residual;        // [rows, size] or null
+    const float* weight;    // [size]
+    float* y;               // [rows, size]
+    int64_t size;
+    float eps;
+};
+
+// out[t, :] = the matrices' rows, one matrix after another, times x[t], plus bias. Activations are
+// rounded to what the formats' instructions take: 8 bits per 16 columns (quantized formats), bf16
+// (BF16 with AVX-512) or not at all.
+struct MatMul {
+    const float* x;               // [rows, columns], ldx apart
+    int64_t ldx;
+    int64_t columns;              // of every matrix
+    const MatrixView* matrices;
+    int num_matrices;
+    const float* bias;            // [all matrices' rows] or null
+    float* out;                   // [rows, all matrices' rows], ldo apart
+    int64_t ldo;
+    uint8_t* scratch;             // `matmul_scratch_bytes`, aligned to 64
+};
+
+struct Kernels {
+    const char* name;
+    void (*rms_norm)(const RmsNorm&, int64_t rows, Pool&);
+    void (*matmul)(const MatMul&, int64_t rows, Pool&);
+    int64_t (*matmul_scratch_bytes)(const MatMul&, int64_t rows);
+    void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
+    void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
+    void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);
+    void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
+    void (*argmax)(const ArgMax&, int64_t rows, Pool&);
+    void (*top_k)(const TopK&, int64_t rows, Pool&);
+};
+
+extern const Kernels kernels_generic;
+#if PAGODA_HAS_AVX2
+extern const Kernels kernels_avx2;
+#endif
+#if PAGODA_HAS_AVX512
+extern const Kernels kernels_avx512;
+#endif
+
+// The best table that this CPU (and the operating system) can run; `limit` names the best one
+// that may be chosen, empty for no limit. Null when `limit` is no known name.
+const Kernels* choose_kernels(const char* limit);
+
+}  // namespace pagoda

@@ -1,0 +1,32 @@
+// All kernels of one instruction set; compiled once per set with PAGODA_ISA its name.
+#include "isa.h"
+
+#include "activation.h"
+#include "attention.h"
+#include "logits.h"
+#include "matmul.h"
+#include "norm.h"
+#include "rope.h"
+
+#define PAGODA_JOIN_(a, b) a##b
+#define PAGODA_JOIN(a, b) PAGODA_JOIN_(a, b)
+#define PAGODA_TEXT_(a) #a
+#define PAGODA_TEXT(a) PAGODA_TEXT_(a)
+
+namespace pagoda {
+
+extern const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA);
+const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
+    PAGODA_TEXT(PAGODA_ISA),
+    rms_norm,
+    matmul,
+    matmul_scratch_bytes,
+    rotary_store,
+    paged_attention,
+    silu_and_mul,
+    embed_rows,
+    argmax,
+    top_k,
+};
+
+}  // namespace pagoda

@@ -1,0 +1,270 @@
+// Bytes and whole numbers, one lane of 32 bits per row of a panel, for the instruction set that
+// this file is compiled for; as many lanes as `Floats` has.
+#pragma once
+
+#include <cstring>
+
+#include "half.h"
+#include "simd.h"
+
+namespace pagoda {
+namespace {
+
+constexpr int kLanes = Floats::kSize;
+
+inline int32_t load_int(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+#if PAGODA_ISA_AVX512
+
+// The dot product takes unsigned weights: signed ones get 128 added, and an offset takes it off.
+constexpr bool kSignedDot = false;
+
+struct Ints {
+    __m512i v;
+    static Ints zero() { return {_mm512_setzero_si512()}; }
+    static Ints all(int32_t x) { return {_mm512_set1_epi32(x)}; }
+    Ints operator-(Ints o) const { return {_mm512_sub_epi32(v, o.v)}; }
+    template <int kBits>
+    Ints shifted_left() const { return {_mm512_slli_epi32(v, kBits)}; }
+    Floats floats() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+
+struct Bytes {
+    __m512i v;
+    static Bytes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Bytes all(int x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+    static Bytes table(const uint8_t* p) {
+        return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    Bytes operator&(Bytes o) const { return {_mm512_and_si512(v, o.v)}; }
+    Bytes operator|(Bytes o) const { return {_mm512_or_si512(v, o.v)}; }
+    Bytes operator^(Bytes o) const { return {_mm512_xor_si512(v, o.v)}; }
+    // Right, or left if negative; bits of neighbouring bytes come in and are to be masked off.
+    template <int kBits>
+    Bytes shifted() const {
+        if constexpr (kBits >= 0) return {_mm512_srli_epi16(v, kBits)};
+        return {_mm512_slli_epi16(v, -kBits)};
+    }
+    static Bytes look_up(Bytes table, Bytes index) {
+        return {_mm512_shuffle_epi8(table.v, index.v)};
+    }
+};
+
+// start + sum over `kCount` vectors of the products of their four bytes with those of q.
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+    static_assert(!kSigned);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i)
+        start.v = _mm512_dpbusd_epi32(start.v, weights[i].v,
+                                      _mm512_set1_epi32(load_int(q + i * 4)));
+    return start;
+}
+
+inline Floats load_halves(const uint8_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline Ints load_signed(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Ints load_unsigned(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Ints load_nibbles(const uint8_t* p, bool high) {
+    const __m512i x = load_unsigned(p).v;
+    return {high ? _mm512_srli_epi32(x, 4) : _mm512_and_si512(x, _mm512_set1_epi32(15))};
+}
+// Half of 2^(exponent - 127).
+inline Floats load_e8m0(const uint8_t* p) {
+    const __m512i x = load_unsigned(p).v, one = _mm512_set1_epi32(1);
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(x, one), 23);
+    const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), x);
+    const __mmask16 is_normal = _mm512_cmpgt_epi32_mask(x, one);
+    return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(is_normal, small, normal))};
+}
+
+#elif PAGODA_ISA_AVX2
+
+constexpr bool kSignedDot = true;
+
+struct Ints {
+    __m256i v;
+    static Ints zero() { return {_mm256_setzero_si256()}; }
+    static Ints all(int32_t x) { return {_mm256_set1_epi32(x)}; }
+    Ints operator-(Ints o) const { return {_mm256_sub_epi32(v, o.v)}; }
+    template <int kBits>
+    Ints shifted_left() const { return {_mm256_slli_epi32(v, kBits)}; }
+    Floats floats() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+
+struct Bytes {
+    __m256i v;
+    static Bytes load(const uint8_t* p) {
+        return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+    }
+    static Bytes all(int x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
+    static Bytes table(const uint8_t* p) {
+        return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    Bytes operator&(Bytes o) const { return {_mm256_and_si256(v, o.v)}; }
+    Bytes operator|(Bytes o) const { return {_mm256_or_si256(v, o.v)}; }
+    Bytes operator^(Bytes o) const { return {_mm256_xor_si256(v, o.v)}; }
+    template <int kBits>
+    Bytes shifted() const {
+        if constexpr (kBits >= 0) return {_mm256_srli_epi16(v, kBits)};
+        return {_mm256_slli_epi16(v, -kBits)};
+    }
+    static Bytes look_up(Bytes table, Bytes index) {
+        return {_mm256_shuffle_epi8(table.v, index.v)};
+    }
+};
+
+// The products are added in pairs of 16 bits, and as many such sums as cannot overflow before they
+// are widened. Signed weights move their sign to q (which is never -128): 128 * 127 * 2 still fits.
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+    constexpr int kRun = kSigned ? 1 : 32767 / (kMaxLevel * 127 * 2);
+    static_assert(kRun >= 1);
+    __m256i run = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        const __m256i w = weights[i].v, x = _mm256_set1_epi32(load_int(q + i * 4));
+        const __m256i pairs =
+            kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                    : _mm256_maddubs_epi16(w, x);
+        run = i % kRun == 0 ? pairs : _mm256_add_epi16(run, pairs);
+        if (i % kRun == kRun - 1 || i == kCount - 1)
+            start.v = _mm256_add_epi32(start.v, _mm256_madd_epi16(run, _mm256_set1_epi16(1)));
+    }
+    return start;
+}
+
+inline __m128i load_eight(const uint8_t* p) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+inline Floats load_halves(const uint8_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Ints load_signed(const uint8_t* p) { return {_mm256_cvtepi8_epi32(load_eight(p))}; }
+inline Ints load_unsigned(const uint8_t* p) { return {_mm256_cvtepu8_epi32(load_eight(p))}; }
+inline Ints load_nibbles(const uint8_t* p, bool high) {
+    const __m256i x = load_unsigned(p).v;
+    return {high ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15))};
+}
+inline Floats load_e8m0(const uint8_t* p) {
+    const __m256i x = load_unsigned(p).v, one = _mm256_set1_epi32(1);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(x, one), 23);
+    const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), x);
+    const __m256i is_normal = _mm256_cmpgt_epi32(x, one);
+    return {_mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, is_normal))};
+}
+
+#else
+
+constexpr bool kSignedDot = true;
+
+// Vectors of GCC and Clang, which become whatever the target has.
+typedef int32_t IntVector __attribute__((vector_size(4 * kLanes)));
+typedef int16_t WordVector __attribute__((vector_size(4 * kLanes)));
+typedef uint8_t ByteVector __attribute__((vector_size(4 * kLanes)));
+
+struct Ints {
+    IntVector v;
+    static Ints zero() { return {IntVector{}}; }
+    static Ints all(int32_t x) { return {x - IntVector{}}; }
+    Ints operator-(Ints o) const { return {v - o.v}; }
+    template <int kBits>
+    Ints shifted_left() const { return {v << kBits}; }
+    Floats floats() const {
+        Floats out;
+        for (int i = 0; i < kLanes; ++i) out.v[i] = static_cast<float>(v[i]);
+        return out;
+    }
+};
+
+struct Bytes {
+    ByteVector v;
+    static Bytes load(const uint8_t* p) {
+        Bytes out;
+        std::memcpy(&out.v, p, sizeof out.v);
+        return out;
+    }
+    static Bytes all(int x) { return {static_cast<uint8_t>(x) - ByteVector{}}; }
+    static Bytes table(const uint8_t* p) {
+        Bytes out{};
+        std::memcpy(&out.v, p, 16);
+        return out;
+    }
+    Bytes operator&(Bytes o) const { return {v & o.v}; }
+    Bytes operator|(Bytes o) const { return {v | o.v}; }
+    template <int kBits>
+    Bytes shifted() const {
+        if constexpr (kBits >= 0) return {v >> kBits};
+        return {v << -kBits};
+    }
+    static Bytes look_up(Bytes table, Bytes index) {
+        for (int i = 0; i < 4 * kLanes; ++i) index.v[i] = table.v[index.v[i]];
+        return index;
+    }
+};
+
+// Sums of pairs of products in 16 bits, as many as cannot overflow before they are widened;
+// signed weights reach 128 * 127 * 2.
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+    constexpr int kRun = kSigned ? 1 : 32767 / (kMaxLevel * 127 * 2);
+    static_assert(kRun >= 1);
+    WordVector run{};
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        const WordVector w = (WordVector)weights[i].v, x = (WordVector)Ints::all(load_int(q + 4 * i)).v;
+        const WordVector even = kSigned ? (w << 8) >> 8 : w & 255;
+        const WordVector odd = kSigned ? w >> 8 : (w >> 8) & 255;
+        const WordVector pairs = even * ((x << 8) >> 8) + odd * (x >> 8);
+        run = i % kRun == 0 ? pairs : run + pairs;
+        if (i % kRun == kRun - 1 || i == kCount - 1) {
+            const auto both = (IntVector)run;
+            start.v += ((both << 16) >> 16) + (both >> 16);
+        }
+    }
+    return start;
+}
+
+inline Floats load_halves(const uint8_t* p) {
+    Floats out;
+    for (int i = 0; i < kLanes; ++i) {
+        uint16_t x;
+        std::memcpy(&x, p + 2 * i, sizeof x);
+        out.v[i] = half_to_float(x);
+    }
+    return out;
+}
+inline Ints load_signed(const uint8_t* p) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = static_cast<int8_t>(p[i]);
+    return out;
+}
+inline Ints load_unsigned(const uint8_t* p) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = p[i];
+    return out;
+}
+inline Ints load_nibbles(const uint8_t* p, bool high) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = high ? p[i] >> 4 : p[i] & 15;
+    return out;
+}
+inline Floats load_e8m0(const uint8_t* p) {
+    Floats out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = e8m0_halved(p[i]);
+    return out;
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagoda

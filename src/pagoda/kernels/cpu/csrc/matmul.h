@@ -1,0 +1,203 @@
+// Products of activations with packed matrices.
+//
+// One accumulation order per element of the result: block by block along the columns, whatever
+// the number of tokens, tiles, chunks or threads.
+#pragma once
+
+#include "isa.h"
+#include "tiles.h"
+
+namespace pagoda {
+namespace {
+
+// What activations are converted to for a storage format.
+enum class Kind : int { kQ8, kFloat, kBf16 };
+constexpr int kNumKinds = 3;
+constexpr int64_t kKindBytes[kNumKinds] = {sizeof(Q8Block), sizeof(FloatBlock), sizeof(Bf16Block)};
+
+constexpr Kind kind_of(Storage storage) {
+#if PAGODA_ISA_AVX512
+    if (storage == Storage::kBF16) return Kind::kBf16;
+#endif
+    return is_float(storage) ? Kind::kFloat : Kind::kQ8;
+}
+
+using TileFunction = void (*)(const TileArgs&);
+
+template <Storage S, int kTokens>
+constexpr TileFunction tile_function() {
+#if PAGODA_ISA_AVX512
+    if constexpr (S == Storage::kBF16) return &bf16_tile<kTokens>;
+    else
+#endif
+    if constexpr (is_float(S)) return &float_tile<S, kTokens>;
+    else return &quantized_tile<format_of(S), kTokens>;
+}
+
+// By storage format and the logarithm of the number of tokens.
+constexpr int kNumTiles = kMaxTile == 16 ? 5 : 3;
+struct TileTable {
+    TileFunction functions[kNumStorages][kNumTiles] = {};
+
+    template <int kIndex>
+    constexpr void fill() {
+        constexpr Storage kStorage = static_cast<Storage>(kIndex);
+        functions[kIndex][0] = tile_function<kStorage, 1>();
+        functions[kIndex][1] = tile_function<kStorage, 2>();
+        functions[kIndex][2] = tile_function<kStorage, 4>();
+        if constexpr (kNumTiles == 5) {
+            functions[kIndex][3] = tile_function<kStorage, 8>();
+            functions[kIndex][4] = tile_function<kStorage, 16>();
+        }
+        if constexpr (kIndex + 1 < kNumStorages) fill<kIndex + 1>();
+    }
+    constexpr TileTable() { fill<0>(); }
+};
+constexpr TileTable kTileTable;
+
+inline int64_t num_blocks(const MatMul& op) {
+    return (op.columns + kBlockColumns - 1) / kBlockColumns;
+}
+
+struct Prepared {
+    uint8_t* of[kNumKinds] = {};   // null where no matrix wants it
+    int64_t bytes = 0;
+};
+
+inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Where in the scratch memory each kind of activations lies.
+inline Prepared lay_out(const MatMul& op, int64_t tokens) {
+    Prepared out;
+    bool wanted[kNumKinds] = {};
+    for (int m = 0; m < op.num_matrices; ++m)
+        wanted[static_cast<int>(kind_of(static_cast<Storage>(op.matrices[m].storage)))] = true;
+    for (int kind = 0; kind < kNumKinds; ++kind) {
+        if (!wanted[kind]) continue;
+        out.of[kind] = op.scratch + out.bytes;
+        out.bytes += aligned(tokens * num_blocks(op) * kKindBytes[kind]);
+    }
+    return out;
+}
+
+int64_t matmul_scratch_bytes(const MatMul& op, int64_t tokens) {
+    return lay_out(op, tokens).bytes;
+}
+
+template <typename Block>
+void convert_some(const MatMul& op, int64_t token, int size, int64_t first, int64_t last,
+                  uint8_t* to) {
+    if (to == nullptr) return;
+    Block* tile = reinterpret_cast<Block*>(to) + token * num_blocks(op);
+    convert_tile(op.x + token * op.ldx, op.ldx, op.columns, size, first, last, tile);
+}
+
+// Blocks of one token that are converted in the time it takes to hand out a chunk.
+constexpr int64_t kMinConversions = 128;
+
+void convert_activations(const MatMul& op, int64_t tokens, const Prepared& to, Pool& pool) {
+    const int64_t blocks = num_blocks(op);
+    const int64_t tiles = (tokens + kMaxTile - 1) / kMaxTile;
+    const int64_t tile_tokens = tokens < kMaxTile ? tokens : kMaxTile;
+    int64_t parts = tile_tokens * blocks / kMinConversions;
+    if (parts > pool.num_threads()) parts = pool.num_threads();
+    if (parts < 1 || tiles > 1) parts = 1;
+    pool.run(tiles * parts, [&](int64_t chunk) {
+        const int64_t part = chunk % parts;
+        const int64_t first = part * blocks / parts, last = (part + 1) * blocks / parts;
+        const int64_t start = chunk / parts * kMaxTile;
+        const int64_t end = start + kMaxTile < tokens ? start + kMaxTile : tokens;
+        for (int64_t token = start; token < end;) {
+            const int size = tile_size(end - token);
+            convert_some<Q8Block>(op, token, size, first, last, to.of[0]);
+            convert_some<FloatBlock>(op, token, size, first, last, to.of[1]);
+#if PAGODA_ISA_AVX512
+            convert_some<Bf16Block>(op, token, size, first, last, to.of[2]);
+#endif
+            token += size;
+        }
+    });
+}
+
+// One matrix's panel times tokens [first, last).
+void multiply_panel(const MatMul& op, const MatrixView& matrix, int64_t row_offset, int64_t panel,
+                    int64_t first, int64_t last, const Prepared& prepared) {
+    const int kind = static_cast<int>(kind_of(static_cast<Storage>(matrix.storage)));
+    const int64_t row = panel * kPanelRows, left = matrix.rows - row;
+    TileArgs args;
+    args.panel = matrix.panels + panel * matrix.panel_bytes;
+    args.units = matrix.units;
+    args.bias = op.bias == nullptr ? nullptr : op.bias + row_offset + row;
+    args.ldo = op.ldo;
+    args.rows = static_cast<int>(left < kPanelRows ? left : kPanelRows);
+    for (int64_t token = first; token < last;) {
+        const int size = tile_size(last - token);
+        args.activations = prepared.of[kind] + token * num_blocks(op) * kKindBytes[kind];
+        args.out = op.out + token * op.ldo + row_offset + row;
+        kTileTable.functions[matrix.storage][__builtin_ctz(static_cast<unsigned>(size))](args);
+        token += size;
+    }
+}
+
+inline int64_t num_panels(const MatrixView& matrix) {
+    return (matrix.rows + kPanelRows - 1) / kPanelRows;
+}
+
+// Panels [first, last) of all matrices, counted through.
+void multiply_panels(const MatMul& op, int64_t first, int64_t last, int64_t first_token,
+                     int64_t last_token, const Prepared& prepared) {
+    int64_t before = 0, row_offset = 0;
+    for (int m = 0; m < op.num_matrices; ++m) {
+        const MatrixView& matrix = op.matrices[m];
+        const int64_t panels = num_panels(matrix);
+        int64_t panel = first > before ? first - before : 0;
+        for (; panel < panels && before + panel < last; ++panel)
+            multiply_panel(op, matrix, row_offset, panel, first_token, last_token, prepared);
+        before += panels;
+        row_offset += matrix.rows;
+    }
+}
+
+// Work in chunks of panels and tokens: each thread gets one large piece and then small ones, so
+// that memory is read in long runs and yet all threads end together.
+struct Chunks {
+    int64_t panels, large, num_large, small, per_segment, segments;
+
+    Chunks(int64_t panels, int64_t tokens, int threads) : panels(panels) {
+        segments = (tokens + kSegmentTokens - 1) / kSegmentTokens;
+        num_large = threads;
+        large = threads == 1 ? panels : panels * 5 / 8 / threads;
+        const int64_t rest = panels - large * num_large;
+        small = rest / (4 * threads);
+        if (small < 1) small = 1;
+        per_segment = num_large + (rest + small - 1) / small;
+    }
+    int64_t count() const { return per_segment * segments; }
+    int64_t start(int64_t chunk) const {
+        const int64_t begin = chunk <= num_large
+                                  ? chunk * large
+                                  : num_large * large + (chunk - num_large) * small;
+        return begin < panels ? begin : panels;
+    }
+    // Their activations fit a core's cache with a panel of weights: 256 x 48 bytes per 32 columns.
+    static constexpr int64_t kSegmentTokens = 256;
+};
+
+void matmul(const MatMul& op, int64_t tokens, Pool& pool) {
+    if (tokens == 0) return;
+    const Prepared prepared = lay_out(op, tokens);
+    convert_activations(op, tokens, prepared, pool);
+    int64_t panels = 0;
+    for (int m = 0; m < op.num_matrices; ++m) panels += num_panels(op.matrices[m]);
+    const Chunks chunks(panels, tokens, pool.num_threads());
+    pool.run(chunks.count(), [&](int64_t chunk) {
+        const int64_t piece = chunk % chunks.per_segment;
+        const int64_t first = chunk / chunks.per_segment * Chunks::kSegmentTokens;
+        const int64_t last = first + Chunks::kSegmentTokens;
+        multiply_panels(op, chunks.start(piece), chunks.start(piece + 1), first,
+                        last < tokens ? last : tokens, prepared);
+    });
+}
+
+}  // namespace
+}  // namespace pagoda

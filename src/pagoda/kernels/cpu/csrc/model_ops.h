@@ -1,0 +1,96 @@
+// The operations of a model besides its matrix products: what each reads and writes.
+//
+// Activations are fp32. Pointers stay fixed while a recorded step is replayed; `rows` (the step's
+// tokens) and what the index arrays hold change.
+#pragma once
+
+#include <cstdint>
+
+namespace pagoda {
+
+enum class FloatType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// One layer's paged K and V, each [num_blocks, kv_heads, block_size, dim].
+struct KvCache {
+    void* k;
+    void* v;
+    FloatType type;
+    int64_t kv_heads;
+    int64_t block_size;
+    int64_t dim;
+};
+
+// Per row of [heads of q, kv_heads of k, kv_heads of v] x dim: normalises each head of q and k
+// (where weights are given), rotates both in place (arXiv 2104.09864, pairs half of rotary_dim
+// apart), and writes k and v, rounded to nearest even, to their slots.
+struct RotaryStore {
+    float* qkv;                // [rows, stride]
+    int64_t stride;
+    int64_t heads;
+    KvCache cache;
+    const int64_t* slots;      // [rows], block * block_size + offset
+    const int64_t* positions;  // [rows]
+    const float* cos_sin;      // [positions, rotary_dim], cosines then sines; null: no rotation
+    int64_t rotary_dim;        // even; dimensions from here on pass through
+    const float* q_norm;       // [dim] or null
+    const float* k_norm;       // [dim] or null
+    float eps;
+};
+
+// Causal attention over the cached tokens of each request. Request i owns the rows from
+// query_start[i] to query_start[i + 1], its last tokens of kv_lens[i]. Requests from the first
+// that starts at `rows` on are not looked at; rows behind the last request become zero.
+struct PagedAttention {
+    const float* q;              // [rows, q_stride], heads of dim
+    int64_t q_stride;
+    int64_t heads;
+    KvCache cache;
+    const int32_t* block_table;  // [max_reqs, table_stride]
+    int64_t table_stride;
+    const int32_t* query_start;  // [max_reqs + 1]
+    const int32_t* kv_lens;      // [max_reqs]
+    int64_t max_reqs;
+    float scale;
+    int64_t window;              // keys that a query sees, itself included; 0: all
+    float* out;                  // [rows, heads * dim]
+    void* scratch;               // see paged_attention_scratch
+    int64_t scratch_bytes;
+};
+
+// y = silu(a) * b for x = [a, b].
+struct SiluAndMul {
+    const float* x;  // [rows, 2 * size]
+    float* y;        // [rows, size]
+    int64_t size;
+};
+
+// Rows of a table, as fp32.
+struct EmbedRows {
+    const int64_t* ids;  // [rows]
+    const void* table;   // [entries, size]
+    FloatType type;
+    float* y;            // [rows, size]
+    int64_t size;
+};
+
+// The largest logit of each row, the lowest id of equals; the value is NaN where the row has one.
+struct ArgMax {
+    const float* logits;  // [rows, size]
+    int64_t size;
+    float* values;        // [rows]
+    int64_t* ids;         // [rows]
+};
+
+// The `count` largest logits of each row, falling, the lower ids first of equals. NaN is skipped;
+// places without a logit hold -infinity and the id -1.
+struct TopK {
+    const float* logits;  // [rows, size]
+    int64_t size;
+    int64_t count;        // 1 to kMaxTopK
+    float* values;        // [rows, count]
+    int64_t* ids;         // [rows, count]
+};
+
+constexpr int64_t kMaxTopK = 64;
+
+}  // namespace pagoda

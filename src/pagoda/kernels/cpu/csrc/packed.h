@@ -1,0 +1,55 @@
+// Matrices packed for the kernels: the checkpoint's bits in another order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pool.h"
+
+namespace pagoda {
+
+// What a kernel sees of a packed matrix.
+struct MatrixView {
+    const uint8_t* panels;
+    int64_t rows;
+    int64_t units;        // per panel
+    int64_t panel_bytes;
+    int storage;          // a Storage
+};
+
+// Names of the storage formats that a packed matrix can have.
+std::vector<std::string> packed_storages();
+
+// A matrix [rows, columns] in one storage format (formats.h). Memory is zero and not touched
+// until rows are loaded; rows past the last and columns past the last stay zero.
+class PackedMatrix {
+   public:
+    // Throws std::invalid_argument for an unknown storage or columns that fill no whole blocks,
+    // std::bad_alloc where memory is short.
+    PackedMatrix(const std::string& storage, int64_t rows, int64_t columns);
+    ~PackedMatrix();
+    PackedMatrix(const PackedMatrix&) = delete;
+    PackedMatrix& operator=(const PackedMatrix&) = delete;
+
+    int64_t rows() const { return view_.rows; }
+    int64_t columns() const { return columns_; }
+    std::string storage() const;
+    int64_t nbytes() const;
+    const MatrixView& view() const { return view_; }
+
+    // Rows as they lie in a checkpoint, `row_stride` bytes apart.
+    void load(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride,
+              Pool& pool);
+    // fp32 [count, columns]: the rows `ids`, which are in range.
+    void gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const;
+
+   private:
+    uint8_t* memory_ = nullptr;
+    size_t memory_bytes_ = 0;
+    MatrixView view_{};
+    int64_t columns_ = 0;
+};
+
+}  // namespace pagoda

@@ -1,0 +1,91 @@
+// Rotary positions (arXiv 2104.09864) and the way of new keys and values into the paged cache.
+#pragma once
+
+#include "isa.h"
+#include "vector_math.h"
+
+namespace pagoda {
+namespace {
+
+// x = x / rms(x) * weight.
+inline void norm_head(float* x, const float* weight, int64_t dim, float eps) {
+    const int64_t whole = dim - dim % Floats::kSize;
+    Floats squares = Floats::zero();
+    for (int64_t i = 0; i < whole; i += Floats::kSize) {
+        const Floats part = Floats::load(x + i);
+        squares = Floats::fma(part, part, squares);
+    }
+    float total = sum(squares);
+    for (int64_t i = whole; i < dim; ++i) total += x[i] * x[i];
+    const float factor = 1.0f / std::sqrt(total / static_cast<float>(dim) + eps);
+    const Floats factors = Floats::all(factor);
+    for (int64_t i = 0; i < whole; i += Floats::kSize)
+        (Floats::load(x + i) * factors * Floats::load(weight + i)).store(x + i);
+    for (int64_t i = whole; i < dim; ++i) x[i] = x[i] * factor * weight[i];
+}
+
+inline void rotate_head(float* x, const float* cos, const float* sin, int64_t half) {
+    const int64_t whole = half - half % Floats::kSize;
+    for (int64_t i = 0; i < whole; i += Floats::kSize) {
+        const Floats a = Floats::load(x + i), b = Floats::load(x + half + i);
+        const Floats c = Floats::load(cos + i), s = Floats::load(sin + i);
+        (a * c - b * s).store(x + i);
+        (b * c + a * s).store(x + half + i);
+    }
+    for (int64_t i = whole; i < half; ++i) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cos[i] - b * sin[i];
+        x[half + i] = b * cos[i] + a * sin[i];
+    }
+}
+
+template <typename T>
+inline void store_head(const float* x, T* out, int64_t dim) {
+    const int64_t whole = dim - dim % Floats::kSize;
+    for (int64_t i = 0; i < whole; i += Floats::kSize) store(Floats::load(x + i), out + i);
+    for (int64_t i = whole; i < dim; ++i) narrow(x[i], out + i);
+}
+
+template <typename T>
+void rotary_store_row(const RotaryStore& op, int64_t row) {
+    const KvCache& cache = op.cache;
+    const int64_t dim = cache.dim, half = op.rotary_dim / 2;
+    float* q = op.qkv + row * op.stride;
+    float* k = q + op.heads * dim;
+    const float* v = k + cache.kv_heads * dim;
+    if (op.q_norm != nullptr)
+        for (int64_t head = 0; head < op.heads; ++head)
+            norm_head(q + head * dim, op.q_norm, dim, op.eps);
+    if (op.k_norm != nullptr)
+        for (int64_t head = 0; head < cache.kv_heads; ++head)
+            norm_head(k + head * dim, op.k_norm, dim, op.eps);
+    if (op.cos_sin != nullptr) {
+        const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
+        for (int64_t head = 0; head < op.heads + cache.kv_heads; ++head)
+            rotate_head(q + head * dim, cos, cos + half, half);
+    }
+    const int64_t block = op.slots[row] / cache.block_size;
+    const int64_t offset = op.slots[row] % cache.block_size;
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+        const int64_t at = ((block * cache.kv_heads + head) * cache.block_size + offset) * dim;
+        store_head(k + head * dim, static_cast<T*>(cache.k) + at, dim);
+        store_head(v + head * dim, static_cast<T*>(cache.v) + at, dim);
+    }
+}
+
+template <typename T>
+void rotary_store_as(const RotaryStore& op, int64_t rows, Pool& pool) {
+    const int64_t size = (op.heads + 2 * op.cache.kv_heads) * op.cache.dim;
+    run_rows(pool, rows, 2 * size, [&](int64_t row) { rotary_store_row<T>(op, row); });
+}
+
+void rotary_store(const RotaryStore& op, int64_t rows, Pool& pool) {
+    switch (op.cache.type) {
+        case FloatType::kFloat32: return rotary_store_as<float>(op, rows, pool);
+        case FloatType::kBFloat16: return rotary_store_as<BFloat16>(op, rows, pool);
+        case FloatType::kFloat16: return rotary_store_as<Float16>(op, rows, pool);
+    }
+}
+
+}  // namespace
+}  // namespace pagoda

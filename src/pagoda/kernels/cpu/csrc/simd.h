@@ -1,0 +1,90 @@
+// fp32 vectors of the instruction set that this file is compiled for.
+//
+// Everything here has internal linkage: the same names are compiled once per instruction set, and
+// the linker must not merge them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if PAGODA_ISA_AVX512 || PAGODA_ISA_AVX2
+#include <immintrin.h>
+#endif
+
+namespace pagoda {
+namespace {
+
+#if PAGODA_ISA_AVX512
+
+struct Floats {
+    static constexpr int kSize = 16;
+    __m512 v;
+    static Floats zero() { return {_mm512_setzero_ps()}; }
+    static Floats all(float x) { return {_mm512_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+    Floats operator+(Floats o) const { return {_mm512_add_ps(v, o.v)}; }
+    Floats operator*(Floats o) const { return {_mm512_mul_ps(v, o.v)}; }
+    static Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+};
+
+#elif PAGODA_ISA_AVX2
+
+struct Floats {
+    static constexpr int kSize = 8;
+    __m256 v;
+    static Floats zero() { return {_mm256_setzero_ps()}; }
+    static Floats all(float x) { return {_mm256_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+    Floats operator+(Floats o) const { return {_mm256_add_ps(v, o.v)}; }
+    Floats operator*(Floats o) const { return {_mm256_mul_ps(v, o.v)}; }
+    static Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+};
+
+#else
+
+struct Floats {
+    static constexpr int kSize = 8;
+    float v[kSize];
+    static Floats zero() { return all(0); }
+    static Floats all(float x) {
+        Floats out;
+        for (float& y : out.v) y = x;
+        return out;
+    }
+    static Floats load(const float* p) {
+        Floats out;
+        for (int i = 0; i < kSize; ++i) out.v[i] = p[i];
+        return out;
+    }
+    void store(float* p) const {
+        for (int i = 0; i < kSize; ++i) p[i] = v[i];
+    }
+    Floats operator+(Floats o) const {
+        for (int i = 0; i < kSize; ++i) o.v[i] += v[i];
+        return o;
+    }
+    Floats operator*(Floats o) const {
+        for (int i = 0; i < kSize; ++i) o.v[i] *= v[i];
+        return o;
+    }
+    static Floats fma(Floats a, Floats b, Floats c) {
+        for (int i = 0; i < kSize; ++i) c.v[i] += a.v[i] * b.v[i];
+        return c;
+    }
+};
+
+#endif
+
+// In one fixed order: halves are added until one number is left.
+inline float sum(Floats x) {
+    float lanes[Floats::kSize];
+    x.store(lanes);
+    for (int width = Floats::kSize / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+}  // namespace
+}  // namespace pagoda

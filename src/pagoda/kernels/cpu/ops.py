@@ -1,0 +1,226 @@
+"""The native kernels on torch tensors: shapes and dtypes are checked here, addresses passed on."""
+
+import torch
+
+from pagoda.kernels.cpu._native import MAX_TOP_K, FloatType, KvCache, Native
+
+Tensor = torch.Tensor
+
+_FLOAT_TYPES = {
+    torch.float32: FloatType.float32,
+    torch.bfloat16: FloatType.bfloat16,
+    torch.float16: FloatType.float16,
+}
+_ALIGNMENT = 64
+
+
+class CpuOps:
+    """Ops on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
+
+    def __init__(self, native: Native):
+        self._native = native
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [rows, size] / rms(x) * weight [size]."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("weight", weight, torch.float32, (size,))
+        y = torch.empty_like(x)
+        self._native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, size, eps)
+        return y
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), residual); x is added to `residual` in place."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("residual", residual, torch.float32, (rows, size))
+        _check("weight", weight, torch.float32, (size,))
+        y = torch.empty_like(x)
+        self._native.rms_norm(
+            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps
+        )
+        return y, residual
+
+    def rotary_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        positions: Tensor | None,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
+        in place (cos_sin None: not), and write k and v to their slots of the caches.
+
+        qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; positions and
+        slot_mapping int64 [tokens]; cos_sin and caches as in `kernels.ops`.
+        """
+        kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+        rows, _ = _dims("qkv", qkv, 2)
+        _check_rows("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim))
+        _check("slot_mapping", slot_mapping, torch.int64, (rows,))
+        rotary_dim = 0
+        if cos_sin is not None:
+            _check("positions", positions, torch.int64, (rows,))
+            _, rotary_dim = _dims("cos_sin", cos_sin, 2)
+            _check("cos_sin", cos_sin, torch.float32)
+            if rotary_dim % 2 or rotary_dim > dim:
+                raise ValueError(f"cos_sin has {rotary_dim} columns; heads of {dim} need an even "
+                                 f"number up to {dim}.")  # fmt: skip
+        for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if weight is not None:
+                _check(name, weight, torch.float32, (dim,))
+        self._native.rotary_store(
+            qkv.data_ptr(), rows, qkv.stride(0), heads, _cache(k_cache, v_cache),
+            slot_mapping.data_ptr(), _address(positions), _address(cos_sin), rotary_dim,
+            _address(q_norm), _address(k_norm), eps,
+        )  # fmt: skip
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv."""
+        rows, heads, dim = _dims("q", q, 3)
+        kv_heads = k_cache.shape[1]
+        _check_rows("q", q, (rows, heads, k_cache.shape[3]))
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} KV heads in equal groups.")
+        reqs, max_blocks = _dims("block_table", block_table, 2)
+        _check_rows("block_table", block_table, (reqs, max_blocks), torch.int32)
+        _check("query_start", query_start, torch.int32, (reqs + 1,))
+        _check("kv_lens", kv_lens, torch.int32, (reqs,))
+        cache = _cache(k_cache, v_cache)
+        longest = max_blocks * k_cache.shape[2]
+        scratch = self._scratch_of(
+            self._native.attention_scratch(heads, cache, reqs, longest) + _ALIGNMENT
+        )
+        offset = -scratch.data_ptr() % _ALIGNMENT
+        out = torch.empty(rows, heads, dim)
+        self._native.paged_attention(
+            q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
+            block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs, scale,
+            window or 0, out.data_ptr(), scratch.data_ptr() + offset, scratch.numel() - offset,
+        )  # fmt: skip
+        return out
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """silu(a) * b for x [rows, 2 * size] = [a, b]."""
+        rows, width = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        if width % 2:
+            raise ValueError(f"x has {width} columns; gate and up need an even number.")
+        y = torch.empty(rows, width // 2)
+        self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
+        return y
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """Rows of `table` [vocab, size] (fp32, bf16, fp16) as fp32, for int64 ids [tokens]."""
+        (rows,) = _dims("token_ids", token_ids, 1)
+        _, size = _dims("table", table, 2)
+        _check("token_ids", token_ids, torch.int64)
+        _check("table", table, None)
+        y = torch.empty(rows, size)
+        self._native.embed_rows(
+            token_ids.data_ptr(), table.data_ptr(), _float_type("table", table), y.data_ptr(),
+            rows, size,
+        )  # fmt: skip
+        return y
+
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(values, int64 ids) [rows] of the largest of each row of logits [rows, vocab], the
+        lowest id of equals. The value is NaN where the row has one."""
+        rows, size = _dims("logits", logits, 2)
+        _check("logits", logits, torch.float32)
+        if size == 0:
+            raise ValueError("logits has no columns; there is no largest one.")
+        values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        self._native.argmax(logits.data_ptr(), rows, size, values.data_ptr(), ids.data_ptr())
+        return values, ids
+
+    def top_k(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(values, int64 ids) [rows, count] of the largest logits, falling; lower ids first of
+        equals. `count` is 1 to 64 and at most the vocabulary; NaN is skipped, and places that
+        stay empty hold -infinity and the id -1."""
+        rows, size = _dims("logits", logits, 2)
+        _check("logits", logits, torch.float32)
+        if not 1 <= count <= min(size, MAX_TOP_K):
+            raise ValueError(f"count is {count}; top_k takes 1 to {min(size, MAX_TOP_K)} here.")
+        values = torch.empty(rows, count)
+        ids = torch.empty(rows, count, dtype=torch.int64)
+        self._native.top_k(logits.data_ptr(), rows, size, count, values.data_ptr(), ids.data_ptr())
+        return values, ids
+
+    def _scratch_of(self, size: int) -> Tensor:
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
+    _, kv_heads, block_size, dim = _dims("k_cache", k_cache, 4)
+    _check("k_cache", k_cache, None)
+    _check("v_cache", v_cache, k_cache.dtype, tuple(k_cache.shape))
+    if dim % 2:
+        raise ValueError(f"k_cache has heads of {dim}; the native kernels need an even size.")
+    float_type = _float_type("k_cache", k_cache)
+    return KvCache(k_cache.data_ptr(), v_cache.data_ptr(), float_type, kv_heads, block_size, dim)
+
+
+def _float_type(name: str, tensor: Tensor) -> FloatType:
+    found = _FLOAT_TYPES.get(tensor.dtype)
+    if found is None:
+        raise ValueError(f"{name} is {tensor.dtype}; it must be float32, bfloat16 or float16.")
+    return found
+
+
+def _dims(name: str, tensor: Tensor, count: int) -> tuple[int, ...]:
+    if tensor.dim() != count:
+        raise ValueError(f"{name} has {tensor.dim()} dimensions; it must have {count}.")
+    return tuple(tensor.shape)
+
+
+def _check(
+    name: str, tensor: Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...] = ()
+) -> None:
+    """Dtype (None: any), shape (empty: any), contiguous, in the CPU's memory."""
+    if tensor is None:
+        raise ValueError(f"{name} is missing.")
+    if not tensor.is_cpu:
+        raise ValueError(f"{name} is on {tensor.device}; the native kernels need it on the CPU.")
+    if dtype is not None and tensor.dtype != dtype:
+        raise ValueError(f"{name} is {tensor.dtype}; it must be {dtype}.")
+    if shape and tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous; its strides are {tensor.stride()}.")
+
+
+def _check_rows(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> None:
+    """As `_check`, but rows may lie any stride apart."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
+    _check(name, tensor[0] if len(tensor) else tensor, dtype)

@@ -1,0 +1,7 @@
+"""Row lookup."""
+
+import torch
+
+
+def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, token_ids)

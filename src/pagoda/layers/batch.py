@@ -1,0 +1,52 @@
+"""The inputs of one forward pass."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class GroupInputs:
+    """Where one KV group's tokens lie in its cache."""
+
+    block_table: torch.Tensor
+    """int32 [num_reqs, max_blocks]; unused entries are 0."""
+    slot_mapping: torch.Tensor
+    """int64 [num_tokens]: block * block_size + offset, where each token's K and V go."""
+
+
+@dataclass
+class ForwardBatch:
+    """Tokens of several requests, end to end: request i owns rows
+    `query_start[i] : query_start[i + 1]`, and its KV holds `kv_lens[i]` tokens when the step
+    is done (those rows included).
+    """
+
+    token_ids: torch.Tensor
+    """int64 [num_tokens]."""
+    positions: torch.Tensor
+    """int64 [num_tokens], or [3, num_tokens] for multimodal rotary embeddings."""
+    query_start: torch.Tensor
+    """int32 [num_reqs + 1]."""
+    kv_lens: torch.Tensor
+    """int32 [num_reqs]."""
+    max_query_len: int
+    max_kv_len: int
+    groups: list[GroupInputs]
+    layer_group: list[int]
+    """KV group of each layer."""
+    kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
+    """Per layer, K and V of shape [num_blocks, num_kv_heads, block_size, head_dim]."""
+    input_embeds: torch.Tensor | None = None
+    """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
+    embed_rows: torch.Tensor | None = None
+    """bool [num_tokens]."""
+    extras: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_reqs(self) -> int:
+        return self.kv_lens.shape[0]

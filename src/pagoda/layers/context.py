@@ -1,0 +1,68 @@
+"""What every layer is built with: dtype, device, this rank's place, shared rotary tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pagoda.base.errors import ConfigError
+from pagoda.layers.rotary import RotaryTables
+
+
+@dataclass
+class Parallel:
+    """This rank's place among the devices that a layer is split over.
+
+    The hooks stay None on one rank; then nothing is exchanged.
+    """
+
+    rank: int = 0
+    size: int = 1
+    reduce: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Sum of all ranks' tensors."""
+    gather: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """All ranks' tensors side by side on the last dimension, in rank order."""
+
+    def share(self, total: int, what: str) -> slice:
+        """This rank's equal part of `total`; ConfigError where it does not divide."""
+        if total % self.size:
+            raise ConfigError(
+                f"{total} {what} cannot be split over {self.size} devices; "
+                "choose a --tensor-parallel-size that divides it."
+            )
+        part = total // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def share_kv_heads(self, num_kv_heads: int) -> slice:
+        """This rank's KV heads; where there are fewer than ranks, neighbours hold the same."""
+        if num_kv_heads >= self.size:
+            return self.share(num_kv_heads, "KV heads")
+        if self.size % num_kv_heads:
+            raise ConfigError(
+                f"{num_kv_heads} KV heads cannot be repeated over {self.size} devices; "
+                f"choose a --tensor-parallel-size that is a multiple of {num_kv_heads}."
+            )
+        head = self.rank * num_kv_heads // self.size
+        return slice(head, head + 1)
+
+    def share_rows(self, total: int) -> slice:
+        """This rank's part of a vocabulary; the last rank's may be shorter."""
+        part = -(-total // self.size)
+        return slice(min(self.rank * part, total), min((self.rank + 1) * part, total))
+
+    def summed(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial if self.reduce is None else self.reduce(partial)
+
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        return part if self.gather is None else self.gather(part)
+
+
+@dataclass
+class LayerContext:
+    dtype: torch.dtype
+    """Of activations and plain weights."""
+    device: str
+    parallel: Parallel
+    rotary: RotaryTables
+    packed: bool = False
+    """Weights are packed for the native kernels; activations are fp32 then."""

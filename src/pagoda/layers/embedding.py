@@ -1,0 +1,56 @@
+"""The token table: embeddings of ids, and logits of hidden states."""
+
+import torch
+
+from pagoda.layers.context import LayerContext
+from pagoda.layers.loading import LoadTarget, WeightedLayer
+from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.select import linear_format
+
+
+class VocabTable(WeightedLayer):
+    """[vocab_size, hidden_size], split on rows over ranks. A tied output head is the same table."""
+
+    params = ("weight",)
+    format: LinearFormat
+
+    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self._context = context
+        self._part = context.parallel.share_rows(vocab_size)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        shape = (self.vocab_size, self.hidden_size)
+        return (LoadTarget(shape, self._load, rows=self._part),)
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        size = self._part.stop - self._part.start
+        context = self._context
+        self.format = linear_format(storages, packed=context.packed)
+        self.format.create((size,), storages, self.hidden_size, context.dtype, context.device)
+
+    def _load(self, source: ShardSource) -> None:
+        self.format.load(0, source)
+
+    def finalize(self) -> None:
+        self.format.finalize()
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] -> [tokens, hidden_size]."""
+        if self._context.parallel.size == 1:
+            return self.format.rows(token_ids)
+        local = token_ids - self._part.start
+        mine = (local >= 0) & (token_ids < self._part.stop)
+        rows = self.format.rows(torch.where(mine, local, 0))
+        return self._context.parallel.summed(rows.masked_fill(~mine[:, None], 0))
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] -> fp32 [rows, vocab_size] (this rank's part without a gather)."""
+        part = self.format.apply(hidden_states, out_dtype=torch.float32)
+        return self._context.parallel.gathered(part)
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.nbytes

@@ -1,0 +1,122 @@
+"""Linear layers, whole or split over ranks; how weights are stored is their format's affair."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from pagoda.layers.context import LayerContext
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.select import linear_format
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One checkpoint matrix among those stacked into a merged layer."""
+
+    rows: int
+    """Of the whole matrix."""
+    part: slice
+    """The rows that this rank holds."""
+
+    @property
+    def local_rows(self) -> int:
+        return self.part.stop - self.part.start
+
+
+class Linear(WeightedLayer):
+    """Shards stacked on rows, with this rank's columns of them; `ColumnLinear` and `RowLinear`
+    say which rank has what."""
+
+    format: LinearFormat
+    """Chosen when loading starts, by how the shards are stored."""
+
+    def __init__(
+        self,
+        context: LayerContext,
+        in_features: int,
+        columns: slice,
+        shards: tuple[Shard, ...],
+        bias: bool,
+    ):
+        super().__init__()
+        self.in_features = in_features
+        self._context = context
+        self._columns = columns
+        self._width = columns.stop - columns.start
+        self._shards = shards
+        self.sizes = tuple(shard.local_rows for shard in shards)
+        self.bias: torch.Tensor | None = None
+        if bias:
+            size = sum(self.sizes)
+            self.bias = torch.empty(size, dtype=context.dtype, device=context.device)
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        return ("weight",) if self.bias is None else ("weight", "bias")
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        if param == "bias":
+            assert self.bias is not None  # `params` lists it only then
+            parts = self.bias.split(list(self.sizes))
+            return tuple(
+                LoadTarget((shard.rows,), partial(load_vector, part), rows=shard.part)
+                for shard, part in zip(self._shards, parts, strict=True)
+            )
+        return tuple(
+            LoadTarget(
+                (shard.rows, self.in_features),
+                partial(self._load, index),
+                rows=shard.part,
+                columns=None if self._width == self.in_features else self._columns,
+            )
+            for index, shard in enumerate(self._shards)
+        )
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        context = self._context
+        self.format = linear_format(storages, packed=context.packed)
+        self.format.create(self.sizes, storages, self._width, context.dtype, context.device)
+
+    def _load(self, shard: int, source: ShardSource) -> None:
+        self.format.load(shard, source)
+
+    def finalize(self) -> None:
+        self.format.finalize()
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class ColumnLinear(Linear):
+    """Each rank holds some output rows of every shard and all columns; nothing is exchanged.
+
+    With parts that span whole shards it is a replicated layer.
+    """
+
+    def __init__(
+        self, context: LayerContext, in_features: int, shards: tuple[Shard, ...], bias: bool = False
+    ):
+        super().__init__(context, in_features, slice(0, in_features), shards, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in_features] -> [tokens, this rank's rows of all shards]."""
+        return self.format.apply(x, self.bias)
+
+
+class RowLinear(Linear):
+    """Each rank holds some input columns; the ranks' results add up (`Parallel.reduce`)."""
+
+    def __init__(
+        self, context: LayerContext, in_features: int, out_features: int, bias: bool = False
+    ):
+        columns = context.parallel.share(in_features, "input features")
+        shard = Shard(out_features, slice(0, out_features))
+        super().__init__(context, in_features, columns, (shard,), bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, this rank's columns] -> [tokens, out_features]."""
+        parallel = self._context.parallel
+        return parallel.summed(self.format.apply(x, self.bias if parallel.rank == 0 else None))

@@ -1,0 +1,58 @@
+"""How layers take their weights: each says what it needs, the loader brings it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pagoda.base.errors import UnsupportedModelError
+from pagoda.kernels import ops
+from pagoda.quant.base import ShardSource
+from pagoda.quant.plain import STORAGES
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """Where one checkpoint tensor goes, and which part of it this rank takes."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor in the checkpoint."""
+    load: Callable[[ShardSource], None]
+    rows: slice | None = None
+    """Of the first dimension, in elements; None takes all."""
+    columns: slice | None = None
+
+
+class WeightedLayer(nn.Module, ABC):
+    """A layer with weights of its own (not those of its children)."""
+
+    @property
+    @abstractmethod
+    def params(self) -> tuple[str, ...]:
+        """Names that weight rules may use: `weight`, `bias`."""
+
+    @abstractmethod
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        """Where the shards of `param` go, one target each; valid before `create`."""
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        """Make room for the weight, whose shards are stored so; a vector has its room already."""
+
+    def finalize(self) -> None:
+        """Called when all its targets are loaded."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+
+
+def load_vector(target: torch.Tensor, source: ShardSource) -> None:
+    """Copy a bias or a norm's weight; its elements arrive as rows of one column."""
+    if source.storage not in STORAGES:
+        raise UnsupportedModelError(
+            f"A vector stored as {source.storage} is not supported; convert the model anew."
+        )
+    target.copy_(ops.dequantize(source.read(), source.storage, target.dtype).flatten())

@@ -1,0 +1,130 @@
+"""Tables of rotary cosines and sines, shared by all layers of equal RopeSpec."""
+
+import math
+
+import torch
+
+from pagoda.arch.spec import RopeScaling, RopeSpec
+
+_MIN_LENGTH = 1024
+
+
+class RotaryTable:
+    """fp32 [positions, rotary_dim], cosines then sines; grows to the longest length asked for.
+
+    Reserve the longest context before pointers to it are kept (captured steps).
+    """
+
+    def __init__(self, spec: RopeSpec, device: str):
+        self.spec = spec
+        self._device = device
+        self._factors: torch.Tensor | None = None
+        self._table = torch.empty(0, spec.rotary_dim)
+
+    def set_factors(self, factors: torch.Tensor) -> None:
+        """fp32 [rotary_dim / 2] divisors of the frequencies, from a GGUF."""
+        self._factors = factors
+        self._table = torch.empty(0, self.spec.rotary_dim)
+
+    def upto(self, length: int) -> torch.Tensor:
+        """The table with at least `length` positions."""
+        if length > self._table.shape[0]:
+            self.reserve(max(_MIN_LENGTH, 1 << (length - 1).bit_length()))
+        return self._table
+
+    def reserve(self, length: int) -> None:
+        """Make room for exactly that many positions, unless there is more already."""
+        if length > self._table.shape[0]:
+            self._table = _cos_sin(self.spec, self._factors, length).to(self._device)
+
+
+class RotaryTables:
+    """One RotaryTable per RopeSpec."""
+
+    def __init__(self, device: str):
+        self._device = device
+        self.tables: dict[RopeSpec, RotaryTable] = {}
+
+    def of(self, spec: RopeSpec) -> RotaryTable:
+        if spec not in self.tables:
+            self.tables[spec] = RotaryTable(spec, self._device)
+        return self.tables[spec]
+
+    def reserve(self, length: int) -> None:
+        for table in self.tables.values():
+            table.reserve(length)
+
+
+def _cos_sin(spec: RopeSpec, factors: torch.Tensor | None, length: int) -> torch.Tensor:
+    # fp32 throughout, as the reference implementations and the training had it.
+    positions = torch.arange(length, dtype=torch.float32)[:, None]
+    magnitude = 1.0
+    if spec.scaling is not None and spec.scaling.kind == "dynamic":
+        frequencies = _dynamic(spec, spec.scaling, length)
+    else:
+        frequencies = _frequencies(spec.theta, spec.rotary_dim)
+        if factors is not None:
+            frequencies = frequencies / factors
+        if spec.scaling is not None:
+            frequencies = _scaled(spec, spec.scaling, frequencies)
+            magnitude = spec.scaling.attention_factor
+    angles = positions * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
+
+
+def _frequencies(theta: float | torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    return 1.0 / theta**exponents
+
+
+def _scaled(spec: RopeSpec, scaling: RopeScaling, frequencies: torch.Tensor) -> torch.Tensor:
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(scaling, frequencies)
+    return _yarn(spec, scaling, frequencies)
+
+
+def _llama3(scaling: RopeScaling, frequencies: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between blended
+    (section 3.4.1 of arXiv 2407.21783; facts from Meta's llama-models)."""
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(spec: RopeSpec, scaling: RopeScaling, frequencies: torch.Tensor) -> torch.Tensor:
+    """Ramp from kept to divided frequencies over dimensions (section 3.2 of arXiv 2309.00071)."""
+    dim = spec.rotary_dim
+
+    def dimension(turns: float) -> float:
+        return (
+            dim
+            * math.log(scaling.original_max_position / (turns * 2 * math.pi))
+            / (2 * math.log(spec.theta))
+        )
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return frequencies * (1 - ramp) + frequencies / scaling.factor * ramp
+
+
+def _dynamic(spec: RopeSpec, scaling: RopeScaling, length: int) -> torch.Tensor:
+    """Frequencies of each position [length, rotary_dim / 2].
+
+    transformers rescales by the length so far, so a token generated at position p is rotated as
+    for length p + 1. Taking that for every token makes the rotation a function of the position
+    alone, which chunked prefill and prefix reuse need; up to the trained length all agree.
+    """
+    lengths = torch.arange(1, length + 1, dtype=torch.float64).clamp_(
+        min=scaling.original_max_position
+    )
+    growth = scaling.factor * lengths / scaling.original_max_position - (scaling.factor - 1)
+    theta = spec.theta * growth ** (spec.rotary_dim / (spec.rotary_dim - 2))
+    return _frequencies(theta.float()[:, None], spec.rotary_dim)

@@ -1,0 +1,68 @@
+"""What every causal language model offers to the runner."""
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.context import LayerContext
+from pagoda.layers.embedding import VocabTable
+from pagoda.layers.loading import WeightedLayer
+from pagoda.layers.norm import RMSNorm
+
+
+class DecoderLayer(nn.Module):
+    """One layer; `residual` is the running sum in fp32 that `hidden_states` is yet to be added
+    to, None before the first layer."""
+
+    def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
+        super().__init__()
+
+    def forward(
+        self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+class CausalLM(nn.Module):
+    """Embedding, a stack of `layer_class`, a final norm, and an output head."""
+
+    layer_class: type[DecoderLayer]
+
+    def __init__(self, spec: ModelSpec, context: LayerContext):
+        super().__init__()
+        self.spec = spec
+        self.context = context
+        self.embed = VocabTable(context, spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(
+            self.layer_class(context, spec, layer, index) for index, layer in enumerate(spec.layers)
+        )
+        self.norm = RMSNorm(context, spec.hidden_size, spec.norm_eps)
+        if spec.tie_word_embeddings:
+            self.head = self.embed
+        else:
+            self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Normalized hidden states [tokens, hidden_size] of the last layer."""
+        hidden_states = self.embed(batch.token_ids)
+        if batch.input_embeds is not None and batch.embed_rows is not None:
+            given = batch.input_embeds.to(hidden_states.dtype)
+            hidden_states = torch.where(batch.embed_rows[:, None], given, hidden_states)
+        residual: torch.Tensor | None = None
+        for layer in self.layers:
+            hidden_states, residual = layer(hidden_states, residual, batch)
+        return self.norm.add(hidden_states, residual)[0]
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states [rows, hidden_size] of chosen rows -> fp32 [rows, vocab_size]."""
+        return self.head.logits(hidden_states)
+
+    def reserve(self, max_model_len: int) -> None:
+        """Make all that grows with the context now, so that its address stays the same."""
+        self.context.rotary.reserve(max_model_len)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights on this rank."""
+        return sum(part.nbytes for part in self.modules() if isinstance(part, WeightedLayer))

@@ -1,0 +1,39 @@
+"""Llama (arXiv 2302.13971, 2407.21783) and what is built like it: SmolLM2, Mistral."""
+
+import torch
+
+from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.layers.attention import Attention
+from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.context import LayerContext
+from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.norm import RMSNorm
+from pagoda.models.base import CausalLM, DecoderLayer
+
+
+class LlamaLayer(DecoderLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
+        super().__init__(context, spec, layer, index)
+        hidden, eps = spec.hidden_size, spec.norm_eps
+        self.attention_norm = RMSNorm(context, hidden, eps)
+        self.attention = Attention(context, layer.attention, hidden, eps, index)
+        self.mlp_norm = RMSNorm(context, hidden, eps)
+        self.mlp = GatedMlp(context, layer.mlp, hidden)
+
+    def forward(
+        self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            residual = hidden_states.float()
+            hidden_states = self.attention_norm(hidden_states)
+        else:
+            hidden_states, residual = self.attention_norm.add(hidden_states, residual)
+        hidden_states = self.attention(hidden_states, batch)
+        hidden_states, residual = self.mlp_norm.add(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+class LlamaForCausalLM(CausalLM):
+    layer_class = LlamaLayer

@@ -1,0 +1,260 @@
+"""From a checkpoint to a model that runs: strict, one pass, one tensor in memory at a time."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+import torch
+
+from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
+from pagoda.kernels import ops
+from pagoda.layers.context import LayerContext, Parallel
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.rotary import RotaryTables
+from pagoda.models.base import CausalLM
+from pagoda.models.dummy import DummyCheckpoint
+from pagoda.models.registry import MODELS
+from pagoda.quant.base import ShardSource
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.formats import FORMATS
+
+Progress = Callable[[int, int], None]
+
+# Names quoted in an error message: enough to see the pattern.
+_QUOTED = 5
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One use of a checkpoint tensor."""
+
+    target: LoadTarget
+    layer: WeightedLayer | None
+    """To be finalized when its last item is loaded."""
+    unpermute: int = 0
+
+
+_Items = dict[str, list[_Item]]
+
+
+def build_model(
+    spec: ModelSpec,
+    checkpoint: Checkpoint | None,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    parallel: Parallel | None = None,
+    progress: Progress | None = None,
+    load_format: str = "auto",
+    packed: bool = False,
+) -> CausalLM:
+    """Make the model of `spec` on `device` and load this rank's share of the checkpoint (all of
+    it without `parallel`).
+
+    `load_format="dummy"` reads no checkpoint and fills in random weights. `progress` is called
+    with bytes done and bytes in all. With `packed`, a CPU that has native kernels keeps weights
+    in the checkpoint's own bits and computes with fp32 activations. Raises CheckpointError for a
+    leftover, missing or misshapen tensor, UnsupportedModelError for a storage format that no
+    layer can hold, ConfigError where layers do not divide among the ranks, CapacityError where
+    memory is short.
+    """
+    if spec.architecture not in MODELS:
+        raise UnsupportedModelError(
+            f"The architecture {spec.architecture!r} is not supported yet; "
+            f"{MODELS.nearest(spec.architecture)}."
+        )
+    weights = None if load_format == "dummy" else _complete(spec, checkpoint)
+    packed = packed and ops.can_pack(device)
+    context = LayerContext(
+        torch.float32 if packed else dtype,
+        device,
+        parallel or Parallel(),
+        RotaryTables(device),
+        packed,
+    )
+    model: CausalLM = MODELS.get(spec.architecture)(spec, context)
+    items = _items(model)
+    if weights is None:
+        weights = DummyCheckpoint({name: uses[0].target.shape for name, uses in items.items()})
+    for name, uses in items.items():
+        for item in uses:
+            _check_fits(weights.tensors[name], item.target, context.parallel.size)
+    _create(model, weights)
+    _load(items, weights, progress)
+    return model
+
+
+def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
+    """The checkpoint, if it holds all that the model needs and nothing else."""
+    if checkpoint is None:
+        raise CheckpointError(
+            "The model's folder holds no weights; fetch them, or pass --load-format dummy "
+            "for random ones."
+        )
+    names = checkpoint.tensors
+    wanted = {source for rule in _expanded(spec) for source in rule.sources} | _factors(spec)
+    missing = [name for name in sorted(wanted) if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint lacks {_quoted(missing)} of {spec.architecture}. "
+            "It is incomplete, or config.json belongs to another model."
+        )
+    leftover = [
+        name
+        for name in names
+        if name not in wanted
+        and not any(fnmatchcase(name, pattern) for pattern in spec.ignored_weights)
+    ]
+    if leftover:
+        raise CheckpointError(
+            f"The checkpoint holds {_quoted(leftover)}, which {spec.architecture} has no place "
+            "for. Its architecture differs from what config.json or the GGUF metadata says."
+        )
+    return checkpoint
+
+
+def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
+    if info.shape != target.shape:
+        raise CheckpointError(
+            f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
+            f"{list(target.shape)}. config.json (or the GGUF metadata) belongs to another model."
+        )
+    if target.columns is not None:
+        block = FORMATS[info.type].block_elements
+        if target.columns.start % block or target.columns.stop % block:
+            raise ConfigError(
+                f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
+                f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
+            )
+
+
+def _items(model: CausalLM) -> _Items:
+    """Where each checkpoint tensor goes."""
+    items: _Items = {}
+    for rule in _expanded(model.spec):
+        layer, param = _layer_of(model, rule)
+        targets = layer.targets(param)
+        unpermute = rule.unpermute or (0,) * len(targets)
+        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
+            items.setdefault(source, []).append(_Item(target, layer, size))
+    for table in model.context.rotary.tables.values():
+        if table.spec.factors_tensor is not None:
+            factors = torch.empty(table.spec.rotary_dim // 2)
+            table.set_factors(factors)
+            target = LoadTarget(tuple(factors.shape), partial(load_vector, factors))
+            items.setdefault(table.spec.factors_tensor, []).append(_Item(target, None))
+    _check_all_filled(model)
+    return items
+
+
+def _create(model: CausalLM, checkpoint: Checkpoint) -> None:
+    """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet."""
+    for rule in _expanded(model.spec):
+        layer, param = _layer_of(model, rule)
+        if param != "weight":
+            continue
+        storages = tuple(checkpoint.tensors[source].type for source in rule.sources)
+        try:
+            layer.create(storages)
+        except RuntimeError as error:  # torch's way of saying that memory is short
+            raise CapacityError(
+                f"There is no memory for {rule.sources[0]} and the weights after it ({error}). "
+                "Take a smaller model or a version with fewer bits per weight."
+            ) from error
+
+
+def _layer_of(model: CausalLM, rule: WeightRule) -> tuple[WeightedLayer, str]:
+    path, _, param = rule.param.rpartition(".")
+    layer = model.get_submodule(path)
+    assert isinstance(layer, WeightedLayer), rule.param
+    return layer, param
+
+
+def _check_all_filled(model: CausalLM) -> None:
+    """A layer's parameter without a weight rule would run on uninitialised memory."""
+    filled = {rule.param for rule in _expanded(model.spec)}
+    for path, layer in model.named_modules():
+        if isinstance(layer, WeightedLayer):
+            unfilled = {f"{path}.{param}" for param in layer.params} - filled
+            assert not unfilled, f"no weight rule fills {unfilled}"
+
+
+def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> None:
+    """Copy every tensor in the order of the file, so that a disk reads it from end to end."""
+    pending = Counter(item.layer for uses in items.values() for item in uses)
+    total = sum(checkpoint.tensors[name].nbytes for name in items)
+    done = 0
+    for name, info in checkpoint.tensors.items():
+        if name not in items:
+            continue
+        for item in items[name]:
+            item.target.load(_source(checkpoint, info, item))
+            pending[item.layer] -= 1
+            if item.layer is not None and pending[item.layer] == 0:
+                item.layer.finalize()
+        checkpoint.release(name)
+        done += info.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
+    """The rank's slice of a tensor; a vector becomes a matrix of one column.
+
+    DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
+    """
+    target = item.target
+    rows = target.rows or slice(0, info.shape[0])
+    is_vector = len(info.shape) == 1
+    if is_vector:
+        width = 1
+    else:
+        columns = target.columns or slice(0, info.shape[1])
+        width = columns.stop - columns.start
+
+    def read() -> torch.Tensor:
+        if is_vector:
+            whole = torch.from_dlpack(checkpoint.read(info.name))
+            raw = whole.reshape(info.shape[0], -1)[rows]
+        else:
+            raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
+        return _unpermuted(raw, item.unpermute) if item.unpermute else raw
+
+    return ShardSource(info.type, rows.stop - rows.start, width, read)
+
+
+def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from (pair, half) order back to (half, pair) order.
+
+    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
+    """
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _expanded(spec: ModelSpec) -> list[WeightRule]:
+    """The rules with `{layer}` filled in."""
+    expanded = []
+    for rule in spec.weights:
+        if "{layer}" not in rule.param:
+            expanded.append(rule)
+            continue
+        for layer in range(len(spec.layers)):
+            param, *sources = (
+                text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
+            )
+            expanded.append(WeightRule(param, tuple(sources), rule.unpermute))
+    return expanded
+
+
+def _factors(spec: ModelSpec) -> set[str]:
+    names = {layer.attention.rope.factors_tensor for layer in spec.layers}
+    return {name for name in names if name is not None}
+
+
+def _quoted(names: list[str]) -> str:
+    more = f" and {len(names) - _QUOTED} more" if len(names) > _QUOTED else ""
+    # Names come from the file: control characters must not reach the log.
+    return ", ".join(ascii(name)[1:-1] for name in names[:_QUOTED]) + more

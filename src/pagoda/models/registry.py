@@ -1,0 +1,13 @@
+"""Which class wires which architecture."""
+
+from pagoda.base.registry import Registry
+
+MODELS = Registry(
+    "architecture",
+    {
+        "LlamaForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
+        "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+    },
+)

@@ -1,0 +1,259 @@
+"""Where "auto" becomes a value, with the reason for each.
+
+Nothing else in Pagoda decides a default that depends on the model or the machine.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.units import format_bytes
+from pagoda.config.engine import EngineConfig
+from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
+from pagoda.planner import memory
+from pagoda.planner.memory import MemoryPlan
+from pagoda.weights.checkpoint import TensorInfo
+
+_DTYPES = {"half": "float16", "float": "float32"}
+# On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
+# more than this, and less where less is free.
+_CPU_POOL_CAP = 4 << 30
+_CPU_RESERVE = 512 << 20
+
+
+@dataclass(frozen=True)
+class Reason:
+    field: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    config: EngineConfig
+    """Without any "auto"."""
+    plan: MemoryPlan
+    reasons: list[Reason]
+
+
+def resolve(
+    config: EngineConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts
+) -> Resolution:
+    """Choose every "auto" of `config` for this model on this machine.
+
+    Raises ConfigError for a value that cannot be honoured and CapacityError, saying what to
+    lower, when the model or one request of the wanted length does not fit.
+    """
+    _check_parallel(config)
+    storage = _main_storage(spec, tensors)
+    size = f"{memory.parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
+    reasons = [Reason("architecture", spec.architecture, size)]
+    config = _resolve_types(config, storage, facts, reasons)
+    config = _resolve_scheduler(config, facts, reasons)
+    groups = kv_groups(spec, config.cache.block_size)
+    plan = _empty_plan(config, spec, tensors, facts, groups)
+    limit = _pool_limit(config, plan, facts)
+    if limit > facts.free_memory - plan.weights:
+        why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
+        reasons.append(Reason("kv_cache_memory_bytes", limit, why))
+    config = _resolve_length(config, spec, plan, limit, reasons)
+    num_blocks = _num_blocks(config, plan, limit, reasons)
+    return Resolution(config, replace(plan, num_blocks=num_blocks), reasons)
+
+
+def _check_parallel(config: EngineConfig) -> None:
+    for flag, size in (
+        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
+    ):
+        if size != 1:
+            raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
+
+
+def _main_storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
+    """How most of the weights' bytes are stored."""
+    nbytes: Counter[str] = Counter()
+    for info in tensors.values():
+        nbytes[info.type] += info.nbytes
+    plain = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    return nbytes.most_common(1)[0][0] if nbytes else plain[spec.dtype]
+
+
+def _resolve_types(
+    config: EngineConfig, storage: str, facts: DeviceFacts, reasons: list[Reason]
+) -> EngineConfig:
+    dtype = _DTYPES.get(config.model.dtype, config.model.dtype)
+    if dtype == "auto":
+        dtype = "float16" if storage == "F16" else "bfloat16"
+        expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
+        why = f"the checkpoint is {storage}{expanded}"
+        if dtype == "bfloat16" and not facts.supports_bf16:
+            dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
+        reasons.append(Reason("dtype", dtype, why))
+    kv_dtype = config.cache.kv_cache_dtype
+    if kv_dtype == "auto":
+        kv_dtype = dtype
+        reasons.append(Reason("kv_cache_dtype", kv_dtype, "as the activations"))
+    return replace(
+        config,
+        model=replace(config.model, dtype=dtype),
+        cache=replace(config.cache, kv_cache_dtype=kv_dtype),
+        device=_resolve_device(config, facts, reasons),
+    )
+
+
+def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
+    threads = config.device.threads
+    if threads == "auto":
+        threads = facts.num_threads
+        reasons.append(Reason("threads", threads, "affinity and container quota"))
+    return replace(config.device, device=facts.device, threads=threads)
+
+
+def _resolve_scheduler(
+    config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]
+) -> EngineConfig:
+    on_cpu = facts.device == "cpu"
+    reqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    if reqs == "auto":
+        reqs = 64 if on_cpu else 256
+        reasons.append(Reason("max_num_seqs", reqs, f"default on {facts.device}"))
+    if tokens == "auto":
+        # Long enough for matrix products to reach their speed, short enough that a long prompt
+        # does not hold up running streams.
+        tokens = max(512 if on_cpu else 2048, int(reqs))
+        reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
+    if int(tokens) < int(reqs):
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {reqs}; "
+            "every running request needs one token per step."
+        )
+    scheduler = replace(config.scheduler, max_num_seqs=reqs, max_num_batched_tokens=tokens)
+    return replace(config, scheduler=scheduler)
+
+
+def _empty_plan(
+    config: EngineConfig,
+    spec: ModelSpec,
+    tensors: Mapping[str, TensorInfo],
+    facts: DeviceFacts,
+    groups: Sequence[KVGroupSpec],
+) -> MemoryPlan:
+    dtype, kv_dtype = config.model.dtype, config.cache.kv_cache_dtype
+    scheduler = config.scheduler
+    return MemoryPlan(
+        weights=memory.weight_bytes(spec, tensors, dtype),
+        activations=memory.activation_bytes(
+            spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
+        ),
+        process=memory.PROCESS_BYTES[facts.device],
+        kv_bytes_per_token=memory.kv_bytes_per_token(groups, kv_dtype),
+        block_size=config.cache.block_size,
+        num_blocks=0,
+        bytes_per_block=memory.bytes_per_block(groups, kv_dtype),
+    )
+
+
+def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
+    if config.cache.kv_cache_memory_bytes is not None:
+        return config.cache.kv_cache_memory_bytes
+    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
+    reserve = _CPU_RESERVE if facts.device == "cpu" else 0
+    usable = min(share, facts.free_memory - reserve)
+    limit = usable - plan.weights - plan.activations - plan.process
+    if limit < plan.bytes_per_block * 2 and config.cache.num_gpu_blocks_override is None:
+        raise CapacityError(
+            f"The model needs {format_bytes(plan.weights)} for weights and "
+            f"{format_bytes(plan.activations + plan.process)} to run, and "
+            f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
+            f"({format_bytes(facts.free_memory)} free). Free memory, choose a smaller "
+            "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
+        )
+    return limit
+
+
+def _resolve_length(
+    config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, limit: int, reasons: list[Reason]
+) -> EngineConfig:
+    wanted = config.model.max_model_len
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise ConfigError(f"--max-model-len {wanted} must be at least 1.")
+        if wanted > spec.max_position:
+            reasons.append(
+                Reason("max_model_len", wanted, f"beyond the trained {spec.max_position:,}")
+            )
+        return config
+    pool = limit
+    why = "the largest that fits in memory"
+    capped = config.device.device == "cpu" and config.cache.kv_cache_memory_bytes is None
+    if wanted is None and capped and limit > _CPU_POOL_CAP:
+        pool = _CPU_POOL_CAP
+        why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
+    fits = (_fitting_blocks(config, plan, pool) - 1) * plan.block_size
+    if fits < plan.block_size:
+        raise CapacityError(_too_few_blocks(config, plan))
+    length = min(spec.max_position, fits)
+    if length == spec.max_position:
+        why = "the model's own"
+    reasons.append(Reason("max_model_len", length, why))
+    return replace(config, model=replace(config.model, max_model_len=length))
+
+
+def _fitting_blocks(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
+    """Blocks in a pool of so many bytes, unless their number is given; block 0 included."""
+    override = config.cache.num_gpu_blocks_override
+    return pool // plan.bytes_per_block if override is None else override
+
+
+def _cache_is_chosen(config: EngineConfig) -> bool:
+    cache = config.cache
+    return cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+
+
+def _more_cache(config: EngineConfig) -> str:
+    if config.cache.num_gpu_blocks_override is not None:
+        return "raise --num-gpu-blocks-override"
+    if config.cache.kv_cache_memory_bytes is not None:
+        return "raise --kv-cache-memory-bytes"
+    return "free memory"
+
+
+def _too_few_blocks(config: EngineConfig, plan: MemoryPlan) -> str:
+    return (
+        f"The KV cache needs two blocks of {plan.block_size} tokens at least, one of them spare: "
+        f"{format_bytes(2 * plan.bytes_per_block)} for this model; {_more_cache(config)}, or lower "
+        "--block-size."
+    )
+
+
+def _num_blocks(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list[Reason]) -> int:
+    """Blocks of the pool, block 0 included; CapacityError if one request would not fit."""
+    length = int(config.model.max_model_len or 0)
+    per_request = -(-length // plan.block_size)
+    fits = _fitting_blocks(config, plan, limit)
+    if fits < 2:
+        raise CapacityError(_too_few_blocks(config, plan))
+    if fits < per_request + 1:
+        raise CapacityError(
+            f"One request of {length:,} tokens needs "
+            f"{format_bytes((per_request + 1) * plan.bytes_per_block)} of KV cache and "
+            f"{format_bytes(fits * plan.bytes_per_block)} is available: lower --max-model-len to "
+            f"at most {(fits - 1) * plan.block_size:,}, or {_more_cache(config)}."
+        )
+    if _cache_is_chosen(config):
+        return fits
+    useful = per_request * int(config.scheduler.max_num_seqs) + 1
+    blocks, why = min(fits, useful), "every running request at full length"
+    cap = max(_CPU_POOL_CAP // plan.bytes_per_block, per_request + 1)
+    if config.device.device == "cpu" and blocks > cap:
+        blocks, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
+    elif blocks < useful:
+        why = "all memory that is left"
+    reasons.append(Reason("kv_cache_memory_bytes", blocks * plan.bytes_per_block, why))
+    return blocks

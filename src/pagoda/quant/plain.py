@@ -1,0 +1,46 @@
+"""Weights as they are: bf16, fp16 or fp32, kept in the dtype of activations."""
+
+import torch
+
+from pagoda.kernels import ops
+from pagoda.quant.base import LinearFormat, ShardSource
+
+STORAGES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+class PlainLinear(LinearFormat):
+    """One dense matrix [out_features, in_features]."""
+
+    weight: torch.Tensor
+
+    def create(
+        self,
+        shard_sizes: tuple[int, ...],
+        storages: tuple[str, ...],
+        in_features: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self.weight = torch.empty(sum(shard_sizes), in_features, dtype=dtype, device=device)
+        self._shards = self.weight.split(list(shard_sizes))
+
+    def load(self, shard: int, source: ShardSource) -> None:
+        self._shards[shard].copy_(source.read().view(STORAGES[source.storage]))
+
+    def finalize(self) -> None:
+        del self._shards
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        return ops.matmul(x, self.weight, bias, out_dtype)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        return ops.embed(index, self.weight)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes

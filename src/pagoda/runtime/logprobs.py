@@ -1,0 +1,55 @@
+"""Log-probabilities of chosen and most likely tokens, from raw logits."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagoda.core.messages import TokenLogprobs
+from pagoda.runtime.device import to_tensor
+from pagoda.runtime.draw import rows_at_once, top_tokens
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
+) -> list[TokenLogprobs]:
+    """For each row of fp32 logits [rows, vocab]: the token's, and the `counts[row]` best.
+
+    Of equal logits the lower id comes first; the rank counts the tokens that are more likely.
+    """
+    chunk = rows_at_once(logits)
+    result: list[TokenLogprobs] = []
+    for start in range(0, len(logits), chunk):
+        part = slice(start, start + chunk)
+        result += _chunk_logprobs(logits[part], token_ids[part], counts[part])
+    return result
+
+
+def _chunk_logprobs(
+    logits: torch.Tensor, token_ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int32]
+) -> list[TokenLogprobs]:
+    total = logits.logsumexp(dim=-1)
+    chosen = logits.gather(1, to_tensor(token_ids, logits.device)[:, None])
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    chosen_list = (chosen[:, 0] - total).tolist()
+    top = _top_lists(logits, total, counts)
+    return [
+        TokenLogprobs(token, logprob, rank, *top[row])
+        for row, (token, logprob, rank) in enumerate(
+            zip(token_ids.tolist(), chosen_list, ranks.tolist(), strict=True)
+        )
+    ]
+
+
+def _top_lists(
+    logits: torch.Tensor, total: torch.Tensor, counts: npt.NDArray[np.int32]
+) -> list[tuple[list[int], list[float]]]:
+    """Rows that ask for equally many go together: one with the whole vocabulary is slow."""
+    lists: list[tuple[list[int], list[float]]] = [([], []) for _ in range(len(counts))]
+    for count in np.unique(counts[counts > 0]).tolist():
+        rows = np.flatnonzero(counts == count)
+        index = to_tensor(rows, logits.device)
+        values, ids = top_tokens(logits[index], count)
+        values = values - total[index][:, None]
+        for row, *pair in zip(rows.tolist(), ids.tolist(), values.tolist(), strict=True):
+            lists[row] = (pair[0], pair[1])
+    return lists

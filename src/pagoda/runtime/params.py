@@ -1,0 +1,126 @@
+"""Sampling parameters, compiled once per request into the columns of a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.base.errors import RequestError
+from pagoda.core.messages import AddRequest
+from pagoda.core.sampling import MAX_LOGIT_BIAS
+from pagoda.runtime.noise import request_seed
+
+# What a row needs beyond the largest logit; a step does only what some row of it needs.
+RANDOM, LIMITS, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL = (1 << i for i in range(7))
+
+PARAMS = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("top_p", np.float64),
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("top_k", np.int32),
+        ("logprobs", np.int32),
+        ("prompt_logprobs", np.int32),
+        ("prompt_len", np.int32),
+        ("flags", np.uint8),
+    ],
+    # torch takes columns only at strides that are multiples of their element.
+    align=True,
+)
+
+
+@dataclass
+class Rules:
+    """What forbids or favours single tokens of one request."""
+
+    allowed: npt.NDArray[np.int64] | None
+    bias_ids: npt.NDArray[np.int64]
+    bias: npt.NDArray[np.float32]
+    min_tokens: int
+    ending: npt.NDArray[np.int64]
+    """Forbidden until `min_tokens` are generated: end and stop tokens."""
+    bad_words: list[list[int]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return (
+            self.allowed is None
+            and not len(self.bias_ids)
+            and not (self.min_tokens and len(self.ending))
+            and not self.bad_words
+        )
+
+
+def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np.ndarray:
+    """One record of PARAMS (an array without dimensions), `flags` without RULES."""
+    sampling = request.sampling
+    record = np.zeros((), PARAMS)
+    limits = {
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if 0 < sampling.top_k < vocab_size else 0,
+        "min_p": sampling.min_p,
+    }
+    penalties = {
+        "repetition": sampling.repetition_penalty,
+        "presence": sampling.presence_penalty,
+        "frequency": sampling.frequency_penalty,
+    }
+    flags = 0
+    if request.kind == "pool":
+        flags |= POOL
+    if not sampling.greedy:
+        flags |= RANDOM
+        if limits != {"top_p": 1.0, "top_k": 0, "min_p": 0.0}:
+            flags |= LIMITS
+    if penalties != {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}:
+        flags |= PENALTIES
+    for name, flag in (("logprobs", LOGPROBS), ("prompt_logprobs", PROMPT_LOGPROBS)):
+        count = getattr(sampling, name)
+        if count is not None:
+            flags |= flag
+            record[name] = vocab_size if count == -1 else min(count, vocab_size)
+    for name, value in (limits | penalties).items():
+        record[name] = value
+    record["temperature"] = sampling.temperature
+    record["seed"] = request_seed(sampling.seed, engine_seed, request.req_id)
+    record["prompt_len"] = len(request.prompt_token_ids)
+    record["flags"] = flags
+    return record
+
+
+def compile_rules(request: AddRequest, vocab_size: int) -> Rules:
+    """RequestError for tokens that the model does not have."""
+    sampling = request.sampling
+    bias = sampling.logit_bias or {}
+    check_token_ids(list(bias), vocab_size, "logit_bias")
+    check_token_ids(sampling.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+    ending = set(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ending.update(request.eos_token_ids)
+    allowed = sampling.allowed_token_ids
+    return Rules(
+        allowed=None if allowed is None else np.unique(np.asarray(allowed, np.int64)),
+        bias_ids=np.fromiter(bias, np.int64, len(bias)),
+        bias=np.clip(
+            np.fromiter(bias.values(), np.float32, len(bias)), -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS
+        ),
+        min_tokens=sampling.min_tokens,
+        # Tokens that the model cannot produce need no ban.
+        ending=np.array(sorted(t for t in ending if t < vocab_size), np.int64),
+        bad_words=[word for word in request.bad_word_ids if word and max(word) < vocab_size],
+    )
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """RequestError that names the first id outside the vocabulary."""
+    if not len(token_ids) or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+    raise RequestError(
+        f"{param} holds token id {wrong}; this model's ids go from 0 to {vocab_size - 1}.", param
+    )

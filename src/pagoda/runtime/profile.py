@@ -1,0 +1,28 @@
+"""Where the time of steps goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class StepTimes:
+    """Seconds since start, per part of a step: `host`, `forward`, `sample`.
+
+    On a GPU `forward` ends when the work is queued; waiting for it shows in `sample`.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"host": 0.0, "forward": 0.0, "sample": 0.0}
+    )
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start

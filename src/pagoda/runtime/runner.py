@@ -1,0 +1,244 @@
+"""Executes step plans: rows, batch, model, sampler. One class for all devices."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.log import get_logger
+from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.messages import AddRequest, TokenLogprobs
+from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.sampling import SamplingParams
+from pagoda.layers.batch import ForwardBatch
+from pagoda.planner.memory import PROMPT_LOGITS
+from pagoda.runtime import params as need
+from pagoda.runtime.device import Device, to_tensor
+from pagoda.runtime.inputs import KVCaches, build_batch
+from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.pooling import last_token
+from pagoda.runtime.profile import StepTimes
+from pagoda.runtime.sampler import NOT_A_NUMBER, sample
+from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
+
+logger = get_logger(__name__)
+
+
+class CausalLM(Protocol):
+    """What a model offers the runner."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, vocab] of chosen rows."""
+        ...
+
+    def reserve(self, max_model_len: int) -> None:
+        """Make what grows with the context now."""
+        ...
+
+
+@dataclass(eq=False)
+class ModelRunner:
+    """Holds the KV caches and the requests' rows, and turns plans into results.
+
+    A fault in one request is that request's `error`; it stays faulty until it is freed.
+    """
+
+    model: CausalLM
+    spec: ModelSpec
+    groups: list[KVGroupSpec]
+    num_blocks: int
+    kv_dtype: torch.dtype
+    device: Device
+    max_num_reqs: int
+    max_model_len: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes()
+        self.model.reserve(self.max_model_len)
+        self.layer_group, self.kv_caches = self._allocate()
+        self.states = RequestStates(
+            [group.block_size for group in self.groups],
+            vocab_size=self.spec.vocab_size,
+            max_num_reqs=self.max_num_reqs,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a plan. Results come in the plan's order, one per planned request."""
+        with self.times.measure("host"):
+            scheduled = self.states.apply(plan)
+            results = {req_id: RequestResult(req_id=req_id) for req_id in scheduled.req_ids}
+        if scheduled.req_ids:
+            self._compute(scheduled, results)
+        self.times.steps += 1
+        self.times.tokens += plan.num_tokens
+        for request in plan.requests:
+            req_id = request.req_id
+            if req_id not in results:
+                results[req_id] = RequestResult(req_id=req_id)
+                self._fail(results[req_id], self.states.fault(req_id))
+        return StepResult(step_id=plan.step_id, results=[results[r.req_id] for r in plan.requests])
+
+    def warm_up(self) -> int:
+        """Run a prefill and a decode step, so that the first request pays for no first calls.
+
+        Returns the tokens of the longer one: few, for the largest step takes a second and more.
+        Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
+        """
+        smallest = min(group.block_size for group in self.groups)
+        length = max(1, min(smallest, 16, self.max_model_len) - 1)
+        sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+        request = AddRequest(req_id="warm-up", prompt_token_ids=[0] * length, sampling=sampling)
+        blocks: list[list[int]] = [[0] for _ in self.groups]
+        empty: list[list[int]] = [[] for _ in self.groups]
+        for start, num_tokens, block_ids in ((0, length, blocks), (length, 1, empty)):
+            planned = PlannedRequest(
+                req_id=request.req_id,
+                num_computed_tokens=start,
+                num_tokens=num_tokens,
+                new_block_ids=block_ids,
+            )
+            rows = [] if start else [NewRow(request=request, req_id=request.req_id)]
+            (result,) = self.execute(StepPlan(step_id=-1, rows=rows, requests=[planned])).results
+            if result.error is not None:
+                logger.warning("The warm-up step failed: %s", result.error)
+        self.execute(StepPlan(step_id=-1, freed=[request.req_id]))
+        self.device.synchronize()
+        self.times = StepTimes()
+        return length
+
+    def _allocate(self) -> tuple[list[int], KVCaches]:
+        placed = {}
+        for index, group in enumerate(self.groups):
+            shape = (self.num_blocks, group.num_kv_heads, group.block_size, group.head_dim)
+            for layer in group.layers:
+                k, v = (self.device.reserve(shape, self.kv_dtype) for _ in range(2))
+                placed[layer] = (index, (k, v))
+        layers = sorted(placed)
+        return [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]
+
+    def _compute(self, plan: Scheduled, results: dict[str, RequestResult]) -> None:
+        with self.times.measure("host"):
+            device = self.device.torch_device
+            batch = build_batch(plan, self.states, self.layer_group, self.kv_caches, device)
+            flags = self.states.params["flags"][plan.rows]
+        with self.times.measure("forward"):
+            hidden_states = self.model.forward(batch)
+        with self.times.measure("sample"):
+            needs = int(np.bitwise_or.reduce(flags))
+            if needs & need.PROMPT_LOGPROBS:
+                asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
+                self._prompt_logprobs(plan, asking, hidden_states, results)
+            pooled = (flags & need.POOL) != 0
+            self._pool(plan, np.flatnonzero(plan.samples & pooled), hidden_states, results)
+            self._sample(plan, np.flatnonzero(plan.samples & ~pooled), hidden_states, results)
+
+    def _sample(
+        self,
+        plan: Scheduled,
+        sampling: Ints,
+        hidden_states: torch.Tensor,
+        results: dict[str, RequestResult],
+    ) -> None:
+        """Sample behind the last known token and behind each draft of the requests `sampling`."""
+        if not len(sampling):
+            return
+        counts = plan.num_drafts[sampling] + 1
+        owners = np.repeat(sampling, counts)
+        first = np.cumsum(counts) - counts
+        # 0 for a request's last known token, then 1 per draft.
+        offsets = np.arange(len(owners)) - np.repeat(first, counts)
+        query_end = np.cumsum(plan.ends - plan.starts)
+        hidden_rows = query_end[owners] - plan.num_drafts[owners] - 1 + offsets
+        logits = self.model.compute_logits(_take(hidden_states, hidden_rows))
+        sampled = sample(logits, plan.rows[owners], plan.known[owners] + offsets, self.states)
+        faulty = {int(owners[row]): fault for row, fault in sampled.faults.items()}
+        for i, fault in faulty.items():
+            self._fail(results[plan.req_ids[i]], fault)
+        accepted = self.states.accept(plan, sampling, first, sampled.tokens, faulty)
+        tokens = sampled.tokens.tolist()
+        for i, start, count in zip(
+            sampling.tolist(), first.tolist(), accepted.tolist(), strict=True
+        ):
+            result = results[plan.req_ids[i]]
+            result.token_ids = tokens[start : start + count]
+            if count and start in sampled.logprobs:
+                result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
+
+    def _pool(
+        self,
+        plan: Scheduled,
+        pooling: Ints,
+        hidden_states: torch.Tensor,
+        results: dict[str, RequestResult],
+    ) -> None:
+        if not len(pooling):
+            return
+        last_rows = np.cumsum(plan.ends - plan.starts)[pooling] - 1
+        vectors = last_token(_take(hidden_states, last_rows))
+        for i, vector in zip(pooling.tolist(), vectors, strict=True):
+            result = results[plan.req_ids[i]]
+            if all(map(math.isfinite, vector)):
+                result.embedding = vector
+            else:
+                self._fail(result, NOT_A_NUMBER)
+
+    def _prompt_logprobs(
+        self,
+        plan: Scheduled,
+        asking: Ints,
+        hidden_states: torch.Tensor,
+        results: dict[str, RequestResult],
+    ) -> None:
+        """Score the prompt tokens whose logits this step computed, each of them once."""
+        query_start = np.cumsum(plan.ends - plan.starts) - (plan.ends - plan.starts)
+        for i in asking.tolist():
+            row, start = int(plan.rows[i]), int(plan.starts[i])
+            first, stop = self.states.prompt_to_score(row, start, int(plan.ends[i]))
+            entries: list[TokenLogprobs | None] = [None] if first == 0 else []
+            # The hidden state at a position scores the token behind it.
+            offset = int(query_start[i]) - start - 1
+            entries += self._score(
+                row, max(first, 1), stop, hidden_states[offset + max(first, 1) :]
+            )
+            result = results[plan.req_ids[i]]
+            if any(entry is not None and math.isnan(entry.logprob) for entry in entries):
+                self._fail(result, NOT_A_NUMBER)
+            elif entries:
+                result.prompt_logprobs = entries
+
+    def _score(
+        self, row: int, first: int, stop: int, hidden_states: torch.Tensor
+    ) -> list[TokenLogprobs]:
+        """Tokens `first .. stop` of a row by the hidden states in front of each."""
+        entries: list[TokenLogprobs] = []
+        chunk = max(1, PROMPT_LOGITS // self.spec.vocab_size)
+        count = int(self.states.params["prompt_logprobs"][row])
+        for start in range(first, stop, chunk):
+            token_ids = self.states.token_ids[row, start : min(start + chunk, stop)]
+            offset = start - first
+            logits = self.model.compute_logits(hidden_states[offset : offset + len(token_ids)])
+            counts = np.full(len(token_ids), count, np.int32)
+            entries += token_logprobs(logits, token_ids.astype(np.int64), counts)
+        return entries
+
+    def _fail(self, result: RequestResult, fault: Fault) -> None:
+        self.states.faults[result.req_id] = fault
+        result.error, result.bad_request = fault
+
+
+def _take(hidden_states: torch.Tensor, rows: Ints) -> torch.Tensor:
+    """Rows in rising order; all of them need no copy."""
+    if len(rows) == len(hidden_states):
+        return hidden_states
+    return hidden_states[to_tensor(rows, hidden_states.device)]

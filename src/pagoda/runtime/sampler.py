@@ -1,0 +1,146 @@
+"""From logits to tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda.core.messages import TokenLogprobs
+from pagoda.runtime import params as need
+from pagoda.runtime.device import to_tensor
+from pagoda.runtime.draw import (
+    Limits,
+    draw,
+    draw_kept,
+    first_max,
+    noise_width,
+    rows_at_once,
+)
+from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.noise import exponential
+from pagoda.runtime.penalties import apply_penalties
+from pagoda.runtime.rules import apply_rules
+from pagoda.runtime.states import Fault, Ints, RequestStates
+
+NOT_A_NUMBER = Fault(
+    "The model's output for this request is not a number: the weights or the cache may be "
+    "damaged, or the dtype too narrow; try --dtype float32."
+)
+NONE_LEFT = Fault(
+    "No token is left to choose: allowed_token_ids, bad_words, min_tokens and logit_bias together "
+    "forbid all of them; relax one.",
+    bad_request=True,
+)
+
+
+@dataclass
+class Sampled:
+    """One entry per logits row; `faults` and `logprobs` only for the rows that have them."""
+
+    tokens: Ints
+    faults: dict[int, Fault]
+    logprobs: dict[int, TokenLogprobs]
+
+
+def sample(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> Sampled:
+    """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
+
+    Changes `logits`. Order: raw log-probabilities are kept aside; rules, then penalties, change
+    the logits; then greedy, or temperature, min-p, top-k, top-p and the draw. A step does only
+    what one of its rows needs.
+    """
+    params = states.params[rows]
+    needs = int(np.bitwise_or.reduce(params["flags"]))
+    reporting = np.flatnonzero(params["flags"] & need.LOGPROBS)
+    raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
+    if needs & need.RULES:
+        _rules(logits, rows, positions, states)
+    if needs & need.PENALTIES:
+        _penalties(logits, rows, positions, states)
+    top, tokens = first_max(logits)
+    if needs & need.RANDOM:
+        _draw_random(logits, top, params, positions, tokens)
+    chosen = tokens.cpu().numpy()
+    faults = _faults(top.cpu().numpy())
+    logprobs = {}
+    if raw is not None:
+        entries = token_logprobs(raw, chosen[reporting], params["logprobs"][reporting])
+        logprobs = dict(zip(reporting.tolist(), entries, strict=True))
+    return Sampled(chosen, faults, logprobs)
+
+
+def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
+    flagged = np.flatnonzero(states.params["flags"][rows] & need.RULES)
+    apply_rules(
+        logits,
+        (
+            (i, states.rules[row], states.output_before(row, position))
+            for i, row, position in _triples(flagged, rows, positions)
+        ),
+    )
+
+
+def _penalties(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
+    flagged = np.flatnonzero(states.params["flags"][rows] & need.PENALTIES)
+    apply_penalties(
+        logits,
+        (
+            (i, states.counts[row], states.drafts_before(row, position))
+            for i, row, position in _triples(flagged, rows, positions)
+        ),
+        states.params[rows],
+    )
+
+
+def _triples(flagged: Ints, rows: Ints, positions: Ints) -> list[tuple[int, int, int]]:
+    columns = (flagged.tolist(), rows[flagged].tolist(), positions[flagged].tolist())
+    return list(zip(*columns, strict=True))
+
+
+def _draw_random(
+    logits: torch.Tensor,
+    top: torch.Tensor,
+    params: np.ndarray,
+    positions: Ints,
+    tokens: torch.Tensor,
+) -> None:
+    """Replace the greedy choice of the rows that sample, a bounded number of rows at once."""
+    flags = params["flags"]
+    random = (flags & need.RANDOM) != 0
+    limited = random & ((flags & need.LIMITS) != 0)
+    chunk = rows_at_once(logits)
+    for rows, with_limits in ((np.flatnonzero(random & ~limited), False),
+                              (np.flatnonzero(limited), True)):  # fmt: skip
+        for start in range(0, len(rows), chunk):
+            part = rows[start : start + chunk]
+            index = to_tensor(part, logits.device)
+            tokens[index] = _draw_chunk(
+                logits[index], top[index], params[part], positions[part], with_limits
+            )
+
+
+def _draw_chunk(
+    logits: torch.Tensor,
+    top: torch.Tensor,
+    params: np.ndarray,
+    positions: Ints,
+    with_limits: bool,
+) -> torch.Tensor:
+    device = logits.device
+    width = noise_width(logits.shape[1])
+    noise = to_tensor(exponential(params["seed"], positions, width), device)
+    temperature = to_tensor(params["temperature"], device)
+    if not with_limits:
+        return draw(logits, top, temperature, noise)
+    limits = Limits(
+        top_k=to_tensor(params["top_k"].astype(np.int64), device),
+        top_p=to_tensor(params["top_p"], device),
+        min_p=to_tensor(params["min_p"], device),
+    )
+    return draw_kept(logits, top, temperature, limits, noise)
+
+
+def _faults(top: np.ndarray) -> dict[int, Fault]:
+    """Rows without a token to choose: `top` is each row's largest logit, NaN if it has one."""
+    wrong = np.flatnonzero(~np.isfinite(top)).tolist()
+    return {row: NONE_LEFT if np.isneginf(top[row]) else NOT_A_NUMBER for row in wrong}

@@ -1,0 +1,59 @@
+"""The HTTP application: routes, and what every request passes before it gets there."""
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from pagoda.config.server import ServerConfig
+from pagoda.engine.directory import ModelDirectory
+from pagoda.server.auth import AuthMiddleware, configured_keys
+from pagoda.server.context import Context
+from pagoda.server.errors import install_handlers
+from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from pagoda.server.openapi import build_openapi
+from pagoda.server.routes import chat, completions, docs, health, metrics, models, tokens
+
+
+def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
+    """An app that answers from the start: 503 until the directory has models that are ready."""
+    context = Context(directory, config)
+    app = FastAPI(
+        title="Pagoda API",
+        docs_url=None,
+        redoc_url=None,
+        middleware=_middleware(context),
+        openapi_url="/openapi.json",
+    )
+    app.state.context = context
+    install_handlers(app)
+    for module in (chat, completions, models, tokens, health, metrics, docs):
+        app.include_router(module.router)
+    docs.mount_assets(app)
+    app.openapi = lambda: build_openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _middleware(context: Context) -> list[Middleware]:
+    """Outermost first. CORS is outside of the key check: browsers send no key with a preflight."""
+    config = context.config
+    stack = [
+        Middleware(
+            RequestLogMiddleware,
+            metrics=context.metrics,
+            access_log=not config.disable_uvicorn_access_log,
+        )
+    ]
+    if config.allowed_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.allowed_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    keys = configured_keys(config)
+    if keys:
+        stack.append(Middleware(AuthMiddleware, keys=keys))
+    stack.append(Middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes))
+    return stack

@@ -1,0 +1,222 @@
+"""Chat replies, whole and streamed, from the parts of a Generation."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+from pagoda.core.messages import TokenLogprobs
+from pagoda.engine.directory import ServedModel
+from pagoda.engine.outputs import OutputDelta
+from pagoda.server.context import ReplyHead
+from pagoda.server.generation import Generation
+from pagoda.server.logprobs import LogprobFormatter
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    Usage,
+)
+from pagoda.server.sse import event
+from pagoda.server.usage import UsageCounter, fingerprint
+from pagoda.text.parsers.base import OutputParser
+
+
+@dataclass
+class ChatJob:
+    """All that answering one chat request needs."""
+
+    body: ChatCompletionRequest
+    served: ServedModel
+    generation: Generation
+    head: ReplyHead
+    prompt_text: str
+    echoed: str
+    """With echo, the final message of the request, which the reply continues."""
+
+
+@dataclass
+class _Choice:
+    parser: OutputParser
+    text: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    started: bool = False
+
+    def feed(self, output: OutputDelta) -> tuple[str, str]:
+        """(reasoning, text) that became certain with this output."""
+        deltas = self.parser.feed(output.text) if output.text else []
+        if output.finish_reason is not None:
+            deltas = [*deltas, *self.parser.finish()]
+        reasoning = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
+        text = "".join(delta.text for delta in deltas if delta.kind == "text")
+        self.reasoning += reasoning
+        return reasoning, text
+
+
+class _ChatReply:
+    """What the whole and the streamed form share."""
+
+    def __init__(self, job: ChatJob):
+        self.job = job
+        self.body = job.body
+        self.usage = UsageCounter(job.generation.num_prompt_tokens)
+        self.choices = [
+            _Choice(job.served.parser(job.prompt_text)) for _ in range(job.generation.num_choices)
+        ]
+        self._formatter = LogprobFormatter(
+            job.served.tokenizer, job.body.return_tokens_as_token_ids
+        )
+
+    def logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
+        if not self.body.logprobs:
+            return None
+        return self._formatter.chat(entries or [], self.body.top_logprobs or 0)
+
+    def final_usage(self) -> Usage:
+        reasoning = [choice.reasoning for choice in self.choices if choice.reasoning]
+        if reasoning:
+            encode = self.job.served.tokenizer.encode
+            self.usage.reasoning = sum(
+                len(encode(text, add_special_tokens=False)) for text in reasoning
+            )
+        return self.usage.usage(self.body.n)
+
+
+class WholeChat(_ChatReply):
+    async def reply(self) -> ChatCompletion:
+        async with aclosing(self.job.generation.run()) as batches:
+            async for batch in batches:
+                for index, output in batch:
+                    self._add(index, output)
+        body, job, first = self.body, self.job, self.choices[0]
+        return ChatCompletion(
+            id=job.head.id,
+            created=job.head.created,
+            model=job.head.model,
+            choices=[self._choice(i) for i in range(len(self.choices))],
+            system_fingerprint=fingerprint(job.served),
+            usage=self.final_usage(),
+            prompt_logprobs=(
+                None
+                if body.prompt_logprobs is None
+                else self._formatter.prompt(first.prompt_logprobs)
+            ),
+            prompt_token_ids=job.generation.prompt_ids(0) if body.return_token_ids else None,
+            prompt_text=job.prompt_text if body.return_prompt_text else None,
+        )
+
+    def _add(self, index: int, output: OutputDelta) -> None:
+        choice = self.choices[index]
+        _, text = choice.feed(output)
+        choice.text += text
+        choice.token_ids += output.token_ids
+        choice.logprobs += output.logprobs or []
+        choice.prompt_logprobs += output.prompt_logprobs or []
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        if output.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
+
+    def _choice(self, index: int) -> ChatChoice:
+        choice = self.choices[index]
+        message = AssistantMessage(content=self.job.echoed + choice.text)
+        if choice.reasoning and self.body.include_reasoning:
+            message.reasoning = message.reasoning_content = choice.reasoning
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self.logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if self.body.return_token_ids else None,
+        )
+
+
+class StreamedChat(_ChatReply):
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; those of one engine step travel in one write."""
+        async with aclosing(self.job.generation.run()) as batches:
+            async for batch in batches:
+                written = b"".join(
+                    event(chunk) for part in batch for chunk in self._part_chunks(*part)
+                )
+                if written:
+                    yield written
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            yield event(self._chunk([], usage=self.final_usage()))
+
+    def _part_chunks(self, index: int, output: OutputDelta) -> list[ChatCompletionChunk]:
+        choice, body = self.choices[index], self.body
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        reasoning, text = choice.feed(output)
+        chunks = []
+        if not choice.started and (output.token_ids or output.finish_reason is not None):
+            choice.started = True
+            chunks.append(self._first_chunk(index))
+        delta = ChatDelta()
+        if reasoning and body.include_reasoning:
+            delta.reasoning = delta.reasoning_content = reasoning
+        if text:
+            delta.content = text
+        tells_tokens = bool(output.token_ids) and (body.return_token_ids or body.logprobs)
+        continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
+        if (
+            text or delta.reasoning or output.finish_reason is not None or tells_tokens
+            or (continuous and output.token_ids)
+        ):  # fmt: skip
+            chunks.append(self._delta_chunk(index, delta, output))
+        if continuous:
+            for chunk in chunks:
+                chunk.usage = self.usage.usage(body.n)
+        return chunks
+
+    def _first_chunk(self, index: int) -> ChatCompletionChunk:
+        delta = ChatDelta(role="assistant", content=self.job.echoed)
+        chunk = self._chunk([ChatChunkChoice(index=index, delta=delta)])
+        if self.body.return_token_ids:
+            chunk.prompt_token_ids = self.job.generation.prompt_ids(index)
+        if self.body.return_prompt_text:
+            chunk.prompt_text = self.job.prompt_text
+        return chunk
+
+    def _delta_chunk(
+        self, index: int, delta: ChatDelta, output: OutputDelta
+    ) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(
+            index=index,
+            delta=delta,
+            logprobs=self.logprobs(output.logprobs),
+            finish_reason=output.finish_reason,
+        )
+        if self.body.return_token_ids:
+            choice.token_ids = output.token_ids
+        chunk = self._chunk([choice])
+        if output.finish_reason is not None:
+            choice.stop_reason = output.stop_reason
+            chunk.system_fingerprint = fingerprint(self.job.served)
+        elif delta.content is UNSET and delta.reasoning is UNSET:
+            delta.content = ""
+        return chunk
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | None = None
+    ) -> ChatCompletionChunk:
+        head = self.job.head
+        return ChatCompletionChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=UNSET if usage is None else usage,
+        )

@@ -1,0 +1,107 @@
+"""Every error of the API in one shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from pagoda.base import errors
+from pagoda.base.log import get_logger
+
+_log = get_logger(__name__)
+
+# Seconds after which a client may try again; an engine restart takes about that long.
+RETRY_AFTER = 5
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ErrorInfo(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorInfo
+
+
+class ApiError(errors.PagodaError):
+    """An error with its HTTP status, ready to be sent."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.info = ErrorInfo(
+            message=message,
+            type=kind or _TYPES.get(status, "InternalServerError"),
+            param=param,
+            code=status,
+        )
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorReply(self.info))
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, headers={"Retry-After": str(RETRY_AFTER)})
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """The API's answer to any exception; unexpected ones are logged and kept vague."""
+    match error:
+        case ApiError():
+            return error
+        case errors.ModelNotFoundError():
+            return ApiError(404, error.message, param="model")
+        case errors.QueueFullError():
+            return unavailable(error.message)
+        case errors.RequestError():
+            return ApiError(400, error.message, param=error.param)
+        case errors.EngineDeadError():
+            cause = str(error)
+            named = cause.startswith("The engine")
+            return unavailable(cause if named else f"The engine stopped: {cause}")
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case ClientDisconnect():
+            # In the middle of its body; nobody reads this.
+            return ApiError(499, "The client closed the connection.")
+        case _:
+            _log.error("Unexpected error while serving a request.", exc_info=error)
+            return ApiError(500, "An internal error occurred; the server's log has the details.")
+
+
+async def _handle(_request: Request, error: Exception) -> Response:
+    return to_api_error(error).response()
+
+
+def install_handlers(app: FastAPI) -> None:
+    for kind in (errors.PagodaError, HTTPException):
+        app.add_exception_handler(kind, _handle)

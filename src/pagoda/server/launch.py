@@ -1,0 +1,76 @@
+"""`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import NoReturn
+
+from pagoda.base.errors import PagodaError
+from pagoda.base.log import get_logger, setup_logging
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.server import ServerConfig
+from pagoda.engine.client import EngineClient
+from pagoda.engine.text_side import fetch_model
+from pagoda.engine.watchdog import Watchdog
+from pagoda.server.listen import listen
+
+_log = get_logger(__name__)
+
+_SHOW_CURSOR = "\x1b[?25h\n"
+# A fetch that used up the time still leaves the engine enough to say where it stands.
+_LEAST_SECONDS = 0.1
+
+
+def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C."""
+    begun = time.monotonic()
+    setup_logging(server_config.log_level, server_config.log_format)
+    try:
+        with listen(server_config.host, server_config.port) as listener:
+            model = _fetch(engine_config.model, server_config.startup_timeout)
+            if server_config.startup_timeout:
+                left = server_config.startup_timeout - (time.monotonic() - begun)
+                server_config = replace(server_config, startup_timeout=max(_LEAST_SECONDS, left))
+            client = _launch(replace(engine_config, model=model), server_config)
+            try:
+                # FastAPI takes 0.3 s to import, and the engine starts in that time.
+                from pagoda.server.lifecycle import Lifecycle
+
+                return asyncio.run(Lifecycle(listener, client, engine_config, server_config).run())
+            finally:
+                client.kill()
+    except PagodaError as error:
+        _log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fetch(model: ModelConfig, timeout: float) -> ModelConfig:
+    """Here, where a progress bar is seen, so that the engine finds the model local."""
+    watchdog = Watchdog(deadline_seconds=timeout, give_up=_give_up)
+    watchdog.beat("fetch model")
+    try:
+        return fetch_model(model, lambda: watchdog.beat("fetch model"))
+    finally:
+        watchdog.close()
+
+
+def _give_up(reason: str) -> NoReturn:
+    """End the process from the watchdog's thread, whatever the others wait for."""
+    if sys.stderr.isatty():
+        sys.stderr.write(_SHOW_CURSOR)  # a progress bar had hidden it
+    _log.error("%s", reason)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _launch(engine_config: EngineConfig, server_config: ServerConfig) -> EngineClient:
+    return EngineClient.launch(
+        engine_config,
+        log_level=server_config.log_level,
+        log_format=server_config.log_format,
+        startup_timeout=server_config.startup_timeout,
+    )

@@ -1,0 +1,172 @@
+"""The life of the server process: answer, load, serve, drain, leave nothing behind."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import uvicorn
+
+from pagoda.base import runfile
+from pagoda.base.errors import PagodaError
+from pagoda.base.log import get_logger
+from pagoda.base.units import format_seconds
+from pagoda.config.engine import EngineConfig
+from pagoda.config.server import ServerConfig
+from pagoda.engine.client import EngineClient
+from pagoda.engine.directory import ModelDirectory, ServedModel, served_model
+from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.text_side import TextSide, load_text_side
+from pagoda.engine.watchdog import situation
+from pagoda.server.app import create_app
+from pagoda.server.auth import configured_keys
+from pagoda.server.context import Context
+from pagoda.server.listen import base_url, is_loopback
+from pagoda.server.stats import log_stats
+
+_log = get_logger(__name__)
+
+# A reply that is being written when the server stops may take so many seconds more.
+_GRACE = 1
+_TEXT_PHASE = "load tokenizer and chat template"
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves the signals alone: stopping begins with the engine."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifecycle:
+    def __init__(
+        self,
+        listener: socket.socket,
+        client: EngineClient,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+    ):
+        self._listener = listener
+        self._client = client
+        self._engine_config = engine_config
+        self._config = config
+        self._url = base_url(listener)
+        self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
+        app = create_app(ModelDirectory([]), config)
+        self._context: Context = app.state.context
+        self._http = _HttpServer(_uvicorn_config(app, config))
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal; the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        stop = asyncio.create_task(self._stop.wait())
+        starting = asyncio.create_task(self._start())
+        stats = asyncio.create_task(self._log_stats())
+        try:
+            await asyncio.wait((starting, stop, http), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait((stop, http), return_when=asyncio.FIRST_COMPLETED)
+            return 0 if self._stop.is_set() else 1
+        finally:
+            stats.cancel()
+            starting.cancel()
+            stop.cancel()
+            await self._end(http)
+
+    async def _start(self) -> None:
+        """Load the text side while the engine loads, then open the doors."""
+        display = StartupDisplay()
+        timeout = self._config.startup_timeout or None
+        try:
+            text, _ = await asyncio.gather(
+                self._load_text_side(timeout), self._client.wait_ready(timeout, display.update)
+            )
+        finally:
+            display.close()
+        served = served_model(self._engine_config, self._client, text)
+        self._context.directory = ModelDirectory([served])
+        runfile.register(self._port)
+        self._announce(served)
+
+    async def _load_text_side(self, timeout: float | None) -> TextSide:
+        """In a thread that nothing waits for when it hangs, not even the end of the process."""
+        loaded: Future[TextSide] = Future()
+
+        def load() -> None:
+            try:
+                # The client's config names the model by its local path.
+                loaded.set_result(load_text_side(self._client.config.model))
+            except BaseException as error:  # noqa: BLE001 - raised again by who waits
+                loaded.set_exception(error)
+
+        threading.Thread(target=load, name="text-side", daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(loaded), timeout)
+        except TimeoutError:
+            for line in situation(_TEXT_PHASE, timeout or 0):
+                _log.warning("%s", line)
+            raise PagodaError(
+                f"Start-up was not finished after {format_seconds(timeout or 0)} "
+                f"(phase: {_TEXT_PHASE}); --startup-timeout ends it."
+            ) from None
+
+    def _announce(self, served: ServedModel) -> None:
+        reach = ""
+        if is_loopback(self._listener):
+            reach = " (this machine only; --host 0.0.0.0 opens it)"
+        elif not configured_keys(self._config):
+            reach = " (open to everyone who reaches it; --api-key asks for a key)"
+        _log.info("Ready: %s at %s/v1%s", served.names[0], self._url, reach)
+
+    async def _log_stats(self) -> None:
+        if not self._config.disable_log_stats:
+            await log_stats(lambda: self._context.directory.models())
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            _log.warning("Stopping at once.")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._client.pid, signal.SIGKILL)
+            self._http.force_exit = True
+            return
+        drain = self._config.shutdown_timeout
+        patience = f"; running requests get {drain:g} s, a second signal ends them" if drain else ""
+        _log.info("Stopping on %s%s.", signal.Signals(number).name, patience)
+        self._stop.set()
+
+    async def _end(self, http: "asyncio.Task[None]") -> None:
+        """No new requests, then the engine, then whoever is still connected."""
+        self._http.should_exit = True
+        with contextlib.suppress(PagodaError):
+            await self._client.shutdown(self._config.shutdown_timeout)
+        await asyncio.gather(http, return_exceptions=True)
+        runfile.unregister(self._port)
+
+
+def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
+    # Our middleware writes the access log; of uvicorn only what goes wrong is worth a line.
+    logger = logging.getLogger("uvicorn")
+    logger.handlers = list(logging.getLogger("pagoda").handlers)
+    logger.propagate = False
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _GRACE,
+    )

@@ -1,0 +1,52 @@
+"""Messages of a chat request -> prompt text, by way of the model's chat template."""
+
+import asyncio
+from typing import Any
+
+from pagoda.base.errors import RequestError
+from pagoda.engine.directory import ServedModel
+from pagoda.server.protocol.chat import ChatMessage
+
+# More are rendered on a thread (about 10 us each).
+_INLINE_MESSAGES = 256
+# Where a client may name a template's own input, it must not replace the conversation.
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+async def render_prompt(
+    served: ServedModel,
+    messages: list[ChatMessage],
+    *,
+    tools: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: dict[str, Any],
+) -> str:
+    """The prompt as text. RequestError where the template or the model cannot take it."""
+    if served.chat_template is None:
+        raise RequestError(
+            f"{served.names[0]} has no chat template; use /v1/completions, or start the server "
+            "with --chat-template.", "messages",
+        )  # fmt: skip
+    for name in sorted(_RESERVED & variables.keys()):
+        raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
+    template = served.chat_template
+
+    def render() -> str:
+        return template.render(
+            [message.fields() for message in messages],
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+
+    return render() if len(messages) <= _INLINE_MESSAGES else await asyncio.to_thread(render)
+
+
+def final_text(messages: list[ChatMessage]) -> str:
+    """Text of a final message of the assistant; empty where there is none."""
+    content = messages[-1].fields()["content"] if messages[-1].role == "assistant" else None
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)
+    return content or ""

@@ -1,0 +1,228 @@
+"""Prometheus metrics under vLLM's names, so that dashboards made for it work."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.engine.directory import ServedModel
+
+Models = Callable[[], list[ServedModel]]
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"
+
+_SECONDS_LONG = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_SECONDS_FIRST = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_SECONDS_TOKEN = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+_COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+_SMALL_COUNTS = (1, 2, 5, 10, 20)
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Seconds from arrival to the first token.", _SECONDS_FIRST),
+    "inter_token_latency_seconds": ("Seconds between a token and the next.", _SECONDS_TOKEN),
+    "request_time_per_output_token_seconds": (
+        "Mean seconds per token of a request, the first left out.", _SECONDS_TOKEN,
+    ),
+    "e2e_request_latency_seconds": ("Seconds from arrival to the last token.", _SECONDS_LONG),
+    "request_queue_time_seconds": ("Seconds a request waited.", _SECONDS_LONG),
+    "request_inference_time_seconds": ("Seconds a request was running.", _SECONDS_LONG),
+    "request_prefill_time_seconds": ("Seconds from running to the first token.", _SECONDS_LONG),
+    "request_decode_time_seconds": ("Seconds from the first token to the last.", _SECONDS_LONG),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
+    "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
+    "request_params_n": ("The n of a request.", _SMALL_COUNTS),
+    "request_params_max_tokens": ("The max_tokens of a request.", _COUNTS),
+}  # fmt: skip
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class ModelMetrics:
+    """The children of one model: label look-ups are done once, not per token."""
+
+    def __init__(self, registry: "Metrics", name: str):
+        labels = (name, _ENGINE)
+        self.histogram = {key: h.labels(*labels) for key, h in registry.histograms.items()}
+        self.finished = {r: registry.success.labels(*labels, r) for r in _FINISH_REASONS}
+        self.prompt_tokens = registry.prompt_tokens.labels(*labels)
+        self.cached_tokens = registry.cached_tokens.labels(*labels)
+        self.by_source = {
+            source: registry.prompt_by_source.labels(*labels, source)
+            for source in ("local_compute", "local_cache_hit")
+        }
+
+
+class Metrics:
+    """One registry per app, so that several apps live in one process."""
+
+    def __init__(self, models: Models):
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_EngineCollector(models))
+        self.histograms = {
+            name: Histogram(f"vllm:{name}", doc, _LABELS, buckets=buckets, registry=self.registry)
+            for name, (doc, buckets) in _HISTOGRAMS.items()
+        }
+        self.success = self._counter("request_success", "Finished requests.", "finished_reason")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Those found in the cache.")
+        self.prompt_by_source = self._counter(
+            "prompt_tokens_by_source", "Prompt tokens, computed or found.", "source"
+        )
+        self.http_requests = Counter(
+            "http_requests", "HTTP requests.", ("handler", "method", "status"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.http_seconds = Histogram(
+            "http_request_duration_seconds", "Seconds until a reply was complete.",
+            ("handler", "method"), buckets=(0.1, 0.5, 1, 5, 30, 120), registry=self.registry,
+        )  # fmt: skip
+        self.load = 0
+        """Generating HTTP requests in flight."""
+        self._models: dict[str, ModelMetrics] = {}
+
+    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
+        return Counter(f"vllm:{name}", doc, (*_LABELS, *labels), registry=self.registry)
+
+    def of(self, served: ServedModel) -> ModelMetrics:
+        name = served.names[0]
+        if name not in self._models:
+            self._models[name] = ModelMetrics(self, name)
+        return self._models[name]
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class RequestTimer:
+    """Times one engine request from its deltas."""
+
+    def __init__(self, metrics: ModelMetrics, request: AddRequest, n: int):
+        self._metrics = metrics
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._max_tokens = request.sampling.max_tokens
+        self._n = n
+        self._finished = False
+        self._arrival = time.monotonic()
+        self._first = 0.0
+        self._last = 0.0
+        self._num_tokens = 0
+        self._queued: float | None = None
+
+    def observe(self, delta: RequestDelta, finish_reason: str | None) -> None:
+        now = time.monotonic()
+        if delta.num_cached_tokens is not None:
+            self._count_prompt(delta.num_cached_tokens)
+            self._queued = delta.queue_seconds
+        if delta.token_ids:
+            histogram = self._metrics.histogram
+            if self._num_tokens == 0:
+                self._first = now
+                histogram["time_to_first_token_seconds"].observe(now - self._arrival)
+            else:
+                histogram["inter_token_latency_seconds"].observe(now - self._last)
+            self._last = now
+            self._num_tokens += len(delta.token_ids)
+        if finish_reason is not None:
+            self._finish(finish_reason, now)
+
+    def close(self) -> None:
+        """Count a request that ended without a last delta: its client or its engine is gone."""
+        if not self._finished:
+            self._finish("abort", time.monotonic())
+
+    def _count_prompt(self, cached: int) -> None:
+        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        self._metrics.cached_tokens.inc(cached)
+        self._metrics.by_source["local_cache_hit"].inc(cached)
+        self._metrics.by_source["local_compute"].inc(self._num_prompt_tokens - cached)
+
+    def _finish(self, reason: str, now: float) -> None:
+        histogram = self._metrics.histogram
+        self._finished = True
+        self._metrics.finished.get(reason, self._metrics.finished["stop"]).inc()
+        histogram["e2e_request_latency_seconds"].observe(now - self._arrival)
+        histogram["request_prompt_tokens"].observe(self._num_prompt_tokens)
+        histogram["request_generation_tokens"].observe(self._num_tokens)
+        histogram["request_params_n"].observe(self._n)
+        if self._max_tokens is not None:
+            histogram["request_params_max_tokens"].observe(self._max_tokens)
+        if self._queued is not None:
+            histogram["request_queue_time_seconds"].observe(self._queued)
+            histogram["request_inference_time_seconds"].observe(now - self._arrival - self._queued)
+        if self._num_tokens:
+            if self._queued is not None:
+                histogram["request_prefill_time_seconds"].observe(
+                    self._first - self._arrival - self._queued
+                )
+            decode = self._last - self._first
+            histogram["request_decode_time_seconds"].observe(decode)
+            if self._num_tokens > 1:
+                histogram["request_time_per_output_token_seconds"].observe(
+                    decode / (self._num_tokens - 1)
+                )
+
+
+class _EngineCollector(Collector):
+    """The engines' own counters, read when they are scraped. A restart resets them, as usual."""
+
+    def __init__(self, models: Models):
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        models = [(s.names[0], s.client.stats, s.client.ready) for s in self._models()]
+        for name, doc, read in _GAUGES:
+            yield _family(GaugeMetricFamily, name, doc, ((n, read(s)) for n, s, _ in models))
+        for name, doc, read in _COUNTERS:
+            yield _family(CounterMetricFamily, name, doc, ((n, read(s)) for n, s, _ in models))
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache, as labels.",
+            labels=(*_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"),
+        )  # fmt: skip
+        for name, _, ready in models:
+            if ready is not None:
+                shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
+                info.add_metric((name, _ENGINE, *shape), 1)
+        yield info
+
+
+def _family(kind: Any, name: str, doc: str, values: Iterator[tuple[str, float]]) -> Metric:
+    family: Metric = kind(f"vllm:{name}", doc, labels=_LABELS)
+    for model, value in values:
+        family.add_metric((model, _ENGINE), value)  # type: ignore[attr-defined]
+    return family
+
+
+def kv_usage(stats: EngineStats) -> float:
+    """0 to 1."""
+    return 1 - stats.blocks_free / stats.blocks_total if stats.blocks_total else 0.0
+
+
+_GAUGES = (
+    ("num_requests_running", "Requests that take part in steps.", lambda s: s.num_running),
+    ("num_requests_waiting", "Requests that wait.", lambda s: s.num_waiting),
+    ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", kv_usage),
+    ("engine_sleep_state", "0: the engine never sleeps.", lambda _: 0),
+)
+_COUNTERS = (
+    ("num_preemptions", "Preempted requests.", lambda s: s.num_preemptions),
+    ("generation_tokens", "Generated tokens.", lambda s: s.generation_tokens),
+    ("prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.prefix_queries),
+    ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
+    ("iterations", "Steps of the engine.", lambda s: s.num_steps),
+)

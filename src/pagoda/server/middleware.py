@@ -1,0 +1,117 @@
+"""What every HTTP request passes: a limit on its body, an id, a line in the log."""
+
+import asyncio
+import logging
+import time
+import uuid
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda.base.log import get_logger
+from pagoda.server.auth import OPEN_PATHS
+from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.metrics import Metrics
+
+_access = get_logger("server.access")
+
+# A client that stops in the middle of its body is given up after so many seconds.
+BODY_TIMEOUT = 60.0
+_MAX_ID = 128
+# HTTP lets clients make up methods.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+
+
+class BodyLimitMiddleware:
+    """413 by Content-Length before a byte is read, and again by what really arrives."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float = BODY_TIMEOUT):
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            await self._too_large().response()(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    def _limited(self, receive: Receive) -> Receive:
+        received = 0
+        complete = False
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._timeout)
+            except TimeoutError:
+                raise ApiError(408, "The request's body did not arrive in time.") from None
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._too_large()
+            complete = not message.get("more_body", False)
+            return message
+
+        return limited
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The request's body is larger than {self._max_bytes} bytes.")
+
+
+class RequestLogMiddleware:
+    """Outermost: gives the reply its X-Request-Id, counts it, and logs it when it is complete."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool):
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        request_id = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID]
+        if not request_id.isprintable() or not request_id:
+            request_id = uuid.uuid4().hex
+        status = 0
+
+        async def tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tagged)
+        except Exception as error:  # noqa: BLE001  # the edge: it becomes a reply
+            reply = to_api_error(error).response()
+            if status == 0:
+                await reply(scope, receive, tagged)
+        finally:
+            self._record(scope, status or 500, time.monotonic() - started)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = scope.get("route")
+        # Label values must be few, so paths nobody serves share one.
+        handler, method = getattr(route, "path", "none"), scope["method"]
+        label = method if method in _METHODS else "other"
+        self._metrics.http_requests.labels(handler, label, f"{status // 100}xx").inc()
+        self._metrics.http_seconds.labels(handler, label).observe(seconds)
+        if self._access_log:
+            client = scope.get("client") or ("", 0)
+            # Probes ask every few seconds.
+            level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+            _access.log(
+                level,
+                '%s:%d - "%s %s HTTP/%s" %d',
+                client[0], client[1], method, quote(scope["path"]), scope["http_version"], status,
+            )  # fmt: skip

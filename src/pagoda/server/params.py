@@ -1,0 +1,96 @@
+"""From request fields to SamplingParams: request > the model's defaults > OpenAI's."""
+
+from typing import Any
+
+from pagoda.base.errors import RequestError
+from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.engine.directory import ServedModel
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.common import GenerationBody
+from pagoda.server.protocol.completions import CompletionRequest
+
+MAX_STOP_STRINGS = 64
+# Each is tokenized on arrival.
+MAX_BAD_WORDS = 1024
+# Both kinds of strings are compared with the output at every step.
+MAX_CHARACTERS = 1 << 16
+# Ids of all lists travel to the engine with every choice.
+MAX_LISTED_IDS = 1 << 20
+
+_COPIED = (
+    "n", "seed", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
+    "min_tokens", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens",
+    "spaces_between_special_tokens", "truncate_prompt_tokens",
+)  # fmt: skip
+_WITH_DEFAULTS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+
+
+def chat_params(body: ChatCompletionRequest, served: ServedModel) -> SamplingParams:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+    return _params(
+        body,
+        served,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def completion_params(body: CompletionRequest, served: ServedModel) -> SamplingParams:
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError(
+            "max_tokens must be at least 1; 0 is for echo, which scores the prompt.", "max_tokens"
+        )
+    params = _params(body, served, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
+        params.prompt_logprobs = body.logprobs
+    return params
+
+
+def check_volume(sampling: SamplingParams, num_choices: int) -> None:
+    """RequestError where the lists of ids, once per choice, are more than engines should carry."""
+    ids = (sampling.stop_token_ids, sampling.logit_bias or (), sampling.allowed_token_ids or ())
+    listed = sum(map(len, ids)) + len(sampling.bad_words)
+    if listed * num_choices > MAX_LISTED_IDS:
+        raise RequestError(
+            f"stop_token_ids, logit_bias, allowed_token_ids and bad_words have {listed} entries "
+            f"for each of {num_choices} choices; {MAX_LISTED_IDS} in all are allowed. Send fewer "
+            "prompts at once, a smaller n or shorter lists."
+        )
+
+
+def _params(
+    body: GenerationBody, served: ServedModel, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    _check_streaming(body)
+    values: dict[str, Any] = {name: getattr(body, name) for name in _COPIED}
+    for name in _WITH_DEFAULTS:
+        value = getattr(body, name)
+        if value is None:
+            value = served.defaults.get(name)
+        if value is not None:
+            values[name] = value
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    if len(stop) > MAX_STOP_STRINGS:
+        raise RequestError(f"At most {MAX_STOP_STRINGS} stop strings are allowed.", "stop")
+    if len(body.bad_words) > MAX_BAD_WORDS:
+        raise RequestError(f"At most {MAX_BAD_WORDS} bad words are allowed.", "bad_words")
+    for name, texts in (("stop", stop), ("bad_words", body.bad_words)):
+        if sum(map(len, texts)) > MAX_CHARACTERS:
+            raise RequestError(f"{name} may have {MAX_CHARACTERS} characters in all.", name)
+    if body.logit_bias:
+        values["logit_bias"] = {
+            token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+            for token, bias in body.logit_bias.items()
+        }
+    return SamplingParams(stop=stop, max_tokens=max_tokens, logprobs=logprobs, **values)
+
+
+def _check_streaming(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true.", "stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs can't be streamed.", "prompt_logprobs")

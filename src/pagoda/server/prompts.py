@@ -1,0 +1,60 @@
+"""What a request brings as prompt -> token ids, before anything waits in a queue."""
+
+import asyncio
+from typing import Any
+
+from pagoda.base.errors import ContextLengthError, RequestError
+from pagoda.engine.directory import ServedModel
+
+MAX_PROMPTS = 1024
+# Longer texts are tokenized on a thread (about 1 ms per 4,000 characters).
+_INLINE_CHARACTERS = 4000
+# Ordinary text has 2 to 6 characters per token.
+_CHARACTERS_PER_TOKEN = 8
+
+
+def split_prompts(prompt: Any) -> list[str] | list[list[int]]:
+    """`str`, `[str]`, `[int]` or `[[int]]` as a list of prompts; RequestError otherwise."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if _is_ids(prompt):
+            return [prompt]
+        if len(prompt) > MAX_PROMPTS:
+            raise RequestError(f"At most {MAX_PROMPTS} prompts fit in one request.", "prompt")
+        if all(isinstance(item, str) for item in prompt):
+            return prompt
+        if all(isinstance(item, list) and _is_ids(item) for item in prompt):
+            return prompt
+    raise RequestError(
+        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists.",
+        "prompt",
+    )
+
+
+def _is_ids(items: list[Any]) -> bool:
+    return bool(items) and all(type(item) is int for item in items)
+
+
+async def encode(
+    served: ServedModel, text: str, *, add_special_tokens: bool, truncates: bool, param: str
+) -> list[int]:
+    """Token ids of `text`. A hopelessly long one is refused after a look at its beginning."""
+    limit = served.max_model_len
+    head = limit * _CHARACTERS_PER_TOKEN
+    if len(text) > 2 * head and not truncates:
+        count = len(await tokenize(served, text[:head]))
+        if count > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your prompt "
+                f"contains at least {count} input tokens. Please reduce the length of the prompt.",
+                param,
+            )
+    return await tokenize(served, text, add_special_tokens=add_special_tokens)
+
+
+async def tokenize(served: ServedModel, text: str, **options: bool) -> list[int]:
+    """`Tokenizer.encode`, aside from the event loop where it takes long."""
+    if len(text) <= _INLINE_CHARACTERS:
+        return served.tokenizer.encode(text, **options)
+    return await asyncio.to_thread(served.tokenizer.encode, text, **options)

@@ -1,0 +1,114 @@
+"""Fields that the chat and the completions API share.
+
+The class attributes of `Body` say what happens to a field that is no attribute of the model:
+refused (UNSUPPORTED), dropped without a word (IGNORED), or dropped with a line in the log.
+"""
+
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+ItemT = TypeVar("ItemT")
+
+
+class _FirstError:
+    """As pydantic's FailFast, which has no hash and so no place in a union."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}  # type: ignore[misc, return-value]
+
+
+# A body has room for millions of wrong items, and an error for each would take minutes: one does.
+Items = Annotated[list[ItemT], _FirstError()]
+
+# Served by nothing behind the API yet; a value listed here means the same as leaving it out.
+UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "ec_transfer_params": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "routed_experts_prompt_start": (),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "truncation_side": ("left",),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (),
+}
+
+# Accounting and routing hints of OpenAI's platform: nothing to honour on one machine.
+IGNORED_GENERATION = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+     "service_tier", "session_id", "store", "user"}
+)  # fmt: skip
+
+
+class Body(BaseModel):
+    # allow_inf_nan: "nan" as a string would otherwise be read as a float.
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Body):
+    """What both generating routes take. None: the model's default, then OpenAI's."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED_GENERATION
+    IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
+    """OpenAI's default; None fills the context."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=128, description="Completions per prompt.")
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: str | Items[str] = []
+    stop_token_ids: Items[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    bad_words: Items[str] = []
+    allowed_token_ids: Items[int] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Keep only the last so many prompt tokens; -1 fits the context."
+    )
+    echo: bool = False
+    priority: int = Field(
+        0, ge=-(2**63), lt=2**63, description="Lower is served earlier under the priority policy."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="Requests share cached prefixes by salt."
+    )
+    request_id: str | None = Field(None, min_length=1, max_length=128)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = Field(
+        False, description="Logprobs name tokens as `token_id:N`."
+    )

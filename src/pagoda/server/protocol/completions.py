@@ -1,0 +1,35 @@
+"""Body of /v1/completions."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, WithJsonSchema
+
+from pagoda.server.protocol.common import UNSUPPORTED_GENERATION, GenerationBody
+
+_TOKENS = {"type": "array", "items": {"type": "integer"}}
+# A union would be tried branch by branch over lists of 100,000 ids; `prompts.py` looks once.
+Prompt = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                _TOKENS,
+                {"type": "array", "items": _TOKENS},
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED_GENERATION, "suffix": ("",)}
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
+
+    prompt: Prompt
+    max_tokens: int | None = Field(
+        None, ge=0, description="16 by default; 0 only with echo: it scores the prompt."
+    )
+    logprobs: int | None = Field(None, ge=-1)
+    add_special_tokens: bool = True

@@ -1,0 +1,73 @@
+"""POST /v1/completions."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.base.errors import RequestError
+from pagoda.engine.directory import ServedModel
+from pagoda.server.body import read_body
+from pagoda.server.completions import CompletionJob, StreamedCompletion, WholeCompletion
+from pagoda.server.context import Context, context_of, reply_head
+from pagoda.server.generation import Generation
+from pagoda.server.openapi import describe
+from pagoda.server.params import completion_params
+from pagoda.server.prompts import MAX_PROMPTS, encode, split_prompts
+from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.protocol.replies import Completion, CompletionChunk
+from pagoda.server.requestlog import log_request
+from pagoda.server.respond import respond
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=describe(CompletionRequest, Completion, CompletionChunk),
+)
+async def create_completion(request: Request) -> Response:
+    body = await read_body(request, CompletionRequest)
+    context = context_of(request)
+    job = await _job(request, body, context)
+    log_request(context.config, job.head.id, job.generation)
+    return await respond(
+        request,
+        context,
+        chunks=StreamedCompletion(job).chunks if body.stream else None,
+        whole=WholeCompletion(job).reply,
+    )
+
+
+async def _job(request: Request, body: CompletionRequest, context: Context) -> CompletionJob:
+    served = context.served(body.model)
+    sampling = completion_params(body, served)
+    prompts = split_prompts(body.prompt)
+    if len(prompts) * body.n > MAX_PROMPTS:
+        raise RequestError(f"prompts times n must be at most {MAX_PROMPTS}.", "n")
+    ids = []
+    for prompt in prompts:
+        ids.append(await _ids(served, prompt, body))
+        await asyncio.sleep(0)  # a thousand prompts take a second, and others want theirs
+    head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
+    generation = Generation(served, ids, sampling, body, head.id, context.metrics)
+    texts = []
+    if body.echo:
+        texts = [
+            prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt)
+            for prompt in prompts
+        ]
+    return CompletionJob(body, served, generation, head, texts)
+
+
+async def _ids(served: ServedModel, prompt: str | list[int], body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return await encode(
+        served,
+        prompt,
+        add_special_tokens=body.add_special_tokens,
+        truncates=body.truncate_prompt_tokens is not None,
+        param="prompt",
+    )

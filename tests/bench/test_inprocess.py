@@ -1,0 +1,47 @@
+"""Latency and throughput, with an engine that takes a known time."""
+
+import pytest
+
+from pagoda.bench.latency import LatencyConfig, bench_latency, latency_lines
+from pagoda.bench.throughput import bench_throughput, throughput_lines
+
+
+class Engine:
+    def __init__(self, seconds):
+        self.seconds = iter(seconds)
+        self.batches = []
+
+    def random_prompt(self, length):
+        return [0] * length
+
+    def run(self, prompts, output_tokens, temperature, progress=None):
+        if progress is not None:
+            progress(len(prompts), len(prompts))
+        self.batches.append(([len(prompt) for prompt in prompts], list(output_tokens)))
+        return next(self.seconds)
+
+
+def test_latency_leaves_the_warm_up_out():
+    engine = Engine([9.0, 9.0, 1.0, 2.0, 3.0])
+    config = LatencyConfig(input_len=4, output_len=6, batch_size=2, num_iters_warmup=2, num_iters=3)
+    result = bench_latency(engine, config, lambda done, total: None)
+    assert engine.batches == [([4, 4], [6, 6])] * 5
+    assert result["avg_latency"] == 2.0
+    assert result["latencies"] == [1.0, 2.0, 3.0]
+    assert result["percentiles"]["50"] == 2.0
+    assert result["percentiles"]["90"] == pytest.approx(2.8)
+    assert latency_lines(result).splitlines()[0] == "Avg latency: 2.0 seconds"
+    assert "50% percentile latency: 2.0 seconds" in latency_lines(result)
+
+
+def test_throughput():
+    engine, seen = Engine([5.0, 2.0]), []
+    result = bench_throughput(engine, [[0] * 10, [0] * 20], [5, 15], lambda *at: seen.append(at))
+    assert seen == [(0, 2), (2, 2)]
+    assert engine.batches[1] == ([10, 20], [5, 15])
+    assert throughput_lines(result).splitlines() == [
+        "Throughput: 1.00 requests/s, 25.00 total tokens/s, 10.00 output tokens/s",
+        "Total num prompt tokens:  30",
+        "Total num output tokens:  20",
+    ]
+    assert result["elapsed_time"] == 2.0

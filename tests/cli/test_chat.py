@@ -1,0 +1,300 @@
+"""`pagoda chat` and `complete` against a server: one shot, and on a terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+SECONDS = 20.0
+
+
+def pagoda(*words, stdin=""):
+    command = [sys.executable, "-m", "pagoda", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=SECONDS)
+
+
+def test_quick_prints_one_reply(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-q", "hello there", "--max-tokens", "1")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["hello"], "")
+    body = fake_server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "hello there"}]
+    assert body["model"] == "fake-model"
+
+
+def test_piped_text_is_one_message(fake_server):
+    line = ["chat", "--url", fake_server.url + "/v1", "--system-prompt", "be brief"]
+    done = pagoda(*line, stdin="two\nlines")
+    assert done.stdout.split() == ["two", "lines"]
+    assert fake_server.bodies[0]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "two\nlines"},
+    ]
+
+
+def test_thought_is_no_part_of_a_piped_answer(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-q", "think twice")
+    assert done.stdout.split() == ["think", "twice"]
+    assert "hmm let me see" in done.stderr
+
+
+def test_a_refused_request_is_one_line(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-q", "boom")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "pagoda chat: The server answered 400: boom is not allowed\n"
+
+
+def test_an_error_inside_the_stream_keeps_what_came(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-q", "one midway two")
+    assert done.returncode == 1
+    assert done.stdout.split() == ["one"]
+    assert done.stderr == "pagoda chat: the engine died\n"
+
+
+def test_no_server_is_one_line():
+    done = pagoda("chat", "--url", "127.0.0.1:9", "-q", "hi")
+    assert done.returncode == 1
+    assert "Nothing answers at http://127.0.0.1:9/v1" in done.stderr
+
+
+def test_a_model_the_server_does_not_have(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "--model-name", "other", "-q", "hi")
+    assert "has no model 'other'; it has fake-model." in done.stderr
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_named_server_is_never_replaced_by_a_model_of_our_own(command, fake_server):
+    port = str(fake_server.server_address[1])
+    for where in (["--port", port], ["--url", fake_server.url]):
+        done = pagoda(command, "smollm2", *where, "-q", "hi")
+        error = f"The server at {fake_server.url}/v1 has no model 'smollm2'; it has fake-model."
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"pagoda {command}: {error}\n"
+    assert fake_server.bodies == []
+
+
+def test_nothing_on_the_named_port_is_one_line():
+    done = pagoda("chat", "smollm2", "--port", "9", "-q", "hi")
+    message = "Nothing answers at http://127.0.0.1:9/v1; is the server running?"
+    assert (done.returncode, done.stderr) == (1, f"pagoda chat: {message}\n")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n<html>", b"220 mail ready\r\n"])
+def test_another_kind_of_server_is_one_line(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def reply():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        done = pagoda("chat", "--url", url, "-q", "hi")
+        thread.join()
+    message = f"http://{url}/v1 answers, but not as an OpenAI-compatible server."
+    assert (done.returncode, done.stderr) == (1, f"pagoda chat: {message}\n")
+
+
+def test_the_key_comes_from_flag_or_environment(fake_server, monkeypatch):
+    fake_server.api_key = "sk"
+    assert "a key is needed" in pagoda("chat", "--url", fake_server.url, "-q", "hi").stderr
+    assert pagoda("chat", "--url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
+    monkeypatch.setenv("PAGODA_API_KEY", "sk")
+    assert pagoda("chat", "--url", fake_server.url, "-q", "hi").stdout
+
+
+@pytest.mark.parametrize("model", [[], ["fake-model"], ["org/fake"]])
+def test_a_server_of_this_machine_is_found_by_its_port(fake_server, model):
+    port = str(fake_server.server_address[1])
+    assert pagoda("chat", *model, "--port", port, "-q", "hi").stdout.split() == ["hi"]
+
+
+def test_a_local_server_that_wants_a_key_says_so(fake_server):
+    fake_server.api_key = "sk"
+    done = pagoda("chat", "--port", str(fake_server.server_address[1]), "-q", "hi")
+    assert done.returncode == 1
+    assert "a key is needed" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_text_in_the_model_s_place_is_answered_with_a_hint(command):
+    done = pagoda(command, "hello there")
+    message = "'hello there' is no model; to send it as text, put -q before it."
+    assert (done.returncode, done.stderr) == (1, f"pagoda {command}: {message}\n")
+
+
+def test_complete_goes_on_with_the_text(fake_server):
+    done = pagoda("complete", "--url", fake_server.url, "-q", "one two", "--temperature", "0")
+    assert done.stdout == "one two \n"
+    body = fake_server.bodies[0]
+    assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 128)
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, words, env):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "pagoda", *words], env)
+        self.seen = ""
+        self.status = None
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def wait_for(self, pattern):
+        """Read until `pattern` appears behind what was found before."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            match = re.search(pattern, self.seen)
+            if match:
+                found, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+                return found
+            assert time.monotonic() < deadline, f"no {pattern!r} in {self.seen!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    data = os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:
+                    data = ""
+                self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data)
+
+    def exit_status(self):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                return self.status
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    os.read(self.fd, 65536)
+                except OSError:
+                    time.sleep(0.05)
+        raise AssertionError("the program did not end")
+
+    def close(self):
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(fake_server):
+    # NO_CPR: this terminal does not answer where its cursor is.
+    env = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    program = Terminal(["chat", "--url", fake_server.url], env)
+    program.wait_for("/help lists the commands")
+    program.wait_for("› ")
+    yield program
+    program.close()
+
+
+def test_a_conversation_keeps_its_history(terminal, fake_server):
+    terminal.send("hello you\r")
+    terminal.wait_for(r"\[2 tokens · .*first token")
+    terminal.send("again\r")
+    terminal.wait_for(r"\[1 tokens · first token")
+    assert [turn["content"].strip() for turn in fake_server.bodies[1]["messages"]] == [
+        "hello you",
+        "hello you",
+        "again",
+    ]
+    terminal.send("\x04")
+    assert terminal.exit_status() == 0
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_program(terminal, fake_server):
+    words = " ".join(str(number) for number in range(100))
+    terminal.send(f"slow {words}\r")
+    terminal.wait_for(r"\nslow 0 1 2 ")  # the question's echo follows a prompt, not a line break
+    terminal.send("\x03")
+    terminal.wait_for(r"\[stopped\]")
+    assert fake_server.cut_off.wait(SECONDS), "the server still generates"
+    terminal.send("next\r")
+    terminal.wait_for(r"\[1 tokens")
+    stopped = fake_server.bodies[1]["messages"][1]
+    assert stopped["role"] == "assistant"
+    assert stopped["content"].startswith("slow 0 1 2")
+    terminal.send("/exit\r")
+    assert terminal.exit_status() == 0
+
+
+def test_two_ctrl_c_at_the_prompt_leave(terminal):
+    terminal.send("\x03")
+    terminal.wait_for("Ctrl-C again")
+    terminal.wait_for("› ")
+    terminal.send("\x03")
+    assert terminal.exit_status() == 0
+
+
+def test_keys_pressed_during_a_reply_wait_for_the_prompt(terminal, fake_server):
+    terminal.send("slow a b c\r")
+    terminal.wait_for(r"\nslow a ")
+    terminal.send("typed early\r")
+    assert "typed" not in terminal.wait_for(r"\[4 tokens")
+    terminal.wait_for(r"\[2 tokens")
+    assert fake_server.bodies[1]["messages"][-1]["content"] == "typed early"
+
+
+def test_an_error_loses_nothing(terminal, fake_server):
+    terminal.send("one\r")
+    terminal.wait_for(r"\[1 tokens")
+    terminal.send("boom\r")
+    terminal.wait_for("boom is not allowed")
+    terminal.send("two\r")
+    terminal.wait_for(r"\[1 tokens")
+    messages = [turn["content"].strip() for turn in fake_server.bodies[-1]["messages"]]
+    assert messages == ["one", "one", "two"]
+
+
+def test_several_lines(terminal, fake_server):
+    terminal.send("first\\\r")
+    terminal.send("second")
+    terminal.send("\x1b\r")
+    terminal.send("third\r")
+    terminal.wait_for(r"\[3 tokens")
+    assert fake_server.bodies[0]["messages"][0]["content"] == "first\nsecond\nthird"
+
+
+def test_commands(terminal, fake_server, tmp_path):
+    terminal.send("/nonsense\r")
+    terminal.wait_for("There is no command /nonsense")
+    terminal.send("/system be kind\r")
+    terminal.wait_for("system prompt is set")
+    terminal.send("/set temperature 0.5\r")
+    terminal.wait_for(r"temperature +0\.5")
+    terminal.send("hello\r")
+    terminal.wait_for(r"\[1 tokens")
+    terminal.send("/regen\r")
+    terminal.wait_for(r"\[1 tokens")
+    assert fake_server.bodies[0] == fake_server.bodies[1]
+    assert fake_server.bodies[1]["temperature"] == 0.5
+    assert fake_server.bodies[1]["messages"][0] == {"role": "system", "content": "be kind"}
+    terminal.send(f"/save {tmp_path}/chat.json\r")
+    terminal.wait_for("2 messages are in")
+    terminal.send("/clear\r")
+    terminal.wait_for("The chat is empty")
+    terminal.send(f"/load {tmp_path}/chat.json\r")
+    terminal.wait_for("2 messages loaded")
+    terminal.send("/stats\r")
+    terminal.wait_for("of 4096 tokens")
+
+
+def test_commands_complete_with_tab(terminal):
+    terminal.send("/he\t")
+    terminal.wait_for("lp")
+    terminal.send("\r")
+    terminal.wait_for("this list")

@@ -1,0 +1,139 @@
+"""What people type today parses: every command line of docs/walkthroughs.md."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pagoda.base.errors import ConfigError
+from pagoda.cli.main import main, parse_command
+from pagoda.config import compat, flags
+from pagoda.config.server import ServerConfig
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "walkthroughs.md"
+GGUF = "./Qwen3-VL-2B-Thinking-GGUF/Qwen3VL-2B-Thinking-Q8_0.gguf"
+AWQ_27B = (
+    "serve ./Qwen3.6-27B-AWQ-INT4 --host 0.0.0.0 --port 8000 "
+    "--served-model-name Qwen3.6-27B-AWQ-INT4 --dtype half --max-model-len 262144 "
+    "--max-num-seqs 1 --max-num-batched-tokens 8192 --kv-cache-dtype fp8 "
+    "--disable-custom-all-reduce --enable-prefix-caching --mamba-cache-mode align "
+    "--enable-flashinfer-autotune --mode fast --reasoning-parser qwen3 "
+    "--enable-auto-tool-choice --tool-call-parser qwen3_coder"
+)
+GEMMA = "serve google/gemma-4-26B-A4B --max-model-len 4096 --reasoning-parser gemma4"
+
+
+def documented(remark):
+    """Pagoda's command lines in the document whose comment begins so, without their program."""
+    lines = []
+    for line in DOCUMENT.read_text().splitlines():
+        command, _, comment = line.partition("   # ")
+        program = next((p for p in ("pagoda ", "python3 -m pagoda ") if line.startswith(p)), None)
+        if program and comment.startswith(remark) and bool(comment) == bool(remark):
+            lines.append((command.removeprefix(program), comment.removeprefix(remark)))
+    assert lines, remark
+    return lines
+
+
+SERVED = [line for line, _ in documented("") if line.startswith("serve ")]
+OTHERS = [line for line, _ in documented("") if not line.startswith("serve ")]
+REFUSED = documented("refused: ")
+LATER = documented("later: ")
+
+
+def parse(line):
+    name, *words = shlex.split(line)
+    return parse_command(name, words)[1]
+
+
+@pytest.mark.parametrize("line", SERVED)
+def test_served(line):
+    args = parse(line)
+    for answer in compat.answers(args):
+        assert answer.count("\n") == 0
+    flags.engine_config(args)
+    flags.from_namespace(ServerConfig, args)
+
+
+@pytest.mark.parametrize(("line", "flag"), REFUSED)
+def test_refused_in_one_line(line, flag, capsys):
+    assert main(shlex.split(line)) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert flag in lines[0]
+    assert "not supported yet" in lines[0]
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_commands_parse(line):
+    parse(line)
+
+
+@pytest.mark.parametrize(("line", "words"), LATER)
+def test_commands_of_later_versions_say_so(line, words, capsys):
+    assert main(shlex.split(line)) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_values_of_the_offline_server():
+    args = parse(SERVED[-1])
+    config = flags.engine_config(args)
+    assert config.model.model == "./DeepSeek-R1-Distill-Qwen-7B"
+    assert config.model.max_model_len == 2048
+    assert config.model.dtype == "half"
+
+
+def test_the_lines_of_a_2080_ti_command():
+    answers = compat.answers(parse(AWQ_27B))
+    about = {answer.split()[0] for answer in answers}
+    assert about == {
+        "--disable-custom-all-reduce",
+        "--mamba-cache-mode",
+        "--enable-flashinfer-autotune",
+        "--mode",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "--kv-cache-dtype",
+    }
+
+
+def test_a_parser_of_a_later_version_is_said():
+    args = parse(GEMMA)
+    (line,) = (answer for answer in compat.answers(args) if "reasoning" in answer)
+    assert line.startswith("--reasoning-parser gemma4 is not supported yet")
+    assert flags.engine_config(args).model.reasoning_parser == "auto"
+    assert (
+        flags.engine_config(parse("serve m --reasoning-parser none")).model.reasoning_parser
+        == "none"
+    )
+
+
+def test_a_length_of_256k_is_binary():
+    args = parse(f"serve {GGUF} --max-model-len 256K")
+    assert flags.engine_config(args).model.max_model_len == 262_144
+
+
+def test_the_config_reaches_the_server(monkeypatch):
+    """`main` hands run_server what the flags say."""
+    import sys
+    import types
+
+    seen = {}
+
+    def run_server(engine, server):
+        seen.update(engine=engine, server=server)
+        return 7
+
+    launch = types.ModuleType("pagoda.server.launch")
+    launch.run_server = run_server
+    monkeypatch.setitem(sys.modules, "pagoda.server.launch", launch)
+    line = "serve ./m --port 9 --api-key a --max-model-len 32k --no-enable-prefix-caching"
+    assert main(line.split()) == 7
+    assert seen["engine"].model.max_model_len == 32_000
+    assert not seen["engine"].cache.enable_prefix_caching
+    assert (seen["server"].port, seen["server"].api_key) == (9, ("a",))
+
+
+def test_refused_before_a_server_is_imported():
+    with pytest.raises(ConfigError):
+        flags.engine_config(parse("serve m -tp 8"))

@@ -1,0 +1,103 @@
+"""A model that counts: after token t comes t + 1, modulo the vocabulary."""
+
+from collections import deque
+from concurrent.futures import Future
+
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.messages import AddRequest, RequestDelta
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.sampling import SamplingParams
+from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from pagoda.engine.core import EngineCore
+
+VOCAB = 100
+
+
+class CountingRunner:
+    """Keeps each request's token ids, as the real runner does; fails when told to."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}
+        self.failures: list[Exception | None] = []
+        """Popped at each step: what it raises, if not None."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for req_id in plan.freed:
+            self.rows.pop(req_id, None)
+        for row in plan.rows:
+            if row.request is not None:
+                self.rows[row.req_id] = list(row.request.prompt_token_ids)
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
+        results = []
+        for planned in plan.requests:
+            tokens: list[int] = []
+            if planned.samples:
+                row = self.rows[planned.req_id]
+                assert planned.num_computed_tokens + planned.num_tokens == len(row)
+                tokens = [(row[-1] + 1) % VOCAB]
+                row += tokens
+            results.append(RequestResult(req_id=planned.req_id, token_ids=tokens))
+        return StepResult(step_id=plan.step_id, results=results)
+
+
+class LateExecutor:
+    """Results exist only once `flush` is called or the next plan but one has arrived."""
+
+    def __init__(self, runner: CountingRunner):
+        self._runner = runner
+        self._waiting: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self.most_waiting = 0
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        future: _AskedFuture = _AskedFuture(self._compute_first)
+        self._waiting.append((plan, future))
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        return future
+
+    def _compute_first(self) -> None:
+        plan, future = self._waiting.popleft()
+        future.set_result(self._runner.execute(plan))
+
+    def shutdown(self) -> None:
+        self._waiting.clear()
+
+
+class _AskedFuture(Future[StepResult]):
+    """Computes when somebody waits for it: as late as can be."""
+
+    def __init__(self, compute) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._compute()
+        return super().exception(timeout)
+
+
+def make_scheduler(num_blocks: int = 64, block_size: int = 4, **limits) -> Scheduler:
+    values = {"max_num_reqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64, **limits}
+    group = KVGroupSpec("full", (0,), num_kv_heads=1, head_dim=1, block_size=block_size)
+    return Scheduler(SchedulerLimits(**values), KVCacheManager([group], num_blocks))
+
+
+def request(req_id: str, prompt: list[int], **sampling) -> AddRequest:
+    values = {"max_tokens": 5, "temperature": 0.0, **sampling}
+    return AddRequest(req_id=req_id, prompt_token_ids=prompt, sampling=SamplingParams(**values))
+
+
+def run(core: EngineCore, steps: int = 1000) -> dict[str, list[RequestDelta]]:
+    """Step until idle; the deltas of each request."""
+    deltas: dict[str, list[RequestDelta]] = {}
+    for _ in range(steps):
+        if not core.has_work():
+            return deltas
+        for delta in core.step():
+            deltas.setdefault(delta.req_id, []).append(delta)
+    raise AssertionError("the engine never became idle")
+
+
+def tokens_of(deltas: list[RequestDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]

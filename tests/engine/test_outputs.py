@@ -1,0 +1,94 @@
+"""OutputProcessor over a byte tokenizer: text, stop strings and token counts at every cut."""
+
+import itertools
+
+import pytest
+
+from pagoda.core.messages import RequestDelta, TokenLogprobs
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.outputs import OutputProcessor
+from pagoda.text.tokenizer import load_tokenizer
+from pagoda.weights.files import open_model
+from tests.engine.conftest import write_byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    write_byte_tokenizer(folder)
+    return load_tokenizer(open_model(folder))
+
+
+def run(tokenizer, cuts, finish="length", **sampling):
+    """Process the pieces of ids in `cuts`, the last with `finish`, as a caller would."""
+    processor = OutputProcessor(tokenizer, SamplingParams(max_tokens=None, **sampling), [])
+    outputs = []
+    for index, ids in enumerate(cuts):
+        last = index == len(cuts) - 1
+        logprobs = [TokenLogprobs(token, -1.0, 1, [token], [-1.0]) for token in ids]
+        delta = RequestDelta(
+            req_id="r", token_ids=ids, logprobs=logprobs, finish_reason=finish if last else None
+        )
+        outputs.append(processor.process(delta))
+        if processor.matched_stop:
+            break
+    return outputs
+
+
+def text_of(outputs):
+    return "".join(output.text for output in outputs)
+
+
+def all_cuts(ids):
+    """Every way to cut ids in two or three pieces."""
+    for i, j in itertools.combinations_with_replacement(range(len(ids) + 1), 2):
+        yield [ids[:i], ids[i:j], ids[j:]]
+
+
+def test_text_is_whole_at_every_cut(tokenizer):
+    text = "añ🙂b"
+    for cuts in all_cuts(tokenizer.encode(text, add_special_tokens=False)):
+        outputs = run(tokenizer, cuts)
+        assert text_of(outputs) == text
+        assert "\ufffd" not in text_of(outputs)
+
+
+@pytest.mark.parametrize(("include", "expected"), [(False, "one, "), (True, "one, two")])
+def test_a_stop_string_at_every_cut(tokenizer, include, expected):
+    for cuts in all_cuts(tokenizer.encode("one, two, three", add_special_tokens=False)):
+        outputs = run(tokenizer, cuts, stop=["two"], include_stop_str_in_output=include)
+        assert text_of(outputs) == expected
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", "two")
+        tokens = [token for output in outputs for token in output.token_ids]
+        assert tokenizer.decode(tokens) == "one, two"
+        assert all(len(o.logprobs) == len(o.token_ids) for o in outputs)
+
+
+def test_a_stop_string_that_only_begins_is_text_after_all(tokenizer):
+    ids = tokenizer.encode("one tw", add_special_tokens=False)
+    assert text_of(run(tokenizer, [ids], stop=["two"])) == "one tw"
+
+
+def test_the_stop_token_is_no_text(tokenizer):
+    ids = tokenizer.encode("abc", add_special_tokens=False)
+    assert text_of(run(tokenizer, [ids[:2], ids[2:]], finish="stop")) == "ab"
+    kept = run(tokenizer, [ids], finish="stop", include_stop_str_in_output=True)
+    assert text_of(kept) == "abc"
+    assert kept[0].token_ids == ids
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer):
+    ids = tokenizer.encode("xxabxx", add_special_tokens=False)
+    assert text_of(run(tokenizer, [[token] for token in ids], stop=["x"], min_tokens=3)) == "xxab"
+
+
+def test_without_detokenization_there_is_no_text(tokenizer):
+    outputs = run(tokenizer, [[1, 2, 3]], detokenize=False)
+    assert text_of(outputs) == "" and outputs[0].token_ids == [1, 2, 3]
+
+
+def test_an_error_passes_through(tokenizer):
+    processor = OutputProcessor(tokenizer, SamplingParams(), [])
+    output = processor.process(RequestDelta(req_id="r", finish_reason="error", error="no"))
+    assert (output.finish_reason, output.error, output.text) == ("error", "no", "")

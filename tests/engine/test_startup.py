@@ -1,0 +1,98 @@
+import errno
+import logging
+from dataclasses import replace
+
+import pytest
+
+from pagoda.arch.registry import spec_for
+from pagoda.base.errors import CapacityError, ConfigError, UnsupportedModelError
+from pagoda.base.facts import DeviceFacts
+from pagoda.config.engine import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from pagoda.core.messages import EngineProgress
+from pagoda.engine.startup import _memory_guard, start_engine
+from pagoda.planner.resolve import resolve
+from pagoda.weights.files import open_model
+from tests.engine.conftest import with_model
+
+
+def rows_of(ready, kind):
+    return {row.get("name"): row for row in ready.ledger if row["kind"] == kind}
+
+
+def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
+    caplog.set_level(logging.INFO, logger="pagoda")
+    heard = []
+    config = replace(tiny_config, device=DeviceConfig(device="cpu"))
+    core, ready = start_engine(config, heard.append, launched_at=None)
+    phases = [message.phase for message in heard if isinstance(message, EngineProgress)]
+    assert list(dict.fromkeys(phases)) == list(rows_of(ready, "phase"))
+    loading = [m for m in heard if m.phase == "load weights" and m.total]
+    assert loading[-1].done == loading[-1].total > 0
+    memory = rows_of(ready, "memory")
+    assert set(memory) == {"weights", "KV pool", "activations", "process"}
+    assert all(row["predicted"] > 0 and row["measured"] is not None for row in memory.values())
+    assert rows_of(ready, "choice")["threads"]["why"]
+    assert ready.ledger[-1]["max_concurrency"] == 2048 / 512
+    assert (ready.kv_tokens, ready.num_blocks, ready.block_size) == (2048, 129, 16)
+    assert (ready.max_model_len, ready.vocab_size) == (512, 260)
+    assert core.stats().blocks_free == 128
+    assert "KV cache size: 2,048 tokens, Maximum concurrency for 512 tokens per request: 4.00x" in (
+        caplog.text
+    )
+    core.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"parallel": ParallelConfig(tensor_parallel_size=2)}, ConfigError, "parallel-size 2"),
+        (
+            {
+                "model": ModelConfig("MODEL", load_format="dummy", max_model_len=512),
+                "cache": CacheConfig(kv_cache_memory_bytes=16384),
+            },
+            CapacityError,
+            "lower --max-model-len",
+        ),
+    ],
+)
+def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
+    with pytest.raises(error, match=words):
+        config = replace(tiny_config, **changes)
+        start_engine(with_model(config, model=tiny_config.model.model), lambda message: None)
+
+
+def test_an_unknown_architecture(tiny_config, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalML"]}')
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
+        start_engine(with_model(tiny_config, model=str(tmp_path)), lambda message: None)
+
+
+@pytest.fixture
+def resolution(tiny_config, tiny_model):
+    spec = spec_for(open_model(tiny_model).config, {}, ())
+    return resolve(tiny_config, spec, {}, DeviceFacts("cpu", 8 << 30, 8 << 30, 2))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ],
+)  # fmt: skip
+def test_memory_that_runs_out_says_what_to_lower(resolution, failure):
+    with (
+        pytest.raises(CapacityError, match="while loading") as caught,
+        _memory_guard("loading the weights", resolution),
+    ):
+        raise failure
+    for flag in ("--max-model-len (now 512)", "--max-num-seqs (now 64)", "--kv-cache-memory-bytes"):
+        assert flag in str(caught.value)
+
+
+def test_other_failures_pass(resolution):
+    with pytest.raises(RuntimeError, match="shape"), _memory_guard("loading", resolution):
+        raise RuntimeError("shape mismatch")

@@ -1,0 +1,205 @@
+"""Native paged attention against the torch reference, on caches whose unused places are NaN."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda.kernels.ref import attention as ref
+
+native = pytest.importorskip(
+    "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
+)
+from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402
+
+ISAS = list(dict.fromkeys(native.Native(1, isa).isa for isa in ("avx512", "avx2", "generic")))
+# fp32 sums of up to 2000 products in another order than the reference's.
+TOLERANCE = 2e-5
+
+
+def cpu_ops(isa: str, threads: int = 2) -> CpuOps:
+    return CpuOps(native.Native(threads, isa))
+
+
+@dataclass
+class Case:
+    """Requests of (queries, KV length)."""
+
+    requests: list[tuple[int, int]]
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 32
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+
+    def __post_init__(self):
+        torch.manual_seed(7)
+        per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
+        shape = (sum(per_request) + 3, self.kv_heads, self.block_size, self.head_dim)
+        self.k_cache = torch.full(shape, torch.nan, dtype=self.dtype)
+        self.v_cache = self.k_cache.clone()
+        free = (1 + torch.randperm(shape[0] - 1)).tolist()  # block 0 is nobody's: NaN
+        self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
+        for row, (queries, kv_len) in enumerate(self.requests):
+            # Keys before every query's window may be another request's by now: NaN too.
+            seen = 0 if self.window is None else max(0, kv_len - queries - self.window + 1)
+            for column in range(seen // self.block_size, per_request[row]):
+                self.table[row, column] = free.pop()
+            at = torch.arange(seen, kv_len)
+            slots = self.table[row].long()[at // self.block_size] * self.block_size
+            slots += at % self.block_size
+            k, v = (torch.randn(len(at), self.kv_heads, self.head_dim) for _ in "kv")
+            ref.store_kv(k, v, self.k_cache, self.v_cache, slots)
+        counts = [queries for queries, _ in self.requests]
+        self.starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        self.lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        rows = torch.randn(sum(counts), width) * 2  # q lies in the rows of qkv
+        self.q = rows[:, : self.heads * self.head_dim].unflatten(1, (self.heads, self.head_dim))
+
+    def run(self, ops: CpuOps) -> torch.Tensor:
+        return ops.paged_attention(
+            self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
+            scale=self.head_dim**-0.5, window=self.window,
+        )  # fmt: skip
+
+    def check(self, ops: CpuOps) -> None:
+        expected = ref.paged_attention(
+            self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
+            scale=self.head_dim**-0.5, window=self.window,
+        )  # fmt: skip
+        torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+MIXES = {
+    "first token": [(1, 1)],
+    "one decode": [(1, 1000)],
+    "decodes": [(1, 64), (1, 65), (1, 1), (1, 255), (1, 256), (1, 257), (1, 30)],
+    "prefill": [(150, 150)],
+    "chunk": [(33, 700)],
+    "mixed": [(1, 530), (70, 70), (1, 3), (4, 19), (9, 300), (2, 2)],
+    "idle requests": [(0, 5), (3, 7), (0, 0), (1, 9), (0, 0)],
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 1, 37, 300])
+def test_equals_reference(isa, mix, window):
+    Case(MIXES[mix], window=window).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mix", ["decodes", "mixed"])
+def test_half_precision_cache(isa, dtype, mix):
+    Case(MIXES[mix], dtype=dtype).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 4, 8), (9, 3, 64), (8, 1, 24), (5, 1, 80), (14, 2, 128), (71, 1, 64), (2, 1, 256),
+     (3, 3, 6), (4, 2, 34)],
+)  # fmt: skip
+def test_head_layouts(isa, dtype, heads, kv_heads, head_dim):
+    case = Case(MIXES["mixed"], heads, kv_heads, head_dim, dtype=dtype)
+    case.check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("block_size", [1, 3, 100])
+def test_block_sizes(isa, block_size):
+    Case(MIXES["mixed"], block_size=block_size, window=90).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_no_bit(isa, threads):
+    for mix in ("one decode", "mixed", "chunk"):
+        case = Case(MIXES[mix], dtype=torch.bfloat16)
+        assert torch.equal(case.run(cpu_ops(isa, threads)), case.run(cpu_ops(isa, 1)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2), (8, 1)])
+def test_chunks_and_neighbours_change_no_bit(isa, window, heads, kv_heads):
+    length = 600
+    case = Case([(length, length)], heads, kv_heads, 64, dtype=torch.bfloat16, window=window)
+    whole, ops = case.run(cpu_ops(isa, 3)), cpu_ops(isa, 2)
+    queries = case.q
+    # A neighbour over the same cache before each chunk, and chunks of all kinds.
+    for begin, end in ((0, 1), (1, 64), (64, 257), (257, 597), (597, 598), (598, 599), (599, 600)):
+        case.q = torch.cat((queries[500:540], queries[begin:end]))
+        case.table = case.table[:1].repeat(2, 1)
+        case.starts = torch.tensor([0, 40, 40 + end - begin], dtype=torch.int32)
+        case.lens = torch.tensor([540, end], dtype=torch.int32)
+        out = case.run(ops)
+        assert torch.equal(out[:40], whole[500:540])
+        assert torch.equal(out[40:], whole[begin:end])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_little_scratch_changes_no_bit(isa, monkeypatch):
+    case = Case([(1, 3000)], dtype=torch.bfloat16)
+    expected = case.run(cpu_ops(isa))
+    cache = native.KvCache(0, 0, native.FloatType.bfloat16, 2, 16, 32)
+    least = native.Native(2, isa).attention_scratch(6, cache, 1, 0)
+    ops = cpu_ops(isa)
+    monkeypatch.setattr(ops, "_scratch_of", lambda size: torch.empty(least + 64).byte())
+    assert torch.equal(case.run(ops), expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_behind_the_last_request_are_zero(isa):
+    case = Case([(3, 40), (1, 90)])
+    case.q = torch.cat((case.q, torch.full((2, 6, 32), torch.nan)))
+    out = case.run(cpu_ops(isa))
+    assert torch.equal(out[4:], torch.zeros(2, 6, 32))
+    assert out[:4].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_requests_behind_the_rows_are_not_looked_at(isa):
+    case = Case([(3, 40), (1, 90)])
+    expected = case.run(cpu_ops(isa))
+    case.table = torch.cat((case.table, torch.full_like(case.table, 1 << 30)))
+    case.starts = torch.cat((case.starts, torch.full((2,), 4).int()))
+    case.lens = torch.cat((case.lens, torch.full((2,), 1 << 30).int()))
+    assert torch.equal(case.run(cpu_ops(isa)), expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_extreme_scores(isa):
+    """Scores of +-1e4, and a NaN query, which stays in its own row."""
+    case = Case([(1, 200), (2, 300)])
+    case.q = case.q * 3000
+    case.check(cpu_ops(isa))
+    case.q[1, 0] = torch.nan
+    out = case.run(cpu_ops(isa))
+    assert out[1, 0].isnan().all()
+    assert out[0].isfinite().all() and out[2].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_no_tokens(isa):
+    assert Case([]).run(cpu_ops(isa)).shape == (0, 6, 32)
+
+
+def test_wrong_arguments_are_named():
+    case = Case([(1, 9)])
+    ops = cpu_ops("")
+    case.table = case.table.long()
+    with pytest.raises(ValueError, match="block_table is torch.int64"):
+        case.run(ops)
+    case = Case([(1, 9)])
+    case.v_cache = case.v_cache.bfloat16()
+    with pytest.raises(ValueError, match="v_cache is torch.bfloat16"):
+        case.run(ops)
+    case = Case([(1, 9)], heads=5, kv_heads=2)
+    with pytest.raises(ValueError, match="5 heads cannot share 2 KV heads"):
+        case.run(ops)

@@ -1,0 +1,209 @@
+"""Native element-wise kernels against torch, on odd sizes, with outputs that start as NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagoda.kernels.ref import attention, norm, rope
+
+native = pytest.importorskip(
+    "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
+)
+from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402
+
+ISAS = list(dict.fromkeys(native.Native(1, isa).isa for isa in ("avx512", "avx2", "generic")))
+ROWS = [0, 1, 3, 130]
+CACHES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=[(isa, threads) for isa in ISAS for threads in (1, 3)], ids=str)
+def ops(request) -> CpuOps:
+    isa, threads = request.param
+    return CpuOps(native.Native(threads, isa))
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs() -> Iterator[None]:
+    """In torch's deterministic mode `torch.empty` is full of NaN."""
+    torch.manual_seed(5)
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(9).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 16, 43, 576])
+def test_rms_norm(ops, rows, size):
+    x, residual, weight = torch.randn(rows, size), torch.randn(rows, size), torch.randn(size)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5))
+    expected, total = norm.add_rms_norm(x, residual, weight, 1e-5)
+    out, residual = ops.add_rms_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 7, 16, 100, 1536])
+def test_silu_and_mul(ops, rows, size):
+    x = torch.randn(rows, 2 * size) * 5
+    expected = F.silu(x[:, :size].double()) * x[:, size:]
+    torch.testing.assert_close(ops.silu_and_mul(x).double(), expected, rtol=2e-6, atol=1e-7)
+
+
+def test_silu_at_its_ends(ops):
+    gate = torch.tensor([[-1e30, -torch.inf, -100, -88.5, -0.0, 0, 88.5, 100, 1e30, torch.inf]])
+    gate = torch.cat((gate, torch.linspace(-120, 120, 246)[None]), dim=1)
+    out = ops.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    expected = F.silu(gate)
+    expected[0, 1] = torch.nan  # -inf * 0
+    torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
+    gate[0, 40] = torch.nan
+    out = ops.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    assert out[0, 40].isnan() and out[0, 41:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary_dim"),
+    [(9, 3, 64, 64), (4, 4, 80, 20), (2, 1, 6, 6), (6, 2, 128, 64), (3, 1, 34, 0)],
+)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed):
+    block_size, num_blocks, width = 5, 31, (heads + 2 * kv_heads) * dim
+    wide = torch.randn(rows, width + 3)
+    qkv = wide[:, :width]
+    q, k, v = (
+        part.unflatten(1, (-1, dim)).clone()
+        for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    )
+    caches = [torch.full((num_blocks, kv_heads, block_size, dim), torch.nan, dtype=dtype)
+              for _ in range(4)]  # fmt: skip
+    slots = torch.randperm(num_blocks * block_size)[:rows]
+    positions = torch.randint(200, (rows,))
+    cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None
+    weights = {"q_norm": torch.randn(dim), "k_norm": torch.randn(dim)} if normed else {}
+    beyond = wide[:, width:].clone()
+    ops.rotary_store(qkv, heads, positions, cos_sin, *caches[:2], slots, **weights, eps=1e-6)
+    if normed:
+        q = norm.rms_norm(q, weights["q_norm"], 1e-6)
+        k = norm.rms_norm(k, weights["k_norm"], 1e-6)
+    if cos_sin is not None:
+        q, k = rope.rotary(q, k, positions, cos_sin)
+    got_q, got_k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv_heads) * dim]
+    torch.testing.assert_close(got_q, q.flatten(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got_k, k.flatten(1), rtol=1e-5, atol=1e-5)
+    # Rounding and slots exactly: torch stores the same fp32 rows.
+    attention.store_kv(got_k.unflatten(1, (-1, dim)), v, *caches[2:], slots)
+    for got, expected in zip(caches[:2], caches[2:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(wide[:, width:], beyond)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+def test_rounding_to_the_cache(ops, dtype):
+    """Ties, subnormals, overflow, infinities and NaN round as torch rounds them."""
+    bits = torch.randint(-(2**31), 2**31, (4000,), dtype=torch.int32)
+    halves = torch.arange(0, 1 << 16, 7, dtype=torch.int32) << 16
+    special = torch.tensor([65504, 65519.9, 65520, 1e-8, 2**-25, 2**-24 * 1.5, 6.1e-5, 3.4e38])
+    values = torch.cat((bits, halves, halves | 0x8000, halves | 0x1000)).view(torch.float32)
+    values = torch.cat((values, special, -special, torch.tensor([torch.inf, torch.nan])))
+    values = F.pad(values, (0, -len(values) % 22)).reshape(-1, 22)
+    rows = len(values)
+    qkv = torch.cat((values, values, values), dim=1)
+    cache = torch.zeros(rows, 1, 1, 22, dtype=dtype)
+    ops.rotary_store(qkv, 1, None, None, cache, cache.clone(), torch.arange(rows))
+    torch.testing.assert_close(cache[:, 0, 0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 24, 43, 576])
+def test_embed(ops, dtype, rows, size):
+    table = torch.randn(50, size).to(dtype)
+    ids = torch.randint(50, (rows,))
+    assert torch.equal(ops.embed(ids, table), table[ids].float())
+
+
+def test_fp16_widens_exactly(ops):
+    table = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    out = ops.embed(torch.arange(64), table.reshape(64, 1024))
+    torch.testing.assert_close(out, table.reshape(64, 1024).float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 15, 2049, 49152])
+def test_argmax(ops, rows, size):
+    if rows * size > 1 << 21:
+        rows = 20
+    logits = torch.randn(rows, size)
+    if size > 15:
+        logits = (logits * 4).round()  # many equals: the lowest id counts
+    values, ids = ops.argmax(logits)
+    expected = logits.max(dim=1)
+    assert torch.equal(values, expected.values)
+    first = (logits == expected.values[:, None]).int().argmax(dim=1)
+    assert torch.equal(ids, first)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 70])
+def test_argmax_of_rows_without_a_largest(ops, rows):
+    size = 20001
+    logits = torch.full((rows, size), -torch.inf)
+    values, ids = ops.argmax(logits)
+    assert values.isneginf().all() and (ids == 0).all()
+    for at in (0, 8200, 10001, size - 1):
+        logits = torch.randn(rows, size)
+        logits[-1, at] = torch.nan
+        logits[-1, 15000] = torch.inf
+        values, _ = ops.argmax(logits)
+        assert values[-1].isnan()
+        assert torch.equal(values[:-1], logits[:-1].amax(dim=1))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (40, 40), (1000, 64), (49152, 50)])
+def test_top_k(ops, rows, size, count):
+    logits = (torch.randn(rows, size) * 30).round()
+    values, ids = ops.top_k(logits, count)
+    expected = logits.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :count])
+    assert torch.equal(ids, expected.indices[:, :count])
+
+
+def test_top_k_of_few(ops):
+    logits = torch.full((1, 100), torch.nan)
+    logits[0, [70, 3, 50]] = torch.tensor([1.0, -torch.inf, 2.0])
+    values, ids = ops.top_k(logits, 5)
+    assert ids.tolist() == [[50, 70, 3, -1, -1]]
+    assert values.tolist() == [[2.0, 1.0] + [-torch.inf] * 3]
+
+
+def test_huge_pages_keep_what_is_written():
+    data = torch.arange(3 << 20, dtype=torch.int32)
+    answer = native.use_huge_pages(data.data_ptr(), data.nbytes)
+    assert isinstance(answer, bool)
+    assert torch.equal(data, torch.arange(3 << 20, dtype=torch.int32))
+    assert not native.use_huge_pages(data.data_ptr(), 100)  # no whole page
+
+
+def test_wrong_arguments_are_named():
+    ops = CpuOps(native.Native(1))
+    x = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="x is not contiguous"):
+        ops.silu_and_mul(x.t())
+    with pytest.raises(ValueError, match="weight has shape"):
+        ops.rms_norm(x, torch.ones(7), 1e-5)
+    with pytest.raises(ValueError, match="logits is torch.float64"):
+        ops.argmax(x.double())
+    with pytest.raises(ValueError, match="top_k takes 1 to 8"):
+        ops.top_k(x, 9)
+    with pytest.raises(ValueError, match="table is torch.int32"):
+        ops.embed(torch.zeros(1, dtype=torch.int64), x.int())
+    cache = torch.zeros(1, 1, 4, 2)
+    slots = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="qkv has shape"):
+        ops.rotary_store(x, 1, None, None, cache, cache, slots)

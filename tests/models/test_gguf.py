@@ -1,0 +1,47 @@
+"""Models from GGUF files equal transformers on the weights that the gguf package decodes."""
+
+import pytest
+import torch
+
+from tests.models import tiny, tiny_gguf
+from tests.models.driver import Driver
+from tests.models.test_transformers import LLAMA3, YARN
+from tests.models.tiny_gguf import Storage
+
+MODELS = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama head_dim": ("llama", {"head_dim": 32}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama linear": (
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
+    ),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}  # fmt: skip
+
+
+def _check(reference, path) -> None:
+    ids = tiny.random_ids(90)
+    logits = Driver(tiny.load(path)).run(ids, chunk=32)
+    torch.testing.assert_close(logits, tiny.reference_logits(reference, ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize("storage", ["F32", "Q8_0", "Q4_1"])
+def test_logits_equal(case: str, storage: str, tmp_path):
+    family, changes = MODELS[case]
+    reference = tiny.make(family, **changes)
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage[storage])
+    _check(reference, path)
+
+
+def test_shards_of_a_merged_layer_may_differ_in_storage(tmp_path):
+    kinds = {"attn_q": "Q4_0", "attn_k": "F16", "attn_v": "Q5_1", "ffn_up": "Q8_0"}
+    reference = tiny.make("llama")
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage[kinds.get(name.split(".")[-2], "BF16")])
+    _check(reference, path)

@@ -1,0 +1,134 @@
+"""Two and four ranks, each reading only its slice, compute together what one rank computes."""
+
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pagoda.arch.registry import spec_for
+from pagoda.base.errors import ConfigError
+from pagoda.layers.context import Parallel
+from pagoda.models.base import CausalLM
+from pagoda.models.loader import build_model
+from pagoda.weights.gguf import GgufCheckpoint
+from pagoda.weights.safetensors import SafetensorsCheckpoint
+from tests.models import tiny, tiny_gguf
+from tests.models.driver import Driver
+from tests.models.recording import RecordingCheckpoint
+from tests.models.tiny_gguf import Storage
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+
+
+def _write(folder, kind: str, **changes) -> Callable[[], tuple]:
+    """A tiny Llama; returns what opens it: (spec, recording checkpoint)."""
+    reference = tiny.make("llama", **{"hidden_size": 128, "intermediate_size": 192, **changes})
+    if kind == "safetensors":
+        reference.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        return lambda: (
+            spec_for(config, {}, ()),
+            RecordingCheckpoint(SafetensorsCheckpoint(folder)),
+        )
+    path = folder / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage[kind])
+
+    def open_gguf():
+        checkpoint = RecordingCheckpoint(GgufCheckpoint(path))
+        return spec_for(None, checkpoint.metadata, checkpoint.tensors), checkpoint
+
+    return open_gguf
+
+
+class _Ranks:
+    """Runs one thread per rank; exchanges tensors between them at barriers."""
+
+    def __init__(self, models: list[CausalLM]):
+        self.models = models
+        self.barrier = threading.Barrier(len(models), timeout=20)
+        self.parts: list[torch.Tensor | None] = [None] * len(models)
+        for rank, model in enumerate(models):
+            parallel = model.context.parallel
+            parallel.reduce = lambda x, rank=rank: torch.stack(self._exchange(rank, x)).sum(0)
+            parallel.gather = lambda x, rank=rank: torch.cat(self._exchange(rank, x), dim=-1)
+
+    def _exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        self.parts[rank] = x
+        self.barrier.wait()
+        parts = list(self.parts)
+        self.barrier.wait()
+        return parts
+
+    def run(self, ids: list[int]) -> list[torch.Tensor]:
+        results: list[torch.Tensor | None] = [None] * len(self.models)
+
+        def work(rank: int) -> None:
+            results[rank] = Driver(self.models[rank]).run(ids, chunk=9)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(self.models))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "kv_heads"),
+    [
+        ("safetensors", 2, 2),
+        ("safetensors", 2, 4),
+        ("safetensors", 2, 1),
+        ("safetensors", 4, 2),
+        ("Q8_0", 2, 2),
+        ("Q4_1", 2, 1),
+    ],
+)
+def test_ranks_together_equal_one(kind, world_size, kv_heads, tmp_path):
+    """KV heads are split, or repeated where ranks outnumber them."""
+    open_model = _write(tmp_path, kind, num_key_value_heads=kv_heads, **BIASES)
+    options = {"dtype": torch.float32, "device": "cpu"}
+    whole = build_model(*open_model(), **options)
+    ids = tiny.random_ids(30)
+    expected = Driver(whole).run(ids, chunk=30)
+    ranks = []
+    for rank in range(world_size):
+        spec, checkpoint = open_model()
+        ranks.append(build_model(spec, checkpoint, parallel=Parallel(rank, world_size), **options))
+        _check_reads(checkpoint, world_size, kv_heads)
+    for logits in _Ranks(ranks).run(ids):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int) -> None:
+    """Matrices are read by slices; vectors are too small to slice."""
+    for name, info in checkpoint.tensors.items():
+        if len(info.shape) == 1:
+            continue
+        is_kv = any(key in name for key in ("k_proj", "v_proj", "attn_k.", "attn_v."))
+        share = min(world_size, kv_heads) if is_kv else world_size
+        # The vocabulary's 211 rows do not divide; the last rank has fewer.
+        row_bytes = info.nbytes // info.shape[0]
+        assert checkpoint.bytes_read[name] <= info.nbytes // share + row_bytes, name
+        assert checkpoint.bytes_read[name] > 0
+
+
+def test_blocks_that_ranks_cannot_share_are_an_error(tmp_path):
+    spec, checkpoint = _write(tmp_path, "Q8_0", num_key_value_heads=4)()
+    with pytest.raises(ConfigError, match=r"ffn_down.*blocks of 32.*tensor-parallel-size"):
+        build_model(spec, checkpoint, dtype=torch.float32, device="cpu", parallel=Parallel(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "heads", "kv_heads", "what"),
+    [(3, 4, 2, "4 attention heads"), (2, 6, 3, "3 KV heads"), (4, 12, 3, "3 KV heads")],
+)
+def test_heads_that_ranks_cannot_share_are_an_error(world_size, heads, kv_heads, what, tmp_path):
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 32}
+    spec, checkpoint = _write(tmp_path, "F32", hidden_size=96, **sizes)()
+    with pytest.raises(ConfigError, match=what):
+        build_model(
+            spec, checkpoint, dtype=torch.float32, device="cpu", parallel=Parallel(0, world_size)
+        )

@@ -1,0 +1,106 @@
+"""Logits equal to transformers' on tiny random checkpoints that transformers saved."""
+
+import pytest
+import torch
+
+from tests.models import tiny
+from tests.models.driver import Driver
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+CASES = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama head_dim": ("llama", {"head_dim": 24}),
+    "llama one kv head": ("llama", {"num_key_value_heads": 1}),
+    "llama all kv heads": ("llama", {"num_key_value_heads": 4}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama linear": (
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
+    ),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama yarn options": (
+        "llama",
+        {"rope_parameters": {**YARN, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.3}},
+    ),
+    "llama yarn mscale": (
+        "llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral window": ("mistral", {"sliding_window": 21}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 windows": (
+        "qwen2", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3 tied, biases": (
+        "qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3 windows": (
+        "qwen3",
+        {
+            "head_dim": 16, "use_sliding_window": True, "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal(case: str, tmp_path):
+    family, changes = CASES[case]
+    reference = tiny.make(family, **changes)
+    reference.save_pretrained(tmp_path)
+    driver = Driver(tiny.load(tmp_path))
+    ids = tiny.random_ids(150)
+    expected = tiny.reference_logits(reference, ids)
+    assert expected.std() > 0.3  # else an attention fault could hide below the bound
+    torch.testing.assert_close(driver.run(ids, chunk=64), expected, rtol=0, atol=1e-4)
+
+
+def test_sharded_safetensors(tmp_path):
+    reference = tiny.make("llama")
+    reference.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    ids = tiny.random_ids(40)
+    logits = Driver(tiny.load(tmp_path)).run(ids, chunk=40)
+    torch.testing.assert_close(logits, tiny.reference_logits(reference, ids), rtol=0, atol=1e-4)
+
+
+def test_dynamic_scaling_equals_transformers_token_by_token(tmp_path):
+    """Past the trained length transformers rescales with each generated token."""
+    scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    reference = tiny.make("llama", rope_parameters=scaling, max_position_embeddings=32)
+    reference.save_pretrained(tmp_path)
+    model = tiny.load(tmp_path)
+    assert model.spec.max_position == 64
+    ids = tiny.random_ids(48)
+    cache, expected = None, []
+    with torch.inference_mode():
+        for token in ids:
+            out = reference(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            expected.append(out.logits[0, -1])
+    logits = Driver(model).run(ids, chunk=16)
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close(dtype, tmp_path):
+    """The distance to fp32 is no more than transformers' own in the same dtype."""
+    reference = tiny.make("qwen3", head_dim=16)
+    reference.save_pretrained(tmp_path)
+    ids = tiny.random_ids(60)
+    exact = tiny.reference_logits(reference, ids)
+    theirs = (tiny.reference_logits(reference.to(dtype), ids).float() - exact).abs().mean()
+    ours = (Driver(tiny.load(tmp_path, dtype)).run(ids, chunk=60) - exact).abs().mean()
+    assert ours < 1.2 * theirs

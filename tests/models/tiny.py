@@ -1,0 +1,81 @@
+"""Tiny random checkpoints, made by transformers (and llama.cpp's gguf package), and how they load.
+
+Nothing here is computed by Pagoda but what `load` returns.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from pagoda.arch.registry import spec_for
+from pagoda.models.base import CausalLM
+from pagoda.models.loader import build_model
+from pagoda.weights.gguf import GgufCheckpoint
+from pagoda.weights.safetensors import SafetensorsCheckpoint
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+_SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+
+
+def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
+    """A model with weights large enough that attention is far from uniform, in fp32."""
+    config_class, model_class = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**_SIZES, **changes})).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            # Norms and biases too: fresh ones are constants and would hide a mix-up.
+            base = 1.0 if "norm" in name else 0.0
+            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    return model
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:
+    """A folder of config.json and safetensors, or a GGUF file, as Pagoda reads it."""
+    if folder.suffix == ".gguf":
+        checkpoint = GgufCheckpoint(folder)
+        spec = spec_for(None, checkpoint.metadata, checkpoint.tensors)
+    else:
+        checkpoint = SafetensorsCheckpoint(folder)
+        spec = spec_for(json.loads((folder / "config.json").read_text()), {}, checkpoint.tensors)
+    return build_model(spec, checkpoint, dtype=dtype, device="cpu", **options)
+
+
+def random_ids(count: int, vocab_size: int = 211, seed: int = 1) -> list[int]:
+    return torch.randint(vocab_size, (count,), generator=_generator(seed)).tolist()
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """fp32 [len(ids), vocab]."""
+    return model(torch.tensor([ids])).logits[0]

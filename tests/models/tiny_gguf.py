@@ -1,0 +1,134 @@
+"""A transformers model as llama.cpp's converter would write it (conversion/{base,llama,qwen}.py).
+
+Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+_TENSORS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+Storage = gguf.GGMLQuantizationType
+
+
+def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storage]) -> None:
+    """Write `model` to `path` and give it the weights that the file then holds.
+
+    `storage_of` is asked for each matrix; vectors are F32 as in every GGUF.
+    """
+    arch = model.config.model_type
+    writer = gguf.GGUFWriter(path, arch)
+    _write_metadata(writer, model.config)
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    for name, weight in state.items():
+        stored_name = _stored_name(name)
+        values = weight.numpy()
+        heads = _permuted_heads(name, model.config)
+        if heads:
+            values = _permute(values, heads)
+        storage = storage_of(stored_name) if values.ndim == 2 else Storage.F32
+        raw = gguf.quantize(values, storage)
+        writer.add_tensor(stored_name, raw, raw_dtype=storage)
+        seen = gguf.dequantize(raw, storage).reshape(values.shape)
+        state[name].copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
+    _write_rope_factors(writer, model.config)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if config.model_type == "llama":
+        writer.add_rope_dimension_count(head_dim)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    elif rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
+    rope = config.rope_parameters
+    if rope["rope_type"] != "llama3":
+        return
+    dim = config.head_dim
+    factors = []
+    for frequency in 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim):
+        wavelength = 2 * np.pi / frequency
+        original = rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+def _permuted_heads(name: str, config) -> int:
+    if config.model_type != "llama":
+        return 0
+    if ".q_proj." in name:
+        return config.num_attention_heads
+    return config.num_key_value_heads if ".k_proj." in name else 0
+
+
+def _permute(values: np.ndarray, heads: int) -> np.ndarray:
+    """LlamaModel.permute: each head's two halves of rows end up alternating."""
+    rows = values.shape[0]
+    split = values.reshape(heads, 2, rows // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+
+
+def _unpermute(values: np.ndarray, heads: int) -> np.ndarray:
+    rows = values.shape[0]
+    split = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+
+
+def _stored_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        layer, _, stem = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{_TENSORS[stem]}.{kind}"
+    return f"{_TENSORS[stem]}.{kind}"

@@ -1,0 +1,169 @@
+"""The server's process from its first port to its last breath."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import wait_until
+from tests.server.fakes import REPLY
+
+ROOT = Path(__file__).parents[2]
+BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+class Served:
+    def __init__(self, *how: str, port: int | None = None, cache: Path):
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.serve_fake", str(self.port), *how],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env={"PYTHONPATH": str(ROOT / "src"), "PAGODA_CACHE": str(cache)},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: "Ready:" in self.log or self.process.poll() is not None, 30)
+        assert "Ready:" in self.log, self.log
+
+    def exit_code(self, seconds: float = 20) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join()
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.exit_code()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(*how: str, **options: int) -> Served:
+        started.append(Served(*how, cache=tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.close()
+
+
+def stream_in_background(url: str) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+
+    def read() -> None:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY, timeout=30) as reply:
+            lines.extend(line for line in reply.iter_lines() if line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread, lines
+
+
+def test_from_start_to_stop(serve, tmp_path: Path) -> None:
+    served = serve()
+    # Whoever comes early is answered, not refused.
+    wait_until(lambda: _status(served, "/health") == 503 or "Ready:" in served.log)
+    served.wait_ready()
+    assert f"Ready: fake at {served.url}/v1 (this machine only; --host 0.0.0.0" in served.log
+    assert _status(served, "/health") == 200
+    noted = json.loads((tmp_path / "run" / f"{served.port}.json").read_text())
+    assert noted["pid"] == served.process.pid
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code(2) == 0
+    assert not (tmp_path / "run" / f"{served.port}.json").exists()
+
+
+def _status(served: Served, path: str) -> int:
+    try:
+        return httpx.get(served.url + path).status_code
+    except httpx.ConnectError:
+        return 0
+
+
+def test_requests_while_loading(serve) -> None:
+    served = serve("hangs")
+    wait_until(lambda: _status(served, "/health") == 503, 30)
+    reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODY)
+    assert reply.status_code == 503 and "retry-after" in reply.headers
+    assert _status(served, "/v1/models") == 503
+    assert "loading" in reply.json()["error"]["message"]
+    served.process.send_signal(signal.SIGINT)
+    assert served.exit_code(2) == 0
+
+
+def test_stop_in_mid_stream(serve) -> None:
+    served = serve()
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGINT)
+    assert served.exit_code(2) == 0
+    thread.join()
+    assert lines[-1] == "data: [DONE]"
+    assert "stopped" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+    assert "Traceback" not in served.log
+
+
+def test_drain(serve) -> None:
+    served = serve("drains")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code(20) == 0
+    thread.join()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == REPLY
+
+
+def test_second_signal_ends_the_drain(serve) -> None:
+    served = serve("drains")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "Stopping on SIGINT" in served.log)
+    served.process.send_signal(signal.SIGINT)
+    assert served.exit_code(2) == 0
+    thread.join()
+
+
+def test_engine_that_cannot_start(serve) -> None:
+    served = serve("fails")
+    assert served.exit_code() == 1
+    assert served.log.splitlines()[-1].endswith("The engine could not load: out of memory.")
+    assert "Traceback" not in served.log
+
+
+def test_port_in_use(serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        served = serve(port=port)
+        assert served.exit_code() == 1
+    assert len(served.log.splitlines()) == 1
+    assert f"Port {port} on 127.0.0.1 is in use" in served.log

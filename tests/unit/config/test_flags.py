@@ -1,0 +1,219 @@
+"""Flags generated from the config dataclasses."""
+
+import argparse
+import dataclasses
+import re
+
+import pytest
+
+from pagoda.base.errors import ConfigError
+from pagoda.config import flags
+from pagoda.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
+from pagoda.config.parser import FlagParser, normalise
+from pagoda.config.server import ServerConfig
+
+
+def make_parser() -> FlagParser:
+    parser = FlagParser(prog="pagoda serve", usage="pagoda serve [MODEL]")
+    flags.add_engine_flags(parser)
+    flags.add_flags(parser, ServerConfig)
+    return parser
+
+
+def parse(line: str) -> argparse.Namespace:
+    return make_parser().parse_args(line.split())
+
+
+def engine(line: str) -> EngineConfig:
+    return flags.engine_config(parse(line))
+
+
+def server(line: str) -> ServerConfig:
+    return flags.from_namespace(ServerConfig, parse(line))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("2048", 2048),
+        ("256K", 262_144),
+        ("32k", 32_000),
+        ("1M", 1_048_576),
+        ("1.5k", 1500),
+        ("auto", "auto"),
+        ("-1", "auto"),
+    ],
+)
+def test_lengths_are_read_as_vllm_reads_them(text, tokens):
+    assert engine(f"--max-model-len {text}").model.max_model_len == tokens
+    assert engine(f"--max-model-len={text}").model.max_model_len == tokens
+
+
+def test_no_flag_is_the_default_config():
+    assert engine("") == EngineConfig()
+    assert server("") == ServerConfig()
+
+
+@pytest.mark.parametrize("line", ["./m", "--model ./m", "-m ./m", "--model=./m", "./m -m ./m"])
+def test_the_model_is_positional_or_a_flag(line):
+    assert engine(line).model.model == "./m"
+
+
+def test_two_different_models_are_refused():
+    with pytest.raises(ConfigError, match="Two models"):
+        engine("./a --model ./b")
+
+
+def test_underscores_are_dashes_but_not_in_values():
+    config = engine("--max_model_len=1k --served_model_name my_model --chat_template=a_b.jinja")
+    assert config.model.max_model_len == 1000
+    assert config.model.served_model_name == ("my_model",)
+    assert config.model.chat_template == "a_b.jinja"
+
+
+def test_switches_have_a_no_form():
+    assert engine("--no-enable-prefix-caching").cache.enable_prefix_caching is False
+    assert engine("--enable-prefix-caching").cache.enable_prefix_caching is True
+    assert engine("--enforce-eager").device.enforce_eager is True
+
+
+def test_lists_take_several_values_and_may_be_repeated_or_json():
+    assert server("--api-key a b").api_key == ("a", "b")
+    assert server("--api-key a --api-key b").api_key == ("a", "b")
+    assert server('--allowed-origins ["*"]').allowed_origins == ("*",)
+    assert engine("./m --served-model-name a b --dtype half").model.served_model_name == ("a", "b")
+
+
+def test_json_flags_merge_with_their_dotted_keys():
+    line = '--override-generation-config {"top_k":5} --override-generation-config.temperature 0.5'
+    config = engine(line + " --override-generation-config.extra.note=hi")
+    assert config.model.override_generation_config == {
+        "top_k": 5,
+        "temperature": 0.5,
+        "extra": {"note": "hi"},
+    }
+
+
+def test_a_dotted_flag_needs_a_value():
+    with pytest.raises(ConfigError, match="needs a value"):
+        parse("--override-generation-config.top_k")
+
+
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (["-O3"], ["--optimization-level", "3"]),
+        (["-cc.mode=3"], ["-cc", '{"mode": 3}']),
+        (["--a_b.c_d", "x"], ["--a-b", '{"c_d": "x"}']),
+        (["--a.b", "--c"], ["--a", '{"b": "--c"}']),
+        (["--x", "-1.5"], ["--x", "-1.5"]),
+        (["./a_b.c"], ["./a_b.c"]),
+        (["--", "--a_b"], ["--", "--a_b"]),
+    ],
+)
+def test_spellings(words, plain):
+    assert normalise(words) == plain
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--max-model-len 4x", "not a size"),
+        ("--dtype int3", "invalid choice"),
+        ("--port x", "no whole number"),
+        ("--gpu-memory-utilization x", "no number"),
+        ("--override-generation-config {", "not JSON"),
+        ("--override-generation-config [1]", "no such value"),
+        ("--gpu-memory-utilisation 0.9", "did you mean --gpu-memory-utilization?"),
+        ("--max-model", "did you mean --max-model-len?"),
+        ("--blck-size 16", "did you mean --block-size?"),
+        ("--tempfoo", "unknown flag --tempfoo.\n"),
+        ("./a ./b", "unexpected argument './b'"),
+        ('--api-key ["a"', "not a JSON list"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(line, words, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(line)
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert words in error
+    assert len(error.splitlines()) == 2  # the error, and where help is
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpu-memory-utilization 1.5",
+        "--gpu-memory-utilization nan",
+        "--gpu-memory-utilization 0",
+        "--block-size 0",
+        "--max-num-seqs 0",
+        "--port 70000",
+        "--startup-timeout -1",
+    ],
+)
+def test_values_out_of_range_name_their_flag(line):
+    with pytest.raises(ConfigError, match=line.split()[0]):
+        namespace = parse(line)
+        flags.engine_config(namespace)
+        flags.from_namespace(ServerConfig, namespace)
+
+
+def test_ranges_and_choices_hold_without_a_command_line():
+    with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
+        CacheConfig(gpu_memory_utilization=2)
+    with pytest.raises(ConfigError, match="one of"):
+        ModelConfig(dtype="int3")
+
+
+@pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_several_devices_are_not_yet(flag):
+    assert engine(f"{flag} 1").parallel == ParallelConfig()
+    with pytest.raises(ConfigError, match="2 is not supported yet"):
+        engine(f"{flag} 2")
+
+
+def test_every_field_is_documented_and_named_once():
+    seen = set()
+    classes = [field.default_factory for field in dataclasses.fields(EngineConfig)]
+    for cls in [*classes, ServerConfig]:
+        for field in dataclasses.fields(cls):
+            assert field.metadata["doc"].endswith("."), field.name
+            assert field.name not in seen, f"{field.name} would be one flag for two fields"
+            seen.add(field.name)
+
+
+def test_help_names_every_flag_once():
+    text = make_parser().format_help()
+    for field in dataclasses.fields(CacheConfig):
+        if field.type is not bool:
+            flag = "--" + field.name.replace("_", "-")
+            assert len(re.findall(rf"^  .*{flag}(?![\w-])", text, re.MULTILINE)) == 1
+
+
+def test_config_file_gives_flags_that_the_command_line_overrides(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "model: ./from-file\nmax-model-len: 8k\nenable_prefix_caching: false\n"
+        "served-model-name: [a, b]\nport: 9000\noverride-generation-config: {top_k: 3}\n"
+        "revision: null\n"
+    )
+    words = ["./mine", "--config", str(file), "--max_model_len", "4k"]
+    namespace = make_parser().parse_args(flags.with_config_file(words))
+    config = flags.engine_config(namespace)
+    assert config.model.model == "./mine"
+    assert config.model.max_model_len == 4000
+    assert config.model.served_model_name == ("a", "b")
+    assert config.model.override_generation_config == {"top_k": 3}
+    assert config.cache.enable_prefix_caching is False
+    assert flags.from_namespace(ServerConfig, namespace).port == 9000
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", None])
+def test_a_config_file_that_cannot_be_used(tmp_path, content):
+    file = tmp_path / "config.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="config file"):
+        flags.with_config_file([f"--config={file}"])

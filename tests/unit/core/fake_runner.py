@@ -1,0 +1,249 @@
+"""A runner without a model that knows what every KV entry must hold.
+
+A KV entry is a digest of all tokens up to its position (and of salt, adapter and media), which
+is what real keys and values depend on. Each step checks that every position its queries attend
+to holds the digest of the request's own tokens: a stale block, a wrong prefix hit or a block
+reused too early shows at once. Sampled tokens follow from the digest, so outputs are known
+beforehand, whatever is preempted, shared or rolled back.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
+from pagoda.core.plan import PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.sampling import SamplingParams
+from pagoda.core.scheduler import Scheduler, SchedulerLimits
+
+VOCAB = 24
+EOS = 0
+
+
+def digests(message: AddRequest, tokens: list[int]) -> list[bytes]:
+    """What the KV at each position depends on."""
+    state = repr((message.cache_salt, message.adapter)).encode()
+    out = []
+    for position, token in enumerate(tokens):
+        media = [
+            (item.content_hash, position - item.start)
+            for item in message.media
+            if item.start <= position < item.start + item.length
+        ]
+        state = blake2b(state + repr((token, media)).encode(), digest_size=8).digest()
+        out.append(state)
+    return out
+
+
+def next_token(message: AddRequest, tokens: list[int]) -> int:
+    return digests(message, tokens)[-1][0] % VOCAB
+
+
+def expected_output(message: AddRequest, max_model_len: int) -> list[int]:
+    """All tokens the request generates if nobody interferes."""
+    sampling = message.sampling
+    if message.kind == "pool":
+        return []
+    room = max_model_len - len(message.prompt_token_ids)
+    limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+    output: list[int] = []
+    while len(output) < limit:
+        output.append(next_token(message, message.prompt_token_ids + output))
+        if len(output) < sampling.min_tokens:
+            continue
+        if output[-1] in sampling.stop_token_ids:
+            break
+        if output[-1] in message.eos_token_ids and not sampling.ignore_eos:
+            break
+    return output
+
+
+@dataclass
+class Row:
+    message: AddRequest
+    tokens: list[int]
+    tables: list[list[int]]
+    scored: int = 0
+    """Prompt tokens whose logprobs were reported."""
+    muted: bool = False
+    """A sampling yielded no token; plans already made then stand on it and are left out."""
+
+
+@dataclass
+class FakeRunner:
+    groups: list[KVGroupSpec]
+    rows: dict[str, Row] = field(default_factory=dict)
+    kv: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    """(group, block, offset) -> digest."""
+    mute: set[str] = field(default_factory=set)
+    """Requests whose next sampling yields no token."""
+    broken: set[str] = field(default_factory=set)
+    """Requests whose next result is an error."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for req_id in plan.freed:
+            del self.rows[req_id]
+        for new in plan.rows:
+            tables: list[list[int]] = [[] for _ in self.groups]
+            if new.request is None:
+                self.rows[new.req_id].tables = tables
+            else:
+                assert new.req_id not in self.rows, "two rows of one name"
+                tokens = list(new.request.prompt_token_ids)
+                self.rows[new.req_id] = Row(new.request, tokens, tables)
+        good = [planned for planned in plan.requests if self._prepare(planned)]
+        written: set[tuple[int, int, int]] = set()
+        for planned in good:  # A layer stores the whole batch before it attends.
+            self._write(planned, written)
+        results = {planned.req_id: self._attend_and_sample(planned) for planned in good}
+        empty = [RequestResult(req_id=planned.req_id) for planned in plan.requests]
+        return StepResult(
+            step_id=plan.step_id, results=[results.get(entry.req_id, entry) for entry in empty]
+        )
+
+    def _prepare(self, planned: PlannedRequest) -> bool:
+        """False for a plan that stands on a token that was never sampled (`mute`)."""
+        row = self.rows[planned.req_id]
+        for table, blocks in zip(row.tables, planned.new_block_ids, strict=True):
+            table.extend(blocks)
+        assert planned.num_tokens >= 1
+        known = planned.num_computed_tokens + planned.num_tokens - len(planned.draft_token_ids)
+        if known > len(row.tokens):
+            assert row.muted, "a plan beyond the request's tokens"
+            return False
+        row.muted = False
+        if planned.samples:
+            del row.tokens[known:]
+        return True
+
+    def _inputs(self, planned: PlannedRequest) -> tuple[Row, int, int, list[bytes]]:
+        row = self.rows[planned.req_id]
+        start = planned.num_computed_tokens
+        end = start + planned.num_tokens
+        known = end - len(planned.draft_token_ids)
+        tokens = row.tokens[:known] + planned.draft_token_ids
+        return row, start, end, digests(row.message, tokens)
+
+    def _entry(self, row: Row, group: int, position: int) -> tuple[int, int, int]:
+        size = self.groups[group].block_size
+        return group, row.tables[group][position // size], position % size
+
+    def _write(self, planned: PlannedRequest, written: set[tuple[int, int, int]]) -> None:
+        row, start, end, content = self._inputs(planned)
+        for group in range(len(self.groups)):
+            for position in range(start, end):
+                entry = self._entry(row, group, position)
+                assert entry[1] != 0, "the null block is written"
+                assert entry not in written, "two tokens of a step share an entry"
+                written.add(entry)
+                # Groups draw from one pool and may share memory: a block belongs to one.
+                for other in range(len(self.groups)):
+                    self.kv.pop((other, *entry[1:]), None)
+                self.kv[entry] = content[position]
+
+    def _attend_and_sample(self, planned: PlannedRequest) -> RequestResult:
+        row, start, end, content = self._inputs(planned)
+        for group, spec in enumerate(self.groups):
+            first = 0 if spec.window is None else max(0, start - spec.window + 1)
+            for position in range(first, end):
+                found = self.kv.get(self._entry(row, group, position))
+                assert found == content[position], (
+                    f"{planned.req_id} group {group} position {position} of {start}..{end} "
+                    "attends to wrong KV"
+                )
+        result = RequestResult(req_id=planned.req_id)
+        if planned.req_id in self.broken:
+            self.broken.discard(planned.req_id)
+            row.muted = True
+            result.error = "broken"
+            return result
+        self._score_prompt(row, start, end, result)
+        if planned.samples:
+            self._sample(row, planned, result)
+        return result
+
+    def _score_prompt(self, row: Row, start: int, end: int, result: RequestResult) -> None:
+        if row.message.sampling.prompt_logprobs is None:
+            return
+        first = row.scored if start == 0 else max(row.scored, start + 1)
+        stop = min(end + 1, len(row.message.prompt_token_ids))
+        if stop > first:
+            entries = [TokenLogprobs(row.tokens[i], -float(i), 1, [], []) for i in range(stop)]
+            result.prompt_logprobs = [entry if entry.logprob else None for entry in entries[first:]]
+            row.scored = stop
+
+    def _sample(self, row: Row, planned: PlannedRequest, result: RequestResult) -> None:
+        if row.message.kind == "pool":
+            result.embedding = [float(digests(row.message, row.tokens)[-1][0])]
+            return
+        if planned.req_id in self.mute:
+            self.mute.discard(planned.req_id)
+            row.muted = True
+            return
+        for draft in [*planned.draft_token_ids, None]:
+            token = next_token(row.message, row.tokens)
+            row.tokens.append(token)
+            result.token_ids.append(token)
+            if token != draft:
+                break
+        if row.message.sampling.logprobs is not None:
+            result.logprobs = [TokenLogprobs(t, -1.0, 1, [], []) for t in result.token_ids]
+
+
+def make_groups(*windows: int | None, block_size: int = 4) -> list[KVGroupSpec]:
+    """A KV group of one layer for each window; None is full attention."""
+    return [
+        KVGroupSpec("full" if window is None else "sliding", (layer,), 1, 8, block_size, window)
+        for layer, window in enumerate(windows)
+    ]
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    windows: tuple[int | None, ...] = (None,),
+    block_size: int = 4,
+    prefix_caching: bool = True,
+    **limits: object,
+) -> tuple[Scheduler, FakeRunner]:
+    """A scheduler with `num_blocks` blocks to hold, and a runner for its plans."""
+    groups = make_groups(*windows, block_size=block_size)
+    values = {"max_num_reqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, **limits}
+    kv = KVCacheManager(groups, num_blocks + 1, prefix_caching)
+    return Scheduler(SchedulerLimits(**values), kv), FakeRunner(groups)
+
+
+def add_request(scheduler: Scheduler, req_id: str, prompt: list[int], **fields: object) -> None:
+    """Queue a request; fields of SamplingParams may stand beside those of AddRequest."""
+    own = {name: fields.pop(name) for name in list(fields) if name in AddRequest.__struct_fields__}
+    sampling = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, **fields})
+    scheduler.add(AddRequest(req_id=req_id, prompt_token_ids=prompt, sampling=sampling, **own))
+
+
+def run_step(scheduler: Scheduler, runner: FakeRunner) -> tuple[StepPlan, list[RequestDelta]]:
+    """Schedule, execute and commit one step; there must be something to do."""
+    plan = scheduler.schedule()
+    assert plan is not None
+    deltas = scheduler.commit(plan, runner.execute(plan))
+    scheduler.check_integrity()
+    return plan, deltas
+
+
+def run_all(scheduler: Scheduler, runner: FakeRunner) -> dict[str, list[RequestDelta]]:
+    """Step until nothing is left: the deltas of each request."""
+    deltas: dict[str, list[RequestDelta]] = {}
+    while scheduler.has_work():
+        for delta in run_step(scheduler, runner)[1]:
+            deltas.setdefault(delta.req_id, []).append(delta)
+    assert scheduler.stats().blocks_free == scheduler.stats().blocks_total
+    return deltas
+
+
+def tokens_of(deltas: list[RequestDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def planned_tokens(plan: StepPlan | None) -> dict[str, int]:
+    """Tokens that each request computes in a plan."""
+    return {entry.req_id: entry.num_tokens for entry in plan.requests} if plan else {}

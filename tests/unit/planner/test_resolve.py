@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.config.engine import EngineConfig
+from pagoda.planner.memory import parameter_count
+from pagoda.planner.resolve import resolve
+
+GIB = 1 << 30
+
+
+def smollm2(max_position: int = 8192, layers: int = 30) -> ModelSpec:
+    attention = AttentionSpec("full", 9, 3, 64, 0.125, RopeSpec(1e5, 64))
+    layer = LayerSpec(attention, MlpSpec(1536))
+    return ModelSpec(
+        "LlamaForCausalLM", 49152, 576, (layer,) * layers, 1e-5, True, max_position, "bfloat16", ()
+    )  # fmt: skip
+
+
+def machine(total: int = 24 * GIB, free: int | None = None, **changes) -> DeviceFacts:
+    return DeviceFacts("cpu", total, total if free is None else free, 2, **changes)
+
+
+def configure(**sections) -> EngineConfig:
+    config = EngineConfig()
+    for section, changes in sections.items():
+        config = replace(config, **{section: replace(getattr(config, section), **changes)})
+    return config
+
+
+def test_the_default_model_has_its_known_size():
+    assert parameter_count(smollm2()) == 134_515_008  # as its model card and transformers count
+
+
+def test_defaults_on_a_laptop():
+    resolution = resolve(EngineConfig(), smollm2(), {}, machine())
+    config, plan = resolution.config, resolution.plan
+    assert config.model.dtype == config.cache.kv_cache_dtype == "bfloat16"
+    assert config.model.max_model_len == 8192
+    assert config.device.threads == 2
+    assert plan.weights == 2 * 134_515_008
+    assert plan.kv_bytes_per_token == 30 * 2 * 3 * 64 * 2
+    assert plan.kv_pool <= 4 * GIB
+    assert plan.kv_tokens >= 8192
+    named = {reason.field for reason in resolution.reasons}
+    assert {"dtype", "kv_cache_dtype", "threads", "max_num_seqs", "max_model_len"} <= named
+
+
+def test_a_long_context_model_does_not_reserve_all_of_it_by_default():
+    spec = smollm2(max_position=262_144)
+    length = resolve(EngineConfig(), spec, {}, machine()).config.model.max_model_len
+    assert length < 262_144
+    assert length * 23_040 <= 4 * GIB
+    wanted = configure(model={"max_model_len": "auto"})
+    assert resolve(wanted, spec, {}, machine()).config.model.max_model_len == 262_144
+
+
+def test_a_container_limit_shrinks_the_context():
+    small = resolve(EngineConfig(), smollm2(), {}, machine(GIB + GIB // 10))
+    assert 0 < small.config.model.max_model_len < 8192
+    assert small.plan.total < GIB + GIB // 10
+
+
+def test_what_does_not_fit_says_what_to_lower():
+    with pytest.raises(CapacityError, match="lower --max-num-seqs"):
+        resolve(EngineConfig(), smollm2(), {}, machine(GIB // 2))
+    config = configure(model={"max_model_len": 8192}, cache={"kv_cache_memory_bytes": 64 << 20})
+    with pytest.raises(CapacityError, match="lower --max-model-len to at most 2,896"):
+        resolve(config, smollm2(), {}, machine())
+
+
+@pytest.mark.parametrize("length", [None, "auto", 16])
+@pytest.mark.parametrize(
+    ("cache", "advice"),
+    [
+        ({"kv_cache_memory_bytes": 1000}, "raise --kv-cache-memory-bytes"),
+        ({"kv_cache_memory_bytes": 16 * 23_040}, "raise --kv-cache-memory-bytes"),
+        ({"num_gpu_blocks_override": 1}, "raise --num-gpu-blocks-override"),
+    ],
+)
+def test_a_cache_without_a_block_is_refused(length, cache, advice):
+    config = configure(model={"max_model_len": length}, cache=cache)
+    with pytest.raises(CapacityError, match=advice):
+        resolve(config, smollm2(), {}, machine())
+
+
+def test_a_number_of_blocks_must_hold_one_request():
+    config = configure(model={"max_model_len": 8192}, cache={"num_gpu_blocks_override": 11})
+    with pytest.raises(
+        CapacityError, match=r"lower --max-model-len to at most 160, or raise --num"
+    ):
+        resolve(config, smollm2(), {}, machine())
+    config = configure(cache={"num_gpu_blocks_override": 11})
+    resolution = resolve(config, smollm2(), {}, machine())
+    assert (resolution.config.model.max_model_len, resolution.plan.num_blocks) == (160, 11)
+
+
+def test_what_the_user_sets_stays():
+    config = configure(
+        model={"dtype": "half", "max_model_len": 1000},
+        scheduler={"max_num_seqs": 3, "max_num_batched_tokens": 77},
+        cache={"kv_cache_memory_bytes": 100 << 20, "kv_cache_dtype": "float32"},
+        device={"threads": 1},
+    )
+    resolution = resolve(config, smollm2(), {}, machine())
+    assert resolution.config.model.dtype == "float16"
+    assert resolution.config.model.max_model_len == 1000
+    assert resolution.config.scheduler == config.scheduler
+    assert resolution.plan.kv_pool <= 100 << 20
+    assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
+
+
+def test_a_budget_below_one_token_per_request_is_refused():
+    config = configure(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 32})
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens 32"):
+        resolve(config, smollm2(), {}, machine())
+
+
+def test_tensor_parallel_is_one_clear_line():
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 is not supported yet"):
+        resolve(configure(parallel={"tensor_parallel_size": 2}), smollm2(), {}, machine())
+
+
+def test_no_bfloat16_means_float16():
+    facts = machine(supports_bf16=False, name="V100")
+    resolution = resolve(EngineConfig(), smollm2(), {}, facts)
+    assert resolution.config.model.dtype == "float16"
+    assert any("V100 has no bfloat16" in reason.why for reason in resolution.reasons)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    total=st.integers(2, 512).map(lambda x: x * GIB // 4),
+    share=st.floats(0.2, 1.0),
+    length=st.one_of(st.none(), st.just("auto"), st.integers(1, 300_000)),
+    reqs=st.integers(1, 300),
+    position=st.integers(16, 1 << 20),
+)
+def test_plans_fit_and_hold_one_request(total, share, length, reqs, position):
+    config = configure(
+        model={"max_model_len": length},
+        scheduler={"max_num_seqs": reqs},
+        cache={"gpu_memory_utilization": share},
+    )
+    try:
+        resolution = resolve(config, smollm2(position), {}, machine(total))
+    except CapacityError:
+        return
+    plan, resolved = resolution.plan, resolution.config
+    assert plan.total <= total * share
+    assert plan.kv_tokens >= resolved.model.max_model_len >= 1
+    assert length is None or length == "auto" or resolved.model.max_model_len == length

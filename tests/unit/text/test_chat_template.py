@@ -1,0 +1,328 @@
+"""Chat templates against transformers' own rendering of the same template."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from pagoda.base.errors import CheckpointError, ConfigError, RequestError
+from pagoda.text.chat_template import ChatTemplate, load_chat_template
+from tests.unit.text.templates import CHATML, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = {"role": "user", "content": 'What\'s 2 < 3 & "é"? 你好'}
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    USER,
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": " And 3 < 2? "},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather in a city <now>",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+TOOL_CHAT = [
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": {"city": "Köln"}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "15 °C"},
+]
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "qwen": QWEN_TOOLS,
+    "vision": VISION,
+}
+
+
+def template(source: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate({"default": source}, NAMES, **options)
+
+
+def reference(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    rendered, _ = render_jinja_template([messages], chat_template=source, **NAMES, **options)
+    return rendered[0]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("messages", [[USER], CHAT, CHAT[:3]], ids=["user", "chat", "answered"])
+def test_rendering_is_transformers(name, messages, add_generation_prompt):
+    source = TEMPLATES[name]
+    options = {"add_generation_prompt": add_generation_prompt}
+    assert template(source).render(messages, **options) == reference(source, messages, **options)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen"])
+def test_tools_are_transformers(name):
+    source = TEMPLATES[name]
+    expected = reference(source, TOOL_CHAT, tools=TOOLS, add_generation_prompt=True)
+    assert template(source).render(TOOL_CHAT, tools=TOOLS) == expected
+    assert "Köln" in expected and "<now>" in expected  # neither escaped
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("content", ["The answer", "The answer is ", ""])
+def test_continuing_a_message_is_transformers(name, content):
+    messages = [USER, {"role": "assistant", "content": content}]
+    source = TEMPLATES[name]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert template(source).render(messages, **options) == reference(source, messages, **options)
+
+
+def test_variables_reach_the_template():
+    source = "{{ 'think' if enable_thinking else 'answer' }} {{ bos_token }}{{ pad_token }}"
+    assert template(source).render([USER], variables={"enable_thinking": True}) == "think <s>"
+    assert template(source).render([USER]) == "answer <s>"
+
+
+def test_extensions_are_transformers():
+    source = (
+        "{% for message in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}"
+        "{{ strftime_now('%Y') }} {{ tools | tojson(indent=2) }}"
+    )
+    assert template(source).render(CHAT, tools=TOOLS) == reference(source, CHAT, tools=TOOLS)
+
+
+def test_arguments_as_json_strings_are_the_same_as_objects():
+    call = TOOL_CHAT[1]["tool_calls"][0]
+    as_string = {**call["function"], "arguments": '{"city": "Köln"}'}
+    messages = [USER, {**TOOL_CHAT[1], "tool_calls": [{**call, "function": as_string}]}]
+    chat = template(QWEN_TOOLS)
+    assert chat.render(messages) == chat.render(TOOL_CHAT[:2])
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Köln"}'
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}])
+def test_a_template_that_wants_argument_strings_gets_them(arguments):
+    function = {"name": "get_weather", "arguments": arguments}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    rendered = template(R1).render(messages, add_generation_prompt=False)
+    assert rendered.endswith('get_weather\n{"city": "Köln"}')
+
+
+def test_broken_arguments_of_the_past_do_not_end_the_conversation():
+    function = {"name": "get_weather", "arguments": '{"city": '}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    assert '{\\"city\\": ' in template(QWEN_TOOLS).render(messages)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_reaches_the_template_by_any_name(name):
+    source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}"
+    messages = [{"role": "assistant", "content": "", name: "Hm."}]
+    assert template(source).render(messages) == reference(source, messages) == "Hm.|Hm."
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CHATML, "string"),
+        (QWEN_TOOLS, "string"),
+        (VISION, "openai"),
+        ("{% for m in messages %}{% for p in m['content'] %}{{ p.text }}{% endfor %}{% endfor %}",
+         "openai"),
+        ("{% for m in messages %}{% set c = m.content | list %}{% for p in c %}{{ p.text }}"
+         "{% endfor %}{% endfor %}", "openai"),
+        ("{% macro show(body) %}{% for p in body %}{{ p.text }}{% endfor %}{% endmacro %}"
+         "{{ show(messages[0].content) }}", "openai"),
+        ("{% for line in messages[0].content.split('x') %}{{ line }}{% endfor %}", "string"),
+        ("{% for call in messages[0].tool_calls %}{{ call }}{% endfor %}", "string"),
+    ],
+)  # fmt: skip
+def test_content_format_is_detected(source, expected):
+    assert template(source).content_format == expected
+
+
+def test_parts_are_joined_for_a_template_of_strings():
+    parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    joined = template(CHATML).render([{"role": "user", "content": "one\ntwo"}])
+    assert template(CHATML).render([{"role": "user", "content": parts}]) == joined
+
+
+def test_strings_become_parts_for_a_template_that_knows_no_strings():
+    only_parts = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}"
+    assert template(only_parts).render([{"role": "user", "content": "hi"}]) == "[hi]"
+    assert template(VISION).render([USER]) == reference(VISION, [USER], add_generation_prompt=True)
+
+
+def test_the_format_can_be_forced():
+    chat = template("{{ messages[0].content }}", content_format="openai")
+    assert chat.content_format == "openai"
+    assert chat.render([{"role": "user", "content": "hi"}]) == "[{'type': 'text', 'text': 'hi'}]"
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "no string in 'text'"),
+        ([{"content": "hi"}], r"messages\[0\] is no message"),
+        (["hi"], r"messages\[0\] is no message"),
+        ([{"role": "user", "content": None}], r"messages\[0\] of the role 'user' has no content"),
+        ([{"role": "system"}], r"messages\[0\] of the role 'system' has no content"),
+    ],
+)
+def test_bad_messages_are_refused(messages, problem):
+    with pytest.raises(RequestError, match=problem) as caught:
+        template(CHATML).render(messages)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("silent", [{}, {"content": None}, {"content": ""}])
+def test_a_turn_of_tool_calls_alone_says_nothing(silent):
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "tool_calls": [call], **silent}
+    text = template(CHATML).render([USER, turn], add_generation_prompt=False)
+    assert "None" not in text
+    assert text == template(CHATML).render(
+        [USER, {**turn, "content": ""}], add_generation_prompt=False
+    )
+
+
+def test_the_templates_own_refusal_reaches_the_client():
+    with pytest.raises(RequestError, match="roles must alternate"):
+        template(MISTRAL).render([USER, USER])
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content + 1 }}", "{{ nothing.at.all }}"])
+def test_expressions_that_fail_are_the_requests_error(source):
+    with pytest.raises(RequestError, match="chat template"):
+        template(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{% set x = 'x' * 1000000 %}{% for i in range(100) %}{{ x }}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ 9999 ** 9999 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_runaway_templates_end_with_an_error(source):
+    with pytest.raises(RequestError, match="chat template"):
+        template(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__.x }}",
+    ],
+)
+def test_templates_stay_in_the_sandbox(source):
+    with pytest.raises(RequestError, match="unsafe|not safely callable"):
+        template(source).render([USER])
+
+
+def test_continuing_needs_something_to_continue():
+    chat = template(CHATML)
+    with pytest.raises(RequestError, match="can't both be true"):
+        chat.render(CHAT, continue_final_message=True)
+    with pytest.raises(RequestError, match="final message with content"):
+        chat.render([], continue_final_message=True, add_generation_prompt=False)
+    with pytest.raises(RequestError, match="leaves the final message out"):
+        template("{{ messages[0].role }}").render(
+            [USER], continue_final_message=True, add_generation_prompt=False
+        )
+
+
+def files(kind: str, folder: Path, metadata: dict[str, Any] | None = None) -> Any:
+    return SimpleNamespace(kind=kind, path=folder, folder=folder, metadata=metadata or {})
+
+
+TOKENIZER: Any = SimpleNamespace(special_token_names=NAMES)
+
+
+def test_templates_of_a_gguf(tmp_path):
+    metadata = {"tokenizer.chat_template": "default", "tokenizer.chat_template.tool_use": "tools"}
+    chat = load_chat_template(files("gguf", tmp_path, metadata), TOKENIZER)
+    assert chat.render([USER]) == "default"
+    assert chat.render([USER], tools=TOOLS) == "tools"
+    assert load_chat_template(files("gguf", tmp_path), TOKENIZER) is None
+
+
+def test_templates_of_a_folder(tmp_path):
+    model = files("safetensors", tmp_path)
+    assert load_chat_template(model, TOKENIZER) is None
+    config = tmp_path / "tokenizer_config.json"
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    for configured, expected in (("text", "text"), (named, "t"), ({"default": "x"}, "x")):
+        config.write_text(json.dumps({"chat_template": configured}))
+        assert load_chat_template(model, TOKENIZER).render([USER], tools=TOOLS) == expected
+    for broken in ([5], [{"name": "default"}], [["default", "d"]]):
+        config.write_text(json.dumps({"chat_template": broken}))
+        with pytest.raises(CheckpointError, match="lacks name and template"):
+            load_chat_template(model, TOKENIZER)
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert load_chat_template(model, TOKENIZER).render([USER]) == "own file"
+
+
+def test_the_flag_takes_a_file_or_a_text(tmp_path):
+    model = files("gguf", tmp_path, {"tokenizer.chat_template": "own"})
+    (tmp_path / "x.jinja").write_text("from a file")
+    override = str(tmp_path / "x.jinja")
+    assert load_chat_template(model, TOKENIZER, override=override).render([USER]) == "from a file"
+    assert load_chat_template(model, TOKENIZER, override="{{ 1 + 1 }}").render([USER]) == "2"
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja can't be read"):
+        load_chat_template(model, TOKENIZER, override="nowhere.jinja")
+    with pytest.raises(ConfigError, match="can't be compiled"):
+        load_chat_template(model, TOKENIZER, override="{% if %}")
+
+
+def test_a_broken_template_of_the_model_says_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match="--chat-template"):
+        load_chat_template(files("gguf", tmp_path, {"tokenizer.chat_template": "{% if"}), TOKENIZER)
+
+
+def test_llama_cpps_collection_renders_as_in_transformers(llama_models: Path):
+    """Every template known to llama.cpp: the same prompt, or a refusal where theirs refuses."""
+    paths = sorted((llama_models / "templates").glob("*.jinja"))
+    assert len(paths) > 60
+    for path in paths:
+        source = path.read_text("utf-8")
+        messages = [{"role": "user", "content": "Hi"}]
+        try:
+            expected = reference(source, messages, add_generation_prompt=True)
+        except Exception as error:  # noqa: BLE001  # theirs may raise anything
+            expected = error
+        chat = template(source)
+        try:
+            rendered = chat.render(messages)
+        except RequestError:
+            assert isinstance(expected, Exception), path.name
+            continue
+        assert "Hi" in rendered, path.name
+        assert without_clock(rendered) == without_clock(str(expected)), path.name
+
+
+def without_clock(text: str) -> str:
+    return re.sub(r"\d\d:\d\d(:\d\d)?", "", text)

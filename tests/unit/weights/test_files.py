@@ -1,0 +1,86 @@
+"""What `open_model` makes of files and folders."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pagoda.base.errors import CheckpointError
+from pagoda.weights.files import open_model
+
+
+def write_gguf(path: Path, **keys: float) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in keys.items():
+        writer.add_float32(key.replace("__", "."), value)
+    writer.add_tensor("t", np.ones((2, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def test_a_gguf_and_its_sampling_defaults(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", general__sampling__temp=0.5)
+    model = open_model(path)
+    assert (model.kind, model.config, model.folder) == ("gguf", None, tmp_path)
+    assert model.metadata["general.architecture"] == "llama"
+    assert model.generation_config == {"temperature": 0.5}
+    write_json(tmp_path / "generation_config.json", {"temperature": 0.2, "top_p": 0.9})
+    assert open_model(path).generation_config == {"temperature": 0.2, "top_p": 0.9}
+    assert list(model.checkpoint.tensors) == ["t"]
+
+
+def test_a_folder_of_one_gguf_is_that_gguf(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    write_gguf(tmp_path / "mmproj-m.gguf")
+    write_json(tmp_path / "config.json", {})
+    assert open_model(tmp_path).path == path
+    write_gguf(tmp_path / "n.gguf")
+    with pytest.raises(CheckpointError, match=r"several GGUF models \(m.gguf, n.gguf\)"):
+        open_model(tmp_path)
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    write_json(tmp_path / "generation_config.json", {"temperature": 0.6})
+    write_gguf(tmp_path / "m.gguf")
+    save_file({"t": np.ones(4, dtype=np.float32)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        model = open_model(path)
+        assert model.kind == "safetensors"
+        assert model.config == {"model_type": "llama"}
+        assert model.generation_config == {"temperature": 0.6}
+        assert model.metadata == {}
+        assert list(model.checkpoint.tensors) == ["t"]
+
+
+def test_a_config_without_weights_opens_until_weights_are_asked_for(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    model = open_model(tmp_path)
+    assert model.config == {"model_type": "llama"}
+    assert model.generation_config == {}
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        _ = model.checkpoint
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_model(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="holds no model"):
+        open_model(tmp_path)
+    pickle = tmp_path / "pytorch_model.bin"
+    pickle.write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError, match="reads no other weights"):
+        open_model(pickle)
+    (tmp_path / "config.json").write_text('{"a": 1, "a": 2}')
+    with pytest.raises(CheckpointError, match=r"config.json is not valid JSON.*'a' is there twice"):
+        open_model(tmp_path)
