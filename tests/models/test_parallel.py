@@ -47,7 +47,7 @@ class _Ranks:
 
     def __init__(self, models: list[CausalLM]):
         self.models = models
-        self.barrier = threading.Barrier(len(models), timeout=20)
+        self.barrier = threading.Barrier(len(models), timeout=120)
         self.parts: list[torch.Tensor | None] = [None] * len(models)
         for rank, model in enumerate(models):
             parallel = model.context.parallel

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,18 @@ class Scratch {
     int64_t size_ = 0;
 };
 
-// The kernels of one instruction set on a pool of threads.
+// A call's turn on the pool and the scratch memory. The GIL goes first: whoever waits for its turn
+// must not keep it from the thread that has it.
+class Turn {
+   public:
+    explicit Turn(std::mutex& busy) : turn_(busy) {}
+
+   private:
+    nb::gil_scoped_release unlocked_;
+    std::lock_guard<std::mutex> turn_;
+};
+
+// The kernels of one instruction set on a pool of threads. Calls of several threads take turns.
 class Native {
    public:
     Native(int num_threads, const std::string& isa) : kernels_(choose_kernels(isa.c_str())) {
@@ -60,7 +72,7 @@ class Native {
 
     void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t y, int64_t rows,
                   int64_t size, float eps) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->rms_norm({pointer<const float>(x), pointer<float>(residual),
                             pointer<const float>(weight), pointer<float>(y), size, eps},
                            rows, *pool_);
@@ -68,7 +80,7 @@ class Native {
 
     void load(PackedMatrix& matrix, int64_t first_row, int64_t num_rows, uintptr_t address,
               int64_t row_stride) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         matrix.load(first_row, num_rows, pointer<const uint8_t>(address), row_stride, *pool_);
     }
 
@@ -77,7 +89,7 @@ class Native {
         for (int64_t i = 0; i < count; ++i)
             if (rows[i] < 0 || rows[i] >= matrix.rows())
                 throw nb::index_error("a row's index is outside the matrix");
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         matrix.gather(rows, count, pointer<float>(out), *pool_);
     }
 
@@ -94,8 +106,8 @@ class Native {
         MatMul op{pointer<const float>(x), ldx, matrices[0]->columns(), views.data(),
                   static_cast<int>(views.size()), pointer<const float>(bias),
                   pointer<float>(out), ldo, nullptr};
+        Turn turn(busy_);
         op.scratch = scratch_.at_least(kernels_->matmul_scratch_bytes(op, tokens));
-        nb::gil_scoped_release unlocked;
         kernels_->matmul(op, tokens, *pool_);
     }
 
@@ -103,7 +115,7 @@ class Native {
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
                       float eps) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->rotary_store(
             {pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
@@ -123,7 +135,7 @@ class Native {
                          int64_t scratch_bytes) {
         if (scratch_bytes < paged_attention_min_scratch(heads, cache, max_reqs, num_threads()))
             throw nb::value_error("paged_attention's scratch is smaller than attention_scratch()");
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->paged_attention(
             {pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
              table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
@@ -132,20 +144,20 @@ class Native {
     }
 
     void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->silu_and_mul({pointer<const float>(x), pointer<float>(y), size}, rows, *pool_);
     }
 
     void embed_rows(uintptr_t ids, uintptr_t table, FloatType type, uintptr_t y, int64_t rows,
                     int64_t size) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->embed_rows({pointer<const int64_t>(ids), pointer<const void>(table), type,
                               pointer<float>(y), size},
                              rows, *pool_);
     }
 
     void argmax(uintptr_t logits, int64_t rows, int64_t size, uintptr_t values, uintptr_t ids) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->argmax({pointer<const float>(logits), size, pointer<float>(values),
                           pointer<int64_t>(ids)},
                          rows, *pool_);
@@ -153,7 +165,7 @@ class Native {
 
     void top_k(uintptr_t logits, int64_t rows, int64_t size, int64_t count, uintptr_t values,
                uintptr_t ids) {
-        nb::gil_scoped_release unlocked;
+        Turn turn(busy_);
         kernels_->top_k({pointer<const float>(logits), size, count, pointer<float>(values),
                          pointer<int64_t>(ids)},
                         rows, *pool_);
@@ -162,6 +174,7 @@ class Native {
    private:
     const Kernels* kernels_;
     std::unique_ptr<Pool> pool_;
+    std::mutex busy_;
     Scratch scratch_;
 };
 
