@@ -13,7 +13,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pagoda.runtime.draw import Limits, draw, draw_kept, first_max, noise_width, top_tokens
+from pagoda.kernels.ref.sampling import first_max
+from pagoda.runtime.draw import Limits, draw, draw_kept, noise_width, top_tokens
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.noise import exponential, request_seed, splitmix
 from pagoda.runtime.params import PARAMS, Rules

@@ -206,6 +206,7 @@ def make_runner(model: CacheModel) -> Callable[..., ModelRunner]:
             "kv_dtype": torch.float32,
             "device": make_device("cpu"),
             "max_num_reqs": 4,
+            "max_num_batched_tokens": 512,
             "max_model_len": 256,
             "seed": 0,
         }

@@ -15,3 +15,5 @@ class DeviceFacts:
     """Threads worth starting: affinity and the container's CPU quota considered."""
     supports_bf16: bool = True
     name: str = ""
+    packed_storages: frozenset[str] = frozenset()
+    """Storage formats that the device's kernels compute with bit for bit as they are stored."""

@@ -14,7 +14,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
-from pagoda.base.machine import anonymous_bytes, cpu_facts
+from pagoda.base.machine import anonymous_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.kvcache.spec import kv_groups
@@ -23,6 +23,7 @@ from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.ledger import Ledger
+from pagoda.kernels import cpu
 from pagoda.planner.resolve import Resolution, resolve
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
@@ -93,7 +94,8 @@ class _Startup:
             self.ledger.plan(resolution.plan, resolution.reasons, max_model_len)
         if device is None:
             device = self._import_torch(libraries).make_device("cpu")
-        device.set_threads(_resolved(resolution.config.device.threads))
+        threads = _resolved(resolution.config.device.threads)
+        device.set_threads(threads, packed=resolution.packed)
         model = self._load(files, spec, device, resolution, libraries.result())
         runner = self._make_runner(model, spec, device, resolution, libraries.result())
         core = EngineCore(_make_scheduler(spec, resolution), LocalExecutor(runner))
@@ -146,7 +148,7 @@ class _Startup:
     def _find_device(self, libraries: Future[_Libraries]) -> "tuple[DeviceFacts, Device | None]":
         """Facts of the device; a plain CPU's are known without waiting for torch."""
         if self.config.device.device == "cpu":
-            return cpu_facts(), None
+            return cpu.device_facts(), None
         device = self._import_torch(libraries).make_device(self.config.device.device)
         return device.facts(), device
 
@@ -173,6 +175,7 @@ class _Startup:
                 device=str(device.torch_device),
                 progress=self._progress,
                 load_format=resolution.config.model.load_format,
+                packed=resolution.packed,
             )
         self.ledger.measured["weights"] = device.memory_used() - before
         return model
@@ -196,6 +199,7 @@ class _Startup:
                 kv_dtype=device.dtype(config.cache.kv_cache_dtype),
                 device=device,
                 max_num_reqs=_resolved(config.scheduler.max_num_seqs),
+                max_num_batched_tokens=_resolved(config.scheduler.max_num_batched_tokens),
                 max_model_len=_resolved(config.model.max_model_len),
                 seed=config.model.seed,
             )

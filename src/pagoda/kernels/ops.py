@@ -1,7 +1,7 @@
 """The only door to compute.
 
 Each op has one reference in `kernels/ref` (torch, any device) and may have faster forms with the
-same signature. Outputs come from `empty`, so that a step's workspace can stand behind it.
+same signature.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu import packed
-from pagoda.kernels.ref import activation, attention, dequant, embedding, linear, norm
+from pagoda.kernels.ref import activation, attention, dequant, embedding, linear, norm, sampling
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
+    from pagoda.kernels.cpu.recording import Recording
 
 Tensor = torch.Tensor
 
@@ -24,9 +25,28 @@ def _native(x: Tensor) -> "CpuOps | None":
     return cpu.native_ops() if x.is_cpu and x.dtype == torch.float32 else None
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised output."""
-    return torch.empty(shape, dtype=dtype, device=device)
+def recording(device: str, max_rows: Sequence[int]) -> "Recording | None":
+    """What records the ops of a step on `device` and replays them with one call; None where that
+    cannot be done."""
+    native = cpu.native() if device == "cpu" else None
+    if native is None:
+        return None
+    from pagoda.kernels.cpu.recording import Recording
+
+    return Recording(native, max_rows)
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x [rows, size] by int64 index [count]."""
+    native = _native(x)
+    return x[index] if native is None else native.embed(index, x)
+
+
+def first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, int64 ids) [rows] of the largest of each row of fp32 logits [rows, vocab], the
+    lowest id of equals; the value is NaN where the row has one."""
+    native = _native(logits)
+    return sampling.first_max(logits) if native is None else native.argmax(logits)
 
 
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:

@@ -6,22 +6,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from pagoda.quant.plain import STORAGES
 from pagoda.weights.checkpoint import TensorInfo
 
 _SCALE = 0.02  # the usual initializer_range; keeps activations finite in fp16
 
 
 class DummyCheckpoint:
-    """A checkpoint of the given names and shapes; a tensor's values depend on its name alone.
+    """A checkpoint of the given names and shapes, stored in `dtype`; a tensor's values depend on
+    its name alone.
 
     Norms are ones, all else is uniform within +-0.02, so that a rank's slice is a slice of the
     same whole.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype):
+        (storage,) = (name for name, kind in STORAGES.items() if kind is dtype)
+        self._dtype = dtype
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(name, shape, "F32", 4 * int(np.prod(shape)))
+            name: TensorInfo(name, shape, storage, dtype.itemsize * int(np.prod(shape)))
             for name, shape in shapes.items()
         }
         self.metadata: Mapping[str, Any] = {}
@@ -31,15 +36,21 @@ class DummyCheckpoint:
     ) -> npt.NDArray[np.uint8]:
         shape = self.tensors[name].shape
         if len(shape) == 1 and not name.endswith(".bias"):
-            return np.ones((1, *shape), np.float32).view(np.uint8)
+            return self._stored(np.ones((1, *shape), np.float32))
         generator = np.random.Generator(np.random.SFC64(zlib.crc32(name.encode())))
         values = generator.random(shape, np.float32).reshape(-1, shape[-1])
         values = values[rows or slice(None), columns or slice(None)]
         scaled: npt.NDArray[np.float32] = (values - np.float32(0.5)) * np.float32(2 * _SCALE)
-        return scaled.view(np.uint8)
+        return self._stored(scaled)
 
     def release(self, name: str) -> None:
         """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _stored(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        stored: npt.NDArray[np.uint8] = (
+            torch.from_numpy(values).to(self._dtype).view(torch.uint8).numpy()
+        )
+        return stored

@@ -78,7 +78,8 @@ def build_model(
     model: CausalLM = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        weights = DummyCheckpoint({name: uses[0].target.shape for name, uses in items.items()})
+        shapes = {name: uses[0].target.shape for name, uses in items.items()}
+        weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
             _check_fits(weights.tensors[name], item.target, context.parallel.size)

@@ -58,16 +58,25 @@ class MemoryPlan:
         ]
 
 
-def weight_bytes(spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str) -> int:
-    """Weights as loaded: every tensor of the checkpoint, expanded to the compute type.
+def weight_bytes(
+    spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str, packed: frozenset[str]
+) -> int:
+    """Weights as loaded: matrices in a storage format of `packed` keep their bits; without any,
+    every tensor of the checkpoint is expanded to the compute type.
 
     Without a checkpoint (dummy loads) the shapes follow from the spec.
     """
-    width = DTYPE_BYTES[dtype]
     if not tensors:
-        return parameter_count(spec) * width
+        return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
     names = {source for rule in spec.weights for source in _expand(rule.sources, len(spec.layers))}
-    return sum(_elements(info) * width for name, info in tensors.items() if name in names)
+    return sum(_loaded(info, dtype, packed) for name, info in tensors.items() if name in names)
+
+
+def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
+    if not packed or len(info.shape) == 1:
+        return _elements(info) * DTYPE_BYTES[dtype]
+    # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
+    return info.nbytes if info.type in packed else 2 * _elements(info)
 
 
 def parameter_count(spec: ModelSpec) -> int:

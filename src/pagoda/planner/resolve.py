@@ -38,6 +38,8 @@ class Resolution:
     """Without any "auto"."""
     plan: MemoryPlan
     reasons: list[Reason]
+    packed: bool = False
+    """Weights stay in the checkpoint's own bits; activations are fp32."""
 
 
 def resolve(
@@ -52,6 +54,9 @@ def resolve(
     storage = _main_storage(spec, tensors)
     size = f"{memory.parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
+    packed = config.model.dtype == "auto" and bool(facts.packed_storages)
+    if not packed:
+        facts = replace(facts, packed_storages=frozenset())
     config = _resolve_types(config, storage, facts, reasons)
     config = _resolve_scheduler(config, facts, reasons)
     groups = kv_groups(spec, config.cache.block_size)
@@ -62,7 +67,7 @@ def resolve(
         reasons.append(Reason("kv_cache_memory_bytes", limit, why))
     config = _resolve_length(config, spec, plan, limit, reasons)
     num_blocks = _num_blocks(config, plan, limit, reasons)
-    return Resolution(config, replace(plan, num_blocks=num_blocks), reasons)
+    return Resolution(config, replace(plan, num_blocks=num_blocks), reasons, packed)
 
 
 def _check_parallel(config: EngineConfig) -> None:
@@ -87,23 +92,34 @@ def _resolve_types(
     config: EngineConfig, storage: str, facts: DeviceFacts, reasons: list[Reason]
 ) -> EngineConfig:
     dtype = _DTYPES.get(config.model.dtype, config.model.dtype)
-    if dtype == "auto":
+    cached = dtype
+    if dtype == "auto" and facts.packed_storages:
+        dtype = "float32"
+        cached = "float16" if storage == "F16" else "bfloat16"
+        reasons.append(Reason("dtype", dtype, f"activations; weights stay {_kept(storage, facts)}"))
+    elif dtype == "auto":
         dtype = "float16" if storage == "F16" else "bfloat16"
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
         why = f"the checkpoint is {storage}{expanded}"
         if dtype == "bfloat16" and not facts.supports_bf16:
             dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
+        cached = dtype
         reasons.append(Reason("dtype", dtype, why))
     kv_dtype = config.cache.kv_cache_dtype
     if kv_dtype == "auto":
-        kv_dtype = dtype
-        reasons.append(Reason("kv_cache_dtype", kv_dtype, "as the activations"))
+        kv_dtype = cached
+        why = "as the activations" if cached == dtype else "half the bytes of float32"
+        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     return replace(
         config,
         model=replace(config.model, dtype=dtype),
         cache=replace(config.cache, kv_cache_dtype=kv_dtype),
         device=_resolve_device(config, facts, reasons),
     )
+
+
+def _kept(storage: str, facts: DeviceFacts) -> str:
+    return storage if storage in facts.packed_storages else "BF16, for which there are kernels"
 
 
 def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
@@ -146,7 +162,7 @@ def _empty_plan(
     dtype, kv_dtype = config.model.dtype, config.cache.kv_cache_dtype
     scheduler = config.scheduler
     return MemoryPlan(
-        weights=memory.weight_bytes(spec, tensors, dtype),
+        weights=memory.weight_bytes(spec, tensors, dtype, facts.packed_storages),
         activations=memory.activation_bytes(
             spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
         ),

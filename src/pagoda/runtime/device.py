@@ -9,7 +9,7 @@ import torch
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
-from pagoda.base.machine import anonymous_bytes, cpu_facts
+from pagoda.base.machine import anonymous_bytes, usable_threads
 from pagoda.kernels import cpu
 
 logger = get_logger(__name__)
@@ -42,9 +42,10 @@ class Device(ABC):
             raise ConfigError(f"dtype {name!r} is not known; choose one of {', '.join(_DTYPES)}.")
         return _DTYPES[name]
 
-    def set_threads(self, count: int) -> None:
-        """CPU threads of torch's operators in this process."""
-        torch.set_num_threads(count)
+    def set_threads(self, count: int, *, packed: bool = False) -> None:
+        """CPU threads that compute in this process: torch's, or where weights are packed for
+        native kernels theirs, for idle threads of one pool slow those of the other."""
+        torch.set_num_threads(1 if packed else count)
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
@@ -67,12 +68,12 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
 
-    def set_threads(self, count: int) -> None:
-        super().set_threads(count)
+    def set_threads(self, count: int, *, packed: bool = False) -> None:
+        super().set_threads(count, packed=packed)
         cpu.set_num_threads(count)
 
     def facts(self) -> DeviceFacts:
-        return cpu_facts()
+        return cpu.device_facts()
 
     def memory_used(self) -> int:
         return anonymous_bytes()
@@ -105,7 +106,7 @@ class CudaDevice(Device):
             device=self.name,
             total_memory=total,
             free_memory=free,
-            num_threads=cpu_facts().num_threads,
+            num_threads=usable_threads(),
             supports_bf16=torch.cuda.get_device_capability(self.torch_device) >= (8, 0),
             name=torch.cuda.get_device_name(self.torch_device),
         )

@@ -1,6 +1,9 @@
 """From the scheduled rows to the tensors of one forward pass."""
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagoda.layers.batch import ForwardBatch, GroupInputs
@@ -8,16 +11,39 @@ from pagoda.runtime.device import to_tensor
 from pagoda.runtime.states import BlockTable, Ints, RequestStates, Scheduled
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
+Ints32 = npt.NDArray[np.int32]
 
 
-def build_batch(
-    plan: Scheduled,
-    states: RequestStates,
-    layer_group: list[int],
-    kv_caches: KVCaches,
-    device: torch.device,
-) -> ForwardBatch:
-    """Requests in the plan's order, end to end; built in numpy, moved to the device once each."""
+@dataclass
+class GroupArrays:
+    """`GroupInputs` in numpy."""
+
+    block_table: Ints32
+    slot_mapping: Ints
+
+
+@dataclass
+class StepArrays:
+    """What changes from step to step of a ForwardBatch, in numpy."""
+
+    token_ids: Ints
+    positions: Ints
+    query_start: Ints32
+    kv_lens: Ints32
+    max_query_len: int
+    groups: list[GroupArrays]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_reqs(self) -> int:
+        return len(self.kv_lens)
+
+
+def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
+    """Requests in the plan's order, end to end."""
     lens = plan.ends - plan.starts
     query_start = np.zeros(len(lens) + 1, np.int64)
     np.cumsum(lens, out=query_start[1:])
@@ -27,26 +53,39 @@ def build_batch(
     else:
         rows = np.repeat(plan.rows, lens)
         positions = np.arange(num_tokens) + np.repeat(plan.starts - query_start[:-1], lens)
-    token_ids = states.token_ids[rows, positions].astype(np.int64)
-    return ForwardBatch(
-        token_ids=to_tensor(token_ids, device),
-        positions=to_tensor(positions, device),
-        query_start=to_tensor(query_start.astype(np.int32), device),
-        kv_lens=to_tensor(plan.ends.astype(np.int32), device),
+    return StepArrays(
+        token_ids=states.token_ids[rows, positions].astype(np.int64),
+        positions=positions,
+        query_start=query_start.astype(np.int32),
+        kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
-        max_kv_len=int(plan.ends.max()),
-        groups=[_group(table, plan.rows, rows, positions, device) for table in states.tables],
+        groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
+    )
+
+
+def build_batch(
+    arrays: StepArrays, layer_group: list[int], kv_caches: KVCaches, device: torch.device
+) -> ForwardBatch:
+    """Each array is moved to the device once."""
+    return ForwardBatch(
+        token_ids=to_tensor(arrays.token_ids, device),
+        positions=to_tensor(arrays.positions, device),
+        query_start=to_tensor(arrays.query_start, device),
+        kv_lens=to_tensor(arrays.kv_lens, device),
+        max_query_len=arrays.max_query_len,
+        max_kv_len=int(arrays.kv_lens.max()),
+        groups=[
+            GroupInputs(to_tensor(x.block_table, device), to_tensor(x.slot_mapping, device))
+            for x in arrays.groups
+        ],
         layer_group=layer_group,
         kv_caches=kv_caches,
     )
 
 
-def _group(
-    table: BlockTable, reqs: Ints, rows: Ints, positions: Ints, device: torch.device
-) -> GroupInputs:
+def _group(table: BlockTable, reqs: Ints, rows: Ints, positions: Ints) -> GroupArrays:
     blocks = table.entries[rows, positions // table.block_size].astype(np.int64)
-    slots = blocks * table.block_size + positions % table.block_size
-    return GroupInputs(
-        block_table=to_tensor(table.entries[reqs, : table.used[reqs].max()], device),
-        slot_mapping=to_tensor(slots, device),
+    return GroupArrays(
+        block_table=table.entries[reqs, : table.used[reqs].max()],
+        slot_mapping=blocks * table.block_size + positions % table.block_size,
     )

@@ -17,12 +17,13 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.inputs import KVCaches, build_batch
+from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch, step_arrays
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.pooling import last_token
 from pagoda.runtime.profile import StepTimes
+from pagoda.runtime.program import Computed, StepLimits, StepProgram
 from pagoda.runtime.sampler import NOT_A_NUMBER, sample
-from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
+from pagoda.runtime.states import Fault, Ints, RequestStates, SamplePlaces, Scheduled
 
 logger = get_logger(__name__)
 
@@ -57,11 +58,13 @@ class ModelRunner:
     kv_dtype: torch.dtype
     device: Device
     max_num_reqs: int
+    max_num_batched_tokens: int
     max_model_len: int
     seed: int = 0
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
+        self.program: StepProgram | None = None
         self.model.reserve(self.max_model_len)
         self.layer_group, self.kv_caches = self._allocate()
         self.states = RequestStates(
@@ -90,11 +93,14 @@ class ModelRunner:
         return StepResult(step_id=plan.step_id, results=[results[r.req_id] for r in plan.requests])
 
     def warm_up(self) -> int:
-        """Run a prefill and a decode step, so that the first request pays for no first calls.
+        """Record a step where that can be done, and run a prefill and a decode step, so that the
+        first request pays for no first calls.
 
         Returns the tokens of the longer one: few, for the largest step takes a second and more.
         Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
         """
+        with torch.inference_mode():
+            self.program = self._record()
         smallest = min(group.block_size for group in self.groups)
         length = max(1, min(smallest, 16, self.max_model_len) - 1)
         sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
@@ -117,6 +123,11 @@ class ModelRunner:
         self.times = StepTimes()
         return length
 
+    def _record(self) -> StepProgram | None:
+        limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
+        sizes = [group.block_size for group in self.groups]
+        return StepProgram.record(self.model, self.kv_caches, self.layer_group, sizes, limits)
+
     def _allocate(self) -> tuple[list[int], KVCaches]:
         placed = {}
         for index, group in enumerate(self.groups):
@@ -129,46 +140,54 @@ class ModelRunner:
 
     def _compute(self, plan: Scheduled, results: dict[str, RequestResult]) -> None:
         with self.times.measure("host"):
-            device = self.device.torch_device
-            batch = build_batch(plan, self.states, self.layer_group, self.kv_caches, device)
+            arrays = step_arrays(plan, self.states)
             flags = self.states.params["flags"][plan.rows]
-        with self.times.measure("forward"):
-            hidden_states = self.model.forward(batch)
-        with self.times.measure("sample"):
             needs = int(np.bitwise_or.reduce(flags))
+            pooled = (flags & need.POOL) != 0
+            places = SamplePlaces.of(plan, np.flatnonzero(plan.samples & ~pooled))
+        with self.times.measure("forward"):
+            computed = self._forward(arrays, places.hidden_rows)
+        with self.times.measure("sample"):
             if needs & need.PROMPT_LOGPROBS:
                 asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
-                self._prompt_logprobs(plan, asking, hidden_states, results)
-            pooled = (flags & need.POOL) != 0
-            self._pool(plan, np.flatnonzero(plan.samples & pooled), hidden_states, results)
-            self._sample(plan, np.flatnonzero(plan.samples & ~pooled), hidden_states, results)
+                self._prompt_logprobs(plan, asking, computed.hidden_states, results)
+            pooling = np.flatnonzero(plan.samples & pooled)
+            self._pool(plan, pooling, computed.hidden_states, results)
+            self._sample(plan, places, computed, results)
+
+    def _forward(self, arrays: StepArrays, samples: Ints) -> Computed:
+        """Hidden states of the step's tokens, and logits behind those of its rows `samples`."""
+        program = self.program
+        if program is not None and program.fits(arrays.num_tokens, arrays.num_reqs, len(samples)):
+            return program.run(arrays, samples)
+        device = self.device.torch_device
+        hidden_states = self.model.forward(
+            build_batch(arrays, self.layer_group, self.kv_caches, device)
+        )
+        logits = None
+        if len(samples):
+            logits = self.model.compute_logits(_take(hidden_states, samples))
+        return Computed(hidden_states, logits)
 
     def _sample(
         self,
         plan: Scheduled,
-        sampling: Ints,
-        hidden_states: torch.Tensor,
+        places: SamplePlaces,
+        computed: Computed,
         results: dict[str, RequestResult],
     ) -> None:
-        """Sample behind the last known token and behind each draft of the requests `sampling`."""
-        if not len(sampling):
+        """Sample behind the last known token and behind each draft of the sampling requests."""
+        if computed.logits is None or not len(places.requests):
             return
-        counts = plan.num_drafts[sampling] + 1
-        owners = np.repeat(sampling, counts)
-        first = np.cumsum(counts) - counts
-        # 0 for a request's last known token, then 1 per draft.
-        offsets = np.arange(len(owners)) - np.repeat(first, counts)
-        query_end = np.cumsum(plan.ends - plan.starts)
-        hidden_rows = query_end[owners] - plan.num_drafts[owners] - 1 + offsets
-        logits = self.model.compute_logits(_take(hidden_states, hidden_rows))
-        sampled = sample(logits, plan.rows[owners], plan.known[owners] + offsets, self.states)
-        faulty = {int(owners[row]): fault for row, fault in sampled.faults.items()}
+        rows = plan.rows[places.owners]
+        sampled = sample(computed.logits, rows, places.positions, self.states, computed.greedy)
+        faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
-        accepted = self.states.accept(plan, sampling, first, sampled.tokens, faulty)
+        accepted = self.states.accept(plan, places.requests, places.first, sampled.tokens, faulty)
         tokens = sampled.tokens.tolist()
         for i, start, count in zip(
-            sampling.tolist(), first.tolist(), accepted.tolist(), strict=True
+            places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True
         ):
             result = results[plan.req_ids[i]]
             result.token_ids = tokens[start : start + count]

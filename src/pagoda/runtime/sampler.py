@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from pagoda.core.messages import TokenLogprobs
+from pagoda.kernels import ops
 from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.draw import (
     Limits,
     draw,
     draw_kept,
-    first_max,
     noise_width,
     rows_at_once,
 )
@@ -42,12 +42,18 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
 
 
-def sample(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> Sampled:
+def sample(
+    logits: torch.Tensor,
+    rows: Ints,
+    positions: Ints,
+    states: RequestStates,
+    greedy: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Sampled:
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
-    Changes `logits`. Order: raw log-probabilities are kept aside; rules, then penalties, change
-    the logits; then greedy, or temperature, min-p, top-k, top-p and the draw. A step does only
-    what one of its rows needs.
+    `greedy` is their `first_max`, where it is known. Changes `logits`. Order: raw
+    log-probabilities are kept aside; rules, then penalties, change the logits; then greedy, or
+    temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
     """
     params = states.params[rows]
     needs = int(np.bitwise_or.reduce(params["flags"]))
@@ -57,7 +63,8 @@ def sample(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestSta
         _rules(logits, rows, positions, states)
     if needs & need.PENALTIES:
         _penalties(logits, rows, positions, states)
-    top, tokens = first_max(logits)
+    changed = needs & (need.RULES | need.PENALTIES)
+    top, tokens = ops.first_max(logits) if changed or greedy is None else greedy
     if needs & need.RANDOM:
         _draw_random(logits, top, params, positions, tokens)
     chosen = tokens.cpu().numpy()

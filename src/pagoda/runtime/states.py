@@ -96,6 +96,34 @@ class Scheduled:
         )
 
 
+@dataclass
+class SamplePlaces:
+    """Where tokens are sampled: behind the last known token of some of a plan's requests, and
+    behind each of their drafts."""
+
+    requests: Ints
+    """Indexes into the plan."""
+    first: Ints
+    """Of each request, its first row among those sampled."""
+    owners: Ints
+    """Of each row, its request's index into the plan."""
+    positions: Ints
+    """Of each row, the position of the token that is sampled."""
+    hidden_rows: Ints
+    """Of each row, the row of the step's tokens in front of it."""
+
+    @classmethod
+    def of(cls, plan: Scheduled, requests: Ints) -> "SamplePlaces":
+        counts = plan.num_drafts[requests] + 1
+        owners = np.repeat(requests, counts)
+        first = np.cumsum(counts) - counts
+        # 0 for a request's last known token, then 1 per draft.
+        offsets = np.arange(len(owners)) - np.repeat(first, counts)
+        query_end = np.cumsum(plan.ends - plan.starts)
+        hidden_rows = query_end[owners] - plan.num_drafts[owners] - 1 + offsets
+        return cls(requests, first, owners, plan.known[owners] + offsets, hidden_rows)
+
+
 class RequestStates:
     """Rows of all requests that the scheduler has not freed; preempted ones keep their tokens."""
 

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory import parameter_count
 from pagoda.planner.resolve import resolve
+from pagoda.weights.checkpoint import TensorInfo
 
 GIB = 1 << 30
 
@@ -155,3 +156,43 @@ def test_plans_fit_and_hold_one_request(total, share, length, reqs, position):
     assert plan.total <= total * share
     assert plan.kv_tokens >= resolved.model.max_model_len >= 1
     assert length is None or length == "auto" or resolved.model.max_model_len == length
+
+
+def tensors(storage: str, block_bytes: float) -> dict[str, TensorInfo]:
+    shape = (49152, 576)
+    size = int(shape[0] * shape[1] * block_bytes)
+    return {
+        "token_embd.weight": TensorInfo("token_embd.weight", shape, storage, size),
+        "output_norm.weight": TensorInfo("output_norm.weight", (576,), "F32", 4 * 576),
+    }
+
+
+def with_weights() -> ModelSpec:
+    rules = (
+        WeightRule("embed.weight", ("token_embd.weight",)),
+        WeightRule("norm.weight", ("output_norm.weight",)),
+    )
+    return replace(smollm2(), weights=rules)
+
+
+@pytest.mark.parametrize(
+    ("storage", "bytes_per_weight", "kept"),
+    [("Q4_1", 20 / 32, 20 / 32), ("BF16", 2, 2), ("IQ1_S", 50 / 256, 2)],
+)
+def test_packed_weights_keep_their_bits(storage, bytes_per_weight, kept):
+    facts = machine(packed_storages=frozenset({"Q4_1", "BF16"}))
+    resolution = resolve(EngineConfig(), with_weights(), tensors(storage, bytes_per_weight), facts)
+    assert resolution.packed
+    assert resolution.config.model.dtype == "float32"
+    assert resolution.config.cache.kv_cache_dtype == "bfloat16"
+    assert resolution.plan.weights == 49152 * 576 * kept + 4 * 576
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_type_that_is_asked_for_is_not_packed(dtype):
+    facts = machine(packed_storages=frozenset({"Q4_1"}))
+    config = configure(model={"dtype": dtype})
+    resolution = resolve(config, with_weights(), tensors("Q4_1", 20 / 32), facts)
+    assert not resolution.packed
+    assert resolution.plan.weights > 49152 * 576 * 2
+    assert resolution.config.cache.kv_cache_dtype == dtype

@@ -1,11 +1,15 @@
-"""The native kernels on a CPU: one set of them, on one pool of threads, per process."""
+"""The native kernels on a CPU: one set of them, on one pool of threads, per process.
 
+Whoever only asks what they can do need not wait for torch.
+"""
+
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.machine import cpu_facts, usable_threads
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
@@ -19,13 +23,13 @@ _cached: dict[str, Any] = {}
 
 
 def native() -> Any | None:
-    """The `_native.Native` of this process, with as many threads as torch had when it was first
-    asked for; None where the kernels were not built or PAGODA_CPU_ISA is `none`.
+    """The `_native.Native` of this process, with as many threads as it may use until
+    `set_num_threads`; None where the kernels were not built or PAGODA_CPU_ISA is `none`.
 
     ConfigError if PAGODA_CPU_ISA names an instruction set that this build does not know.
     """
     if "native" not in _cached:
-        _cached["native"] = _make(torch.get_num_threads())
+        _cached["native"] = _make(usable_threads())
     return _cached["native"]
 
 
@@ -50,14 +54,19 @@ def set_num_threads(count: int) -> None:
         _cached.pop("ops", None)
 
 
+def device_facts() -> DeviceFacts:
+    """The CPU as it is now, and what its kernels can do."""
+    return replace(cpu_facts(), packed_storages=packed_storages())
+
+
 def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     """Room for a `_native.PackedMatrix`; only where `native()` is there."""
     return _native.PackedMatrix(storage, rows, columns)
 
 
 def packed_storages() -> frozenset[str]:
-    """Storage formats that a packed matrix keeps as they are."""
-    return frozenset() if _native is None else frozenset(_native.PACKED_STORAGES)
+    """Storage formats that a packed matrix keeps as they are; none where `native()` is None."""
+    return frozenset() if native() is None else frozenset(_native.PACKED_STORAGES)
 
 
 def _make(num_threads: int) -> Any | None:

@@ -3,6 +3,7 @@
 import torch
 
 from pagoda.kernels.cpu._native import MAX_TOP_K, FloatType, KvCache, Native
+from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
 
@@ -11,7 +12,6 @@ _FLOAT_TYPES = {
     torch.bfloat16: FloatType.bfloat16,
     torch.float16: FloatType.float16,
 }
-_ALIGNMENT = 64
 
 
 class CpuOps:
@@ -19,14 +19,13 @@ class CpuOps:
 
     def __init__(self, native: Native):
         self._native = native
-        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [rows, size] / rms(x) * weight [size]."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
-        y = torch.empty_like(x)
+        y = empty((rows, size))
         self._native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, size, eps)
         return y
 
@@ -38,7 +37,7 @@ class CpuOps:
         _check("x", x, torch.float32)
         _check("residual", residual, torch.float32, (rows, size))
         _check("weight", weight, torch.float32, (size,))
-        y = torch.empty_like(x)
+        y = empty((rows, size))
         self._native.rms_norm(
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps
         )
@@ -108,16 +107,11 @@ class CpuOps:
         _check("query_start", query_start, torch.int32, (reqs + 1,))
         _check("kv_lens", kv_lens, torch.int32, (reqs,))
         cache = _cache(k_cache, v_cache)
-        longest = max_blocks * k_cache.shape[2]
-        scratch = self._scratch_of(
-            self._native.attention_scratch(heads, cache, reqs, longest) + _ALIGNMENT
-        )
-        offset = -scratch.data_ptr() % _ALIGNMENT
-        out = torch.empty(rows, heads, dim)
+        out = empty((rows, heads, dim))
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
-            block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs, scale,
-            window or 0, out.data_ptr(), scratch.data_ptr() + offset, scratch.numel() - offset,
+            block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
+            max_blocks * k_cache.shape[2], scale, window or 0, out.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -127,7 +121,7 @@ class CpuOps:
         _check("x", x, torch.float32)
         if width % 2:
             raise ValueError(f"x has {width} columns; gate and up need an even number.")
-        y = torch.empty(rows, width // 2)
+        y = empty((rows, width // 2))
         self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
 
@@ -137,7 +131,7 @@ class CpuOps:
         _, size = _dims("table", table, 2)
         _check("token_ids", token_ids, torch.int64)
         _check("table", table, None)
-        y = torch.empty(rows, size)
+        y = empty((rows, size))
         self._native.embed_rows(
             token_ids.data_ptr(), table.data_ptr(), _float_type("table", table), y.data_ptr(),
             rows, size,
@@ -151,7 +145,7 @@ class CpuOps:
         _check("logits", logits, torch.float32)
         if size == 0:
             raise ValueError("logits has no columns; there is no largest one.")
-        values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        values, ids = empty((rows,)), empty((rows,), torch.int64)
         self._native.argmax(logits.data_ptr(), rows, size, values.data_ptr(), ids.data_ptr())
         return values, ids
 
@@ -163,15 +157,10 @@ class CpuOps:
         _check("logits", logits, torch.float32)
         if not 1 <= count <= min(size, MAX_TOP_K):
             raise ValueError(f"count is {count}; top_k takes 1 to {min(size, MAX_TOP_K)} here.")
-        values = torch.empty(rows, count)
-        ids = torch.empty(rows, count, dtype=torch.int64)
+        values = empty((rows, count))
+        ids = empty((rows, count), torch.int64)
         self._native.top_k(logits.data_ptr(), rows, size, count, values.data_ptr(), ids.data_ptr())
         return values, ids
-
-    def _scratch_of(self, size: int) -> Tensor:
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8)
-        return self._scratch
 
 
 def _address(tensor: Tensor | None) -> int:

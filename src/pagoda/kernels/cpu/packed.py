@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pagoda.kernels import cpu
+from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
 
@@ -22,7 +23,7 @@ def matmul(
     wide = x.float().contiguous()
     added = None if bias is None else bias.float()
     tokens, rows = x.shape[0], sum(matrix.rows for matrix in matrices)
-    out = torch.empty(tokens, rows)
+    out = empty((tokens, rows))
     _native().matmul(
         wide.data_ptr(), wide.shape[1], tokens, list(matrices), out.data_ptr(), rows,
         0 if added is None else added.data_ptr(),
@@ -32,7 +33,7 @@ def matmul(
 
 def rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
     ids = index.contiguous()
-    out = torch.empty(ids.shape[0], matrix.columns)
+    out = empty((ids.shape[0], matrix.columns))
     _native().gather(matrix, ids.data_ptr(), ids.shape[0], out.data_ptr())
     return out.to(dtype)
 

@@ -55,13 +55,8 @@ struct AttentionLayout {
     int64_t partial_floats(int64_t tile_rows) const { return tile_rows * (padded_dim + 2); }
 };
 
-// Bytes that `PagedAttention::scratch` (aligned to 64) must have at least.
-inline int64_t paged_attention_min_scratch(int64_t heads, const KvCache& cache, int64_t max_reqs,
-                                           int64_t threads) {
-    return AttentionLayout(heads, cache, max_reqs, threads).partials;
-}
-
-// ... and that let the work be shared evenly up to contexts of `max_kv_len`.
+// Bytes of `PagedAttention::scratch` (aligned to 64) that let the work be shared evenly up to
+// contexts of `max_kv_len`; longer ones take more rounds.
 inline int64_t paged_attention_scratch(int64_t heads, const KvCache& cache, int64_t max_reqs,
                                        int64_t max_kv_len, int64_t threads) {
     const AttentionLayout layout(heads, cache, max_reqs, threads);

@@ -14,6 +14,7 @@
 #include "memory.h"
 #include "packed.h"
 #include "pool.h"
+#include "program.h"
 
 namespace nb = nanobind;
 
@@ -72,10 +73,10 @@ class Native {
 
     void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t y, int64_t rows,
                   int64_t size, float eps) {
-        Turn turn(busy_);
-        kernels_->rms_norm({pointer<const float>(x), pointer<float>(residual),
-                            pointer<const float>(weight), pointer<float>(y), size, eps},
-                           rows, *pool_);
+        compute(kernels_->rms_norm,
+                RmsNorm{pointer<const float>(x), pointer<float>(residual),
+                        pointer<const float>(weight), pointer<float>(y), size, eps},
+                rows);
     }
 
     void load(PackedMatrix& matrix, int64_t first_row, int64_t num_rows, uintptr_t address,
@@ -89,8 +90,10 @@ class Native {
         for (int64_t i = 0; i < count; ++i)
             if (rows[i] < 0 || rows[i] >= matrix.rows())
                 throw nb::index_error("a row's index is outside the matrix");
-        Turn turn(busy_);
-        matrix.gather(rows, count, pointer<float>(out), *pool_);
+        float* to = pointer<float>(out);
+        compute([&matrix, rows, to](int64_t count, uint8_t*, Pool& pool) {
+            matrix.gather(rows, count, to, pool);
+        }, count);
     }
 
     void matmul(uintptr_t x, int64_t ldx, int64_t tokens,
@@ -106,76 +109,125 @@ class Native {
         MatMul op{pointer<const float>(x), ldx, matrices[0]->columns(), views.data(),
                   static_cast<int>(views.size()), pointer<const float>(bias),
                   pointer<float>(out), ldo, nullptr};
-        Turn turn(busy_);
-        op.scratch = scratch_.at_least(kernels_->matmul_scratch_bytes(op, tokens));
-        kernels_->matmul(op, tokens, *pool_);
+        // A recorded product outlives this call, and with it the views.
+        const auto kept = std::make_shared<const std::vector<MatrixView>>(std::move(views));
+        op.matrices = kept->data();
+        const Kernels* kernels = kernels_;
+        compute([op, kept, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            MatMul step = op;
+            step.scratch = scratch;
+            kernels->matmul(step, rows, pool);
+        }, tokens, [&op, kernels](int64_t rows) {
+            return kernels->matmul_scratch_bytes(op, rows);
+        });
     }
 
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
                       float eps) {
-        Turn turn(busy_);
-        kernels_->rotary_store(
-            {pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
+        compute(
+            kernels_->rotary_store,
+            RotaryStore{pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
              pointer<const float>(q_norm), pointer<const float>(k_norm), eps},
-            rows, *pool_);
+            rows);
     }
 
-    int64_t attention_scratch(int64_t heads, const KvCache& cache, int64_t max_reqs,
-                              int64_t max_kv_len) const {
-        return paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
-    }
-
+    // `max_kv_len` is the longest context that `block_table` has room for.
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
-                         uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs, float scale,
-                         int64_t window, uintptr_t out, uintptr_t scratch,
-                         int64_t scratch_bytes) {
-        if (scratch_bytes < paged_attention_min_scratch(heads, cache, max_reqs, num_threads()))
-            throw nb::value_error("paged_attention's scratch is smaller than attention_scratch()");
-        Turn turn(busy_);
-        kernels_->paged_attention(
-            {pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
-             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
-             max_reqs, scale, window, pointer<float>(out), pointer<void>(scratch), scratch_bytes},
-            rows, *pool_);
+                         uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
+                         int64_t max_kv_len, float scale, int64_t window, uintptr_t out) {
+        const int64_t bytes =
+            paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
+        const PagedAttention op{
+            pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
+            table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
+            max_reqs, scale, window, pointer<float>(out), nullptr, bytes};
+        const Kernels* kernels = kernels_;
+        compute([op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            PagedAttention step = op;
+            step.scratch = scratch;
+            kernels->paged_attention(step, rows, pool);
+        }, rows, [bytes](int64_t) { return bytes; });
     }
 
     void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size) {
-        Turn turn(busy_);
-        kernels_->silu_and_mul({pointer<const float>(x), pointer<float>(y), size}, rows, *pool_);
+        compute(kernels_->silu_and_mul,
+                SiluAndMul{pointer<const float>(x), pointer<float>(y), size}, rows);
     }
 
     void embed_rows(uintptr_t ids, uintptr_t table, FloatType type, uintptr_t y, int64_t rows,
                     int64_t size) {
-        Turn turn(busy_);
-        kernels_->embed_rows({pointer<const int64_t>(ids), pointer<const void>(table), type,
-                              pointer<float>(y), size},
-                             rows, *pool_);
+        compute(kernels_->embed_rows,
+                EmbedRows{pointer<const int64_t>(ids), pointer<const void>(table), type,
+                          pointer<float>(y), size},
+                rows);
     }
 
     void argmax(uintptr_t logits, int64_t rows, int64_t size, uintptr_t values, uintptr_t ids) {
-        Turn turn(busy_);
-        kernels_->argmax({pointer<const float>(logits), size, pointer<float>(values),
-                          pointer<int64_t>(ids)},
-                         rows, *pool_);
+        compute(kernels_->argmax,
+                ArgMax{pointer<const float>(logits), size, pointer<float>(values),
+                       pointer<int64_t>(ids)},
+                rows);
     }
 
     void top_k(uintptr_t logits, int64_t rows, int64_t size, int64_t count, uintptr_t values,
                uintptr_t ids) {
+        compute(kernels_->top_k,
+                TopK{pointer<const float>(logits), size, count, pointer<float>(values),
+                     pointer<int64_t>(ids)},
+                rows);
+    }
+
+    // From now on ops are computed and also added to `program`, by its row count `count`; ops with
+    // other than `rows` rows are an error. Null ends it.
+    void record(Program* program, int count, int64_t rows) {
         Turn turn(busy_);
-        kernels_->top_k({pointer<const float>(logits), size, count, pointer<float>(values),
-                         pointer<int64_t>(ids)},
-                        rows, *pool_);
+        program_ = program;
+        count_ = count;
+        recorded_rows_ = rows;
+    }
+
+    // Computes what was recorded, for so many rows of each count.
+    void replay(const Program& program, const std::vector<int64_t>& rows) {
+        program.check(rows);
+        Turn turn(busy_);
+        program.run(rows, scratch_.at_least(program.scratch_bytes()), *pool_);
     }
 
    private:
+    template <typename Op>
+    void compute(void (*kernel)(const Op&, int64_t, Pool&), const Op& op, int64_t rows) {
+        compute([kernel, op](int64_t count, uint8_t*, Pool& pool) { kernel(op, count, pool); },
+                rows);
+    }
+
+    template <typename Op>
+    void compute(const Op& op, int64_t rows) {
+        compute(op, rows, [](int64_t) { return int64_t{0}; });
+    }
+
+    // `op(rows, scratch, pool)`; `scratch_bytes(rows)` is what it works in.
+    template <typename Op, typename ScratchBytes>
+    void compute(const Op& op, int64_t rows, const ScratchBytes& scratch_bytes) {
+        Turn turn(busy_);
+        if (program_ != nullptr) {
+            if (rows != recorded_rows_)
+                throw std::invalid_argument("an op of this step has rows of its own number");
+            program_->add(count_, op, scratch_bytes(program_->max_rows(count_)));
+        }
+        op(rows, scratch_.at_least(scratch_bytes(rows)), *pool_);
+    }
+
     const Kernels* kernels_;
     std::unique_ptr<Pool> pool_;
     std::mutex busy_;
     Scratch scratch_;
+    Program* program_ = nullptr;
+    int count_ = 0;
+    int64_t recorded_rows_ = 0;
 };
 
 }  // namespace
@@ -194,10 +246,16 @@ NB_MODULE(_native, module) {
     module.def("use_huge_pages", [](uintptr_t data, int64_t bytes) {
         return use_huge_pages(pointer<void>(data), bytes);
     });
+    nb::class_<Program>(module, "Program")
+        .def(nb::init<std::vector<int64_t>>(), nb::arg("max_rows"))
+        .def_prop_ro("num_ops", &Program::num_ops);
     nb::class_<Native>(module, "Native")
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
         .def_prop_ro("isa", &Native::isa)
         .def_prop_ro("num_threads", &Native::num_threads)
+        .def("record", &Native::record, nb::arg("program").none(), nb::arg("count") = 0,
+             nb::arg("rows") = 0)
+        .def("replay", &Native::replay, nb::arg("program"), nb::arg("rows"))
         .def("rms_norm", &Native::rms_norm)
         .def("load", &Native::load, nb::arg("matrix"), nb::arg("first_row"), nb::arg("num_rows"),
              nb::arg("address"), nb::arg("row_stride"))
@@ -206,7 +264,6 @@ NB_MODULE(_native, module) {
         .def("matmul", &Native::matmul, nb::arg("x"), nb::arg("ldx"), nb::arg("tokens"),
              nb::arg("matrices"), nb::arg("out"), nb::arg("ldo"), nb::arg("bias") = 0)
         .def("rotary_store", &Native::rotary_store)
-        .def("attention_scratch", &Native::attention_scratch)
         .def("paged_attention", &Native::paged_attention)
         .def("silu_and_mul", &Native::silu_and_mul)
         .def("embed_rows", &Native::embed_rows)

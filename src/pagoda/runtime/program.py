@@ -1,0 +1,208 @@
+"""The whole step as one call: recorded once over fixed memory, replayed with new inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from pagoda.base.log import get_logger
+from pagoda.kernels import ops
+from pagoda.kernels.workspace import all_rows
+from pagoda.layers.batch import ForwardBatch, GroupInputs
+from pagoda.runtime.inputs import GroupArrays, KVCaches, StepArrays
+from pagoda.runtime.states import Ints
+
+if TYPE_CHECKING:
+    from pagoda.kernels.cpu.recording import Recording
+    from pagoda.runtime.runner import CausalLM
+
+logger = get_logger(__name__)
+
+# What a program counts rows by.
+_TOKENS, _SAMPLES = 0, 1
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step that a program is made for."""
+
+    max_tokens: int
+    max_reqs: int
+    max_model_len: int
+
+
+@dataclass
+class Computed:
+    """What a step computed; valid until the next one."""
+
+    hidden_states: torch.Tensor
+    """[num_tokens, hidden]."""
+    logits: torch.Tensor | None
+    """fp32 [num_samples, vocab]; None without samples."""
+    greedy: tuple[torch.Tensor, torch.Tensor] | None = None
+    """(values, int64 ids) [num_samples] of the largest logits, where they are known."""
+
+
+class _Inputs:
+    """The memory from which every replay reads its inputs."""
+
+    def __init__(self, limits: StepLimits, block_sizes: Sequence[int]):
+        self.token_ids = np.zeros(limits.max_tokens, np.int64)
+        self.positions = np.zeros(limits.max_tokens, np.int64)
+        self.query_start = np.zeros(limits.max_reqs + 1, np.int32)
+        self.kv_lens = np.zeros(limits.max_reqs, np.int32)
+        self.samples = np.zeros(limits.max_reqs, np.int64)
+        self.groups = [
+            GroupArrays(
+                np.zeros((limits.max_reqs, -(-limits.max_model_len // size)), np.int32),
+                np.zeros(limits.max_tokens, np.int64),
+            )
+            for size in block_sizes
+        ]
+
+    def load(self, arrays: StepArrays, samples: Ints) -> None:
+        num_tokens, num_reqs = arrays.num_tokens, arrays.num_reqs
+        self.token_ids[:num_tokens] = arrays.token_ids
+        self.positions[:num_tokens] = arrays.positions
+        self.query_start[: num_reqs + 1] = arrays.query_start
+        # Whoever starts behind the last token is not there.
+        self.query_start[num_reqs + 1 :] = num_tokens
+        self.kv_lens[:num_reqs] = arrays.kv_lens
+        self.samples[: len(samples)] = samples
+        for mine, group in zip(self.groups, arrays.groups, strict=True):
+            mine.block_table[:num_reqs, : group.block_table.shape[1]] = group.block_table
+            mine.slot_mapping[:num_tokens] = group.slot_mapping
+
+    def batch(
+        self, num_tokens: int, limits: StepLimits, layer_group: list[int], kv_caches: KVCaches
+    ) -> ForwardBatch:
+        """Per request everything, per token the first `num_tokens`; no copies."""
+        return ForwardBatch(
+            token_ids=torch.from_numpy(self.token_ids[:num_tokens]),
+            positions=torch.from_numpy(self.positions[:num_tokens]),
+            query_start=torch.from_numpy(self.query_start),
+            kv_lens=torch.from_numpy(self.kv_lens),
+            max_query_len=limits.max_tokens,
+            max_kv_len=limits.max_model_len,
+            groups=[
+                GroupInputs(
+                    torch.from_numpy(group.block_table),
+                    torch.from_numpy(group.slot_mapping[:num_tokens]),
+                )
+                for group in self.groups
+            ],
+            layer_group=layer_group,
+            kv_caches=kv_caches,
+        )
+
+
+class StepProgram:
+    """Forward pass, output head and greedy choice of any step within its limits."""
+
+    def __init__(self, recording: "Recording", limits: StepLimits, block_sizes: Sequence[int]):
+        self._recording = recording
+        self._limits = limits
+        self._inputs = _Inputs(limits, block_sizes)
+        self._outputs: Computed
+
+    @classmethod
+    def record(
+        cls,
+        model: "CausalLM",
+        kv_caches: KVCaches,
+        layer_group: list[int],
+        block_sizes: Sequence[int],
+        limits: StepLimits,
+    ) -> Self | None:
+        """The program of a model, checked against the pass that it was recorded from; None, with
+        the reason in the log, where a model's steps cannot be replayed.
+
+        Writes keys and values of a few meaningless tokens to block 0.
+        """
+        device = str(kv_caches[0][0].device) if kv_caches else ""
+        recording = ops.recording(device, (limits.max_tokens, limits.max_reqs))
+        if recording is None:
+            return None
+        program = cls(recording, limits, block_sizes)
+        num_tokens = min(limits.max_tokens, limits.max_model_len, *block_sizes, 3)
+        arrays = _meaningless(num_tokens, len(block_sizes))
+        program._trace(model, arrays, kv_caches, layer_group)
+        if recording.foreign:
+            names = ", ".join(sorted(recording.foreign))
+            logger.info("Steps run op by op: %s cannot be replayed.", names)
+            return None
+        if not program._repeats(arrays):
+            logger.error(
+                "Steps run op by op: the replay of a step differs from its recording. "
+                "This is a fault of Pagoda; please report it with the model's name."
+            )
+            return None
+        return program
+
+    def fits(self, num_tokens: int, num_reqs: int, num_samples: int) -> bool:
+        limits = self._limits
+        return (
+            num_tokens <= limits.max_tokens
+            and num_reqs <= limits.max_reqs
+            and num_samples <= limits.max_reqs
+        )
+
+    def run(self, arrays: StepArrays, samples: Ints) -> Computed:
+        """Compute a step; logits are those of the hidden states' rows `samples`."""
+        self._inputs.load(arrays, samples)
+        self._recording.replay((arrays.num_tokens, len(samples)))
+        return self._computed(arrays.num_tokens, len(samples))
+
+    def _trace(
+        self, model: "CausalLM", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
+    ) -> None:
+        limits, recording, inputs = self._limits, self._recording, self._inputs
+        inputs.load(arrays, np.array([arrays.num_tokens - 1]))
+        batch = inputs.batch(arrays.num_tokens, limits, layer_group, kv_caches)
+        samples = torch.from_numpy(inputs.samples)
+        with recording.rows(_TOKENS, arrays.num_tokens):
+            hidden_states = model.forward(batch)
+        with recording.rows(_SAMPLES, 1):
+            logits = model.compute_logits(ops.take_rows(hidden_states, samples[:1]))
+            values, ids = ops.first_max(logits)
+        if recording.foreign:
+            return
+        self._outputs = Computed(
+            all_rows(hidden_states, limits.max_tokens),
+            all_rows(logits, limits.max_reqs),
+            (all_rows(values, limits.max_reqs), all_rows(ids, limits.max_reqs)),
+        )
+
+    def _computed(self, num_tokens: int, num_samples: int) -> Computed:
+        whole = self._outputs
+        values, ids = whole.greedy
+        return Computed(
+            whole.hidden_states[:num_tokens],
+            whole.logits[:num_samples],
+            (values[:num_samples], ids[:num_samples]),
+        )
+
+    def _repeats(self, arrays: StepArrays) -> bool:
+        """Whether a replay gives the recorded step's bits, all else in its memory being NaN."""
+        samples = np.array([arrays.num_tokens - 1])
+        first = self._computed(arrays.num_tokens, 1)
+        expected = first.hidden_states.clone(), first.logits.clone(), first.greedy[1].clone()
+        self._recording.workspace.poison()
+        again = self.run(arrays, samples)
+        found = again.hidden_states, again.logits, again.greedy[1]
+        return all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
+
+
+def _meaningless(num_tokens: int, num_groups: int) -> StepArrays:
+    """One request's first tokens, in block 0 of every group."""
+    ids = np.arange(num_tokens)
+    return StepArrays(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=ids,
+        query_start=np.array([0, num_tokens], np.int32),
+        kv_lens=np.array([num_tokens], np.int32),
+        max_query_len=num_tokens,
+        groups=[GroupArrays(np.zeros((1, 1), np.int32), ids) for _ in range(num_groups)],
+    )

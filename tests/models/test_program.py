@@ -1,0 +1,140 @@
+"""A recorded step, replayed, gives the bits of the same step run op by op."""
+
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda.kernels import cpu, ops
+from pagoda.runtime.inputs import GroupArrays, StepArrays
+from pagoda.runtime.program import StepLimits, StepProgram
+from tests.models import tiny
+from tests.models.driver import Driver
+
+pytestmark = pytest.mark.skipif(
+    cpu.native() is None, reason="steps are recorded by the native kernels, which are not built"
+)
+LIMITS = StepLimits(max_tokens=40, max_reqs=5, max_model_len=64)
+
+
+def load(family: str, folder, **changes):
+    tiny.make(family, **changes).save_pretrained(folder)
+    return tiny.load(folder, packed=True)
+
+
+def record(driver: Driver) -> StepProgram | None:
+    spec = driver.model.spec
+    driver.model.reserve(LIMITS.max_model_len)
+    layer_group = [0] * len(spec.layers)
+    sizes = [driver.block_size]
+    with torch.inference_mode():
+        return StepProgram.record(driver.model, driver.caches, layer_group, sizes, LIMITS)
+
+
+def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
+    """(logits, greedy ids) of every token of the step."""
+    batch = driver._batch(tokens)
+    (group,) = batch.groups
+    arrays = StepArrays(
+        batch.token_ids.numpy(),
+        batch.positions.numpy(),
+        batch.query_start.numpy(),
+        batch.kv_lens.numpy(),
+        batch.max_query_len,
+        [GroupArrays(group.block_table.numpy(), group.slot_mapping.numpy())],
+    )
+    samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
+    with torch.inference_mode():
+        computed = program.run(arrays, samples)
+    return computed.logits, computed.greedy[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 32}),
+    ],
+)
+def test_replays_equal_steps_run_op_by_op(family, changes, tmp_path):
+    model = load(family, tmp_path, **changes)
+    eager, replayed = Driver(model), Driver(model)
+    program = record(replayed)
+    assert program is not None
+    chance = random.Random(3)
+    lengths = [0] * LIMITS.max_reqs
+    for _ in range(30):
+        step = {}
+        for req in chance.sample(range(LIMITS.max_reqs), chance.randint(1, LIMITS.max_reqs)):
+            count = chance.choice([1, 1, 2, 8])
+            if lengths[req] + count <= 30:
+                lengths[req] += count
+                step[f"r{req}"] = chance.choices(range(211), k=count)
+        if not step:
+            continue
+        expected = torch.stack([logits[-1] for logits in eager.step(step).values()])
+        logits, greedy = replay(program, replayed, step)
+        assert torch.equal(logits, expected)
+        assert greedy.tolist() == expected.argmax(-1).tolist()
+    assert max(lengths) > 20
+
+
+def test_limits(tmp_path):
+    program = record(Driver(load("llama", tmp_path)))
+    assert program.fits(40, 5, 5)
+    assert not program.fits(41, 5, 5)
+    assert not program.fits(40, 6, 5)
+    assert not program.fits(40, 5, 6)
+
+
+def test_a_model_with_an_op_of_torch_runs_op_by_op(tmp_path, monkeypatch, caplog):
+    driver = Driver(load("llama", tmp_path))
+    forward = driver.model.forward
+    monkeypatch.setattr(driver.model, "forward", lambda batch: forward(batch) * 2)
+    with caplog.at_level(logging.INFO, "pagoda"):
+        assert record(driver) is None
+    assert "aten.mul.Tensor cannot be replayed" in caplog.text
+
+
+def test_a_replay_that_differs_is_not_used(tmp_path, monkeypatch, caplog):
+    """A value that Python computed while recording is frozen in the replay."""
+    driver = Driver(load("llama", tmp_path))
+    forward = driver.model.forward
+    given = torch.ones(1, 64)
+
+    def impure(batch):
+        hidden_states = forward(batch)
+        ops.add_rms_norm(given.expand(3, -1).contiguous(), hidden_states, torch.ones(64), 1e-5)
+        given.fill_(float(given[0, 0]) + 1)
+        return hidden_states
+
+    monkeypatch.setattr(driver.model, "forward", impure)
+    monkeypatch.setattr("pagoda.kernels.cpu.recording._Watch.__torch_dispatch__", _pass_on)
+    assert record(driver) is None
+    assert "differs from its recording" in caplog.text
+
+
+def _pass_on(self, func, types, args=(), kwargs=None):
+    return func(*args, **(kwargs or {}))
+
+
+def test_plain_weights_run_op_by_op(tmp_path):
+    tiny.make("llama").save_pretrained(tmp_path)
+    assert record(Driver(tiny.load(tmp_path, torch.bfloat16))) is None
+
+
+def test_a_step_of_other_rows_is_refused():
+    recording = ops.recording("cpu", (8,))
+    x, weight = torch.randn(3, 64), torch.ones(64)
+    with recording.rows(0, 3):
+        ops.rms_norm(x, weight, 1e-5)
+    with pytest.raises(ValueError, match="more rows"):
+        recording.replay((9,))
+    with pytest.raises(ValueError, match="rows of its own number"), recording.rows(0, 2):
+        ops.rms_norm(x, weight, 1e-5)
+    ops.rms_norm(x, weight, 1e-5)  # recording has ended all the same
+    assert recording.num_ops == 1
