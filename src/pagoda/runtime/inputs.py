@@ -19,7 +19,12 @@ class GroupArrays:
     """`GroupInputs` in numpy."""
 
     block_table: Ints32
+    """Never changed: as long as it is the same array, it holds the same."""
     slot_mapping: Ints
+
+    @staticmethod
+    def table_of(table: BlockTable, reqs: Ints) -> Ints32:
+        return table.entries[reqs, : table.used[reqs].max()]
 
 
 @dataclass
@@ -86,6 +91,6 @@ def build_batch(
 def _group(table: BlockTable, reqs: Ints, rows: Ints, positions: Ints) -> GroupArrays:
     blocks = table.entries[rows, positions // table.block_size].astype(np.int64)
     return GroupArrays(
-        block_table=table.entries[reqs, : table.used[reqs].max()],
+        block_table=GroupArrays.table_of(table, reqs),
         slot_mapping=blocks * table.block_size + positions % table.block_size,
     )

@@ -61,6 +61,7 @@ class _Inputs:
             )
             for size in block_sizes
         ]
+        self._loaded: list[object] = [None] * len(self.groups)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
         num_tokens, num_reqs = arrays.num_tokens, arrays.num_reqs
@@ -71,8 +72,11 @@ class _Inputs:
         self.query_start[num_reqs + 1 :] = num_tokens
         self.kv_lens[:num_reqs] = arrays.kv_lens
         self.samples[: len(samples)] = samples
-        for mine, group in zip(self.groups, arrays.groups, strict=True):
-            mine.block_table[:num_reqs, : group.block_table.shape[1]] = group.block_table
+        for index, group in enumerate(arrays.groups):
+            mine = self.groups[index]
+            if group.block_table is not self._loaded[index]:
+                mine.block_table[:num_reqs, : group.block_table.shape[1]] = group.block_table
+                self._loaded[index] = group.block_table
             mine.slot_mapping[:num_tokens] = group.slot_mapping
 
     def batch(
@@ -106,6 +110,7 @@ class StepProgram:
         self._limits = limits
         self._inputs = _Inputs(limits, block_sizes)
         self._outputs: Computed
+        self._parts: dict[tuple[int, int], Computed] = {}
 
     @classmethod
     def record(
@@ -176,13 +181,20 @@ class StepProgram:
         )
 
     def _computed(self, num_tokens: int, num_samples: int) -> Computed:
-        whole = self._outputs
-        values, ids = whole.greedy
-        return Computed(
-            whole.hidden_states[:num_tokens],
-            whole.logits[:num_samples],
-            (values[:num_samples], ids[:num_samples]),
-        )
+        """The outputs' rows. Slicing takes 30 us, and decode steps come in a few sizes."""
+        part = self._parts.get((num_tokens, num_samples))
+        if part is None:
+            whole = self._outputs
+            assert whole.logits is not None and whole.greedy is not None
+            values, ids = whole.greedy
+            part = Computed(
+                whole.hidden_states[:num_tokens],
+                whole.logits[:num_samples],
+                (values[:num_samples], ids[:num_samples]),
+            )
+            if num_tokens == num_samples:
+                self._parts[num_tokens, num_samples] = part
+        return part
 
     def _repeats(self, arrays: StepArrays) -> bool:
         """Whether a replay gives the recorded step's bits, all else in its memory being NaN."""

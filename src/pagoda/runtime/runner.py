@@ -1,6 +1,7 @@
 """Executes step plans: rows, batch, model, sampler. One class for all devices."""
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,13 +18,14 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch, step_arrays
+from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.pooling import last_token
+from pagoda.runtime.prepared import DecodeRun, PreparedStep
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
-from pagoda.runtime.sampler import NOT_A_NUMBER, sample
-from pagoda.runtime.states import Fault, Ints, RequestStates, SamplePlaces, Scheduled
+from pagoda.runtime.sampler import NOT_A_NUMBER, most_likely, sample
+from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 
 logger = get_logger(__name__)
 
@@ -65,6 +67,7 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | None = None
+        self._run: DecodeRun | None = None
         self.model.reserve(self.max_model_len)
         self.layer_group, self.kv_caches = self._allocate()
         self.states = RequestStates(
@@ -78,19 +81,18 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a plan. Results come in the plan's order, one per planned request."""
-        with self.times.measure("host"):
-            scheduled = self.states.apply(plan)
-            results = {req_id: RequestResult(req_id=req_id) for req_id in scheduled.req_ids}
-        if scheduled.req_ids:
-            self._compute(scheduled, results)
+        begun = time.perf_counter()
+        step = self._prepare(plan)
+        self.times.add("host", time.perf_counter() - begun)
+        results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
+        if step is not None:
+            self._compute(step, results)
+        if step is None or len(step.plan.req_ids) < len(results):
+            for req_id in results.keys() - set(step.plan.req_ids if step is not None else ()):
+                self._fail(results[req_id], self.states.fault(req_id))
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
-        for request in plan.requests:
-            req_id = request.req_id
-            if req_id not in results:
-                results[req_id] = RequestResult(req_id=req_id)
-                self._fail(results[req_id], self.states.fault(req_id))
-        return StepResult(step_id=plan.step_id, results=[results[r.req_id] for r in plan.requests])
+        return StepResult(step_id=plan.step_id, results=list(results.values()))
 
     def warm_up(self) -> int:
         """Record a step where that can be done, and run a prefill and a decode step, so that the
@@ -138,22 +140,32 @@ class ModelRunner:
         layers = sorted(placed)
         return [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]
 
-    def _compute(self, plan: Scheduled, results: dict[str, RequestResult]) -> None:
-        with self.times.measure("host"):
-            arrays = step_arrays(plan, self.states)
-            flags = self.states.params["flags"][plan.rows]
-            needs = int(np.bitwise_or.reduce(flags))
-            pooled = (flags & need.POOL) != 0
-            places = SamplePlaces.of(plan, np.flatnonzero(plan.samples & ~pooled))
-        with self.times.measure("forward"):
-            computed = self._forward(arrays, places.hidden_rows)
-        with self.times.measure("sample"):
-            if needs & need.PROMPT_LOGPROBS:
-                asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
-                self._prompt_logprobs(plan, asking, computed.hidden_states, results)
-            pooling = np.flatnonzero(plan.samples & pooled)
+    def _prepare(self, plan: StepPlan) -> PreparedStep | None:
+        """What is to be computed of a plan; None if nothing is."""
+        if self._run is not None and self._run.advance(plan):
+            return self._run.step
+        self._run = None
+        scheduled = self.states.apply(plan)
+        if not scheduled.req_ids:
+            return None
+        step = PreparedStep.of(scheduled, self.states)
+        self._run = DecodeRun.begin(step, plan, self.states)
+        return step
+
+    def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> None:
+        begun = time.perf_counter()
+        computed = self._forward(step.arrays, step.places.hidden_rows)
+        done = time.perf_counter()
+        self.times.add("forward", done - begun)
+        plan, flags = step.plan, step.flags
+        if step.needs & need.PROMPT_LOGPROBS:
+            asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
+            self._prompt_logprobs(plan, asking, computed.hidden_states, results)
+        if step.needs & need.POOL:
+            pooling = np.flatnonzero(plan.samples & ((flags & need.POOL) != 0))
             self._pool(plan, pooling, computed.hidden_states, results)
-            self._sample(plan, places, computed, results)
+        self._sample(step, computed, results)
+        self.times.add("sample", time.perf_counter() - done)
 
     def _forward(self, arrays: StepArrays, samples: Ints) -> Computed:
         """Hidden states of the step's tokens, and logits behind those of its rows `samples`."""
@@ -170,20 +182,21 @@ class ModelRunner:
         return Computed(hidden_states, logits)
 
     def _sample(
-        self,
-        plan: Scheduled,
-        places: SamplePlaces,
-        computed: Computed,
-        results: dict[str, RequestResult],
+        self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
     ) -> None:
         """Sample behind the last known token and behind each draft of the sampling requests."""
-        if computed.logits is None or not len(places.requests):
+        plan, places, logits = step.plan, step.places, computed.logits
+        if logits is None or not len(places.requests):
             return
-        rows = plan.rows[places.owners]
-        sampled = sample(computed.logits, rows, places.positions, self.states, computed.greedy)
+        if step.needs == 0 and computed.greedy is not None:
+            sampled = most_likely(computed.greedy)
+        else:
+            rows = plan.rows[places.owners]
+            sampled = sample(logits, rows, places.positions, self.states, computed.greedy)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
+            self._run = None
         accepted = self.states.accept(plan, places.requests, places.first, sampled.tokens, faulty)
         tokens = sampled.tokens.tolist()
         for i, start, count in zip(

@@ -42,6 +42,12 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
 
 
+def most_likely(greedy: tuple[torch.Tensor, torch.Tensor]) -> Sampled:
+    """The tokens of rows that need nothing else, from their `first_max`."""
+    values, tokens = greedy
+    return Sampled(tokens.cpu().numpy(), _faults(values.cpu().numpy()), {})
+
+
 def sample(
     logits: torch.Tensor,
     rows: Ints,
@@ -149,5 +155,8 @@ def _draw_chunk(
 
 def _faults(top: np.ndarray) -> dict[int, Fault]:
     """Rows without a token to choose: `top` is each row's largest logit, NaN if it has one."""
-    wrong = np.flatnonzero(~np.isfinite(top)).tolist()
+    finite = np.isfinite(top)
+    if finite.all():
+        return {}
+    wrong = np.flatnonzero(~finite).tolist()
     return {row: NONE_LEFT if np.isneginf(top[row]) else NOT_A_NUMBER for row in wrong}

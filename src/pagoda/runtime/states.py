@@ -201,6 +201,9 @@ class RequestStates:
         it equals the token sampled in its place. Requests in `faulty` keep none.
         """
         accepted = np.ones(len(sampling), np.int64)
+        if not faulty and not plan.num_drafts.any():
+            self._append(plan.rows[sampling], plan.ends[sampling], tokens)
+            return accepted
         for i in np.flatnonzero(plan.num_drafts[sampling]).tolist():
             owner, start = sampling[i], first[i]
             drafts = self.token_ids[plan.rows[owner], plan.known[owner] : plan.ends[owner]]
@@ -231,8 +234,9 @@ class RequestStates:
         """Add one token to each row, at position `known`."""
         self.token_ids[rows, known] = tokens
         self.lengths[rows] = known + 1
-        for i in np.flatnonzero(self.params["flags"][rows] & PENALTIES).tolist():
-            self.counts[int(rows[i])].add((int(tokens[i]),))
+        if self.counts:
+            for i in np.flatnonzero(self.params["flags"][rows] & PENALTIES).tolist():
+                self.counts[int(rows[i])].add((int(tokens[i]),))
 
     def output_before(self, row: int, position: int) -> npt.NDArray[np.int32]:
         """Generated tokens (and drafts) in front of a position."""
