@@ -38,12 +38,13 @@ class Engine:
             self._tap(self.core.executor.runner)
 
     def _tap(self, runner) -> None:
-        execute, compute = runner.execute, runner.model.compute_logits
+        execute, forward = runner.execute, runner._forward
 
-        def recording_compute(hidden):
-            logits = compute(hidden)
-            self._rows.append(logits.float().clone())
-            return logits
+        def recording_forward(arrays, samples):
+            computed = forward(arrays, samples)
+            if computed.logits is not None:
+                self._rows.append(computed.logits.float().clone())
+            return computed
 
         def recording_execute(plan):
             self._rows = []
@@ -56,7 +57,7 @@ class Engine:
                     self.recorded[req_id].append(row)
             return result
 
-        runner.model.compute_logits = recording_compute
+        runner._forward = recording_forward
         runner.execute = recording_execute
 
     def run(self, prompts: dict[str, list[int]], sampling: SamplingParams) -> dict[str, Answer]:
