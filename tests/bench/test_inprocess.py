@@ -10,6 +10,7 @@ class Engine:
     def __init__(self, seconds):
         self.seconds = iter(seconds)
         self.batches = []
+        self.kernel_seconds = 0.0
 
     def random_prompt(self, length):
         return [0] * length
@@ -18,7 +19,12 @@ class Engine:
         if progress is not None:
             progress(len(prompts), len(prompts))
         self.batches.append(([len(prompt) for prompt in prompts], list(output_tokens)))
-        return next(self.seconds)
+        seconds = next(self.seconds)
+        self.kernel_seconds += 0.75 * seconds
+        return seconds
+
+    def forward_passes(self):
+        return 10 * len(self.batches), self.kernel_seconds
 
 
 def test_latency_leaves_the_warm_up_out():
@@ -32,6 +38,7 @@ def test_latency_leaves_the_warm_up_out():
     assert result["percentiles"]["90"] == pytest.approx(2.8)
     assert latency_lines(result).splitlines()[0] == "Avg latency: 2.0 seconds"
     assert "50% percentile latency: 2.0 seconds" in latency_lines(result)
+    assert "Outside kernels: 50000 us per step, 25.0% of the time" in latency_lines(result)
 
 
 def test_throughput():

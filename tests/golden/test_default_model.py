@@ -23,7 +23,8 @@ OUTPUT = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=1234, max_tokens=48, ignore_eos=True)
 
-pytestmark = pytest.mark.slow
+# Minutes where two cores are shared with others.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

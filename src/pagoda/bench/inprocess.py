@@ -10,8 +10,10 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest, EngineProgress, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
+from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.startup import start_engine
+from pagoda.runtime.runner import ModelRunner
 
 
 class BenchEngine:
@@ -70,6 +72,13 @@ class BenchEngine:
                     if progress is not None:
                         progress(len(reqs) - len(running), len(reqs))
         return time.perf_counter() - started
+
+    def forward_passes(self) -> tuple[int, float]:
+        """How many steps were computed so far, and the seconds that their kernels took."""
+        executor = self._core.executor
+        assert isinstance(executor, LocalExecutor) and isinstance(executor.runner, ModelRunner)
+        times = executor.runner.times
+        return times.steps, times.seconds["forward"]
 
     def close(self) -> None:
         self._core.shutdown()

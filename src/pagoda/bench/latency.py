@@ -28,20 +28,27 @@ class LatencyConfig(Options):
 def bench_latency(
     engine: "BenchEngine", config: LatencyConfig, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Seconds per batch under vLLM's JSON keys; every batch has prompts of its own."""
+    """Seconds per batch under vLLM's JSON keys, and what steps spend outside their kernels; every
+    batch has prompts of its own."""
     total = config.num_iters_warmup + config.num_iters
     seconds = []
     for done in range(total):
+        if done == config.num_iters_warmup:
+            steps_before, kernels_before = engine.forward_passes()
         prompts = [engine.random_prompt(config.input_len) for _ in range(config.batch_size)]
         outputs = [config.output_len] * config.batch_size
         seconds.append(engine.run(prompts, outputs, temperature=1.0))
         progress(done + 1, total)
+    steps, kernels = engine.forward_passes()
     timed = seconds[config.num_iters_warmup :]
+    outside = max(0.0, sum(timed) - (kernels - kernels_before))
     percentiles = np.percentile(timed, _PERCENTILES)
     return {
         "avg_latency": float(np.mean(timed)),
         "latencies": timed,
         "percentiles": dict(zip(map(str, _PERCENTILES), map(float, percentiles), strict=True)),
+        "outside_kernels_per_step": outside / max(1, steps - steps_before),
+        "outside_kernels_share": outside / sum(timed),
     }
 
 
@@ -51,4 +58,7 @@ def latency_lines(result: dict[str, Any]) -> str:
         f"{percent}% percentile latency: {seconds} seconds"
         for percent, seconds in result["percentiles"].items()
     ]
+    microseconds = 1e6 * result["outside_kernels_per_step"]
+    share = result["outside_kernels_share"]
+    lines.append(f"Outside kernels: {microseconds:.0f} us per step, {share:.1%} of the time")
     return "\n".join(lines)
