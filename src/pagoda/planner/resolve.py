@@ -19,6 +19,7 @@ from pagoda.planner.memory import MemoryPlan
 from pagoda.weights.checkpoint import TensorInfo
 
 _DTYPES = {"half": "float16", "float": "float32"}
+_KV_DTYPES = {"int8_per_token_head": "int8"}
 # On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
@@ -105,7 +106,7 @@ def _resolve_types(
             dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
-    kv_dtype = config.cache.kv_cache_dtype
+    kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
     if kv_dtype == "auto":
         kv_dtype = cached
         why = "as the activations" if cached == dtype else "half the bytes of float32"

@@ -116,6 +116,13 @@ def test_what_the_user_sets_stays():
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
 
 
+@pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
+def test_an_int8_cache_has_a_scale_per_token_and_head(name):
+    resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, machine())
+    assert resolution.config.cache.kv_cache_dtype == "int8"
+    assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * (64 + 4)
+
+
 def test_a_budget_below_one_token_per_request_is_refused():
     config = configure(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 32})
     with pytest.raises(ConfigError, match="--max-num-batched-tokens 32"):
