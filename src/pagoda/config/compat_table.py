@@ -405,3 +405,6 @@ QUANTIZATION_IN_CHECKPOINT = frozenset((
     "gguf", "mxfp4", "modelopt", "modelopt_fp4", "quark", "torchao", "auto-round", "inc",
 ))  # fmt: skip
 """`--quantization` values that only repeat what the checkpoint says."""
+
+QUANTIZATION_AT_LOAD = ("none", "int8", "int4")
+"""`--quantization` values of Pagoda's own."""

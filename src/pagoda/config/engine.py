@@ -41,6 +41,14 @@ class ModelConfig(Options):
         "Type of activations and plain weights.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
+    quantization: str = option(
+        "none",
+        "Round bf16, fp16 and fp32 weights while they load, for a CPU's native kernels: `int8` "
+        "(a scale per 32 weights, 8.5 bits each) or `int4` (scale and minimum per 32, 5 bits; "
+        "token table and output head in `int8`).",
+        aliases=("-q",),
+        choices=("none", "int8", "int4"),
+    )
     max_model_len: int | str | None = option(
         None,
         "Context length: a number, `256K` (262,144), or `auto`, the largest that fits. "
