@@ -26,6 +26,10 @@ def test_none_is_the_default():
     assert engine_config({"seed": None, "quantization": None}) == engine_config({})
 
 
+def test_quantization_at_load_is_taken():
+    assert engine_config({"quantization": "int4"}).model.quantization == "int4"
+
+
 def test_a_torch_type_is_a_dtype():
     assert engine_config({"dtype": torch.bfloat16}).model.dtype == "bfloat16"
 

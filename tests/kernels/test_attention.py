@@ -12,6 +12,13 @@ from pagoda.kernels.ref import attention
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
+def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
+    """Whole multiples of a 127th of each row's largest magnitude."""
+    wide = x.float().numpy()
+    step = np.abs(wide).max(-1, keepdims=True) / np.float32(127)
+    return torch.from_numpy(np.rint(wide / step) * step)
+
+
 @dataclass
 class Case:
     """Requests of (queries, KV length) over a cache whose unused places are all NaN."""
@@ -22,13 +29,18 @@ class Case:
     head_dim: int = 16
     block_size: int = 4
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
 
     def __post_init__(self):
         torch.manual_seed(3)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
-        shape = (num_blocks, self.kv_heads, self.block_size, self.head_dim)
-        self.k_cache = torch.full(shape, torch.nan, dtype=self.dtype)
+        cache_dtype = self.cache_dtype or self.dtype
+        row = ops.kv_row_elements(self.head_dim, cache_dtype)
+        # Four bytes of -1 are a NaN scale.
+        poison = -1 if cache_dtype == torch.int8 else torch.nan
+        shape = (num_blocks, self.kv_heads, self.block_size, row)
+        self.k_cache = torch.full(shape, poison, dtype=cache_dtype)
         self.v_cache = self.k_cache.clone()
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
@@ -43,6 +55,8 @@ class Case:
             slots = self.table[row].long()[at // self.block_size] * self.block_size
             slots += at % self.block_size
             attention.store_kv(self.k[-1], self.v[-1], self.k_cache, self.v_cache, slots)
+            if cache_dtype == torch.int8:
+                self.k[-1], self.v[-1] = rounded_to_int8(self.k[-1]), rounded_to_int8(self.v[-1])
         counts = [queries for queries, _ in self.requests]
         self.starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
         self.q = torch.randn(sum(counts), self.heads, self.head_dim).to(self.dtype) * 2
@@ -99,6 +113,13 @@ def test_equals_definition(mix, window):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     Case(MIXES["mixed"], dtype=dtype).check()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_cache(mix, window, dtype):
+    Case(MIXES[mix], dtype=dtype, cache_dtype=torch.int8).check(window)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 8), (9, 3, 64), (8, 1, 24)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagoda.kernels import ops as doors
 from pagoda.kernels.ref import attention as ref
 
 native = pytest.importorskip(
@@ -37,8 +38,11 @@ class Case:
     def __post_init__(self):
         torch.manual_seed(7)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
-        shape = (sum(per_request) + 3, self.kv_heads, self.block_size, self.head_dim)
-        self.k_cache = torch.full(shape, torch.nan, dtype=self.dtype)
+        row = doors.kv_row_elements(self.head_dim, self.dtype)
+        shape = (sum(per_request) + 3, self.kv_heads, self.block_size, row)
+        # Four bytes of -1 are a NaN scale.
+        poison = -1 if self.dtype == torch.int8 else torch.nan
+        self.k_cache = torch.full(shape, poison, dtype=self.dtype)
         self.v_cache = self.k_cache.clone()
         free = (1 + torch.randperm(shape[0] - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
@@ -92,14 +96,15 @@ def test_equals_reference(isa, mix, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
 @pytest.mark.parametrize("mix", ["decodes", "mixed"])
-def test_half_precision_cache(isa, dtype, mix):
-    Case(MIXES[mix], dtype=dtype).check(cpu_ops(isa))
+@pytest.mark.parametrize("window", [None, 37])
+def test_small_caches(isa, dtype, mix, window):
+    Case(MIXES[mix], dtype=dtype, window=window).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
     [(4, 4, 8), (9, 3, 64), (8, 1, 24), (5, 1, 80), (14, 2, 128), (71, 1, 64), (2, 1, 256),
@@ -111,25 +116,28 @@ def test_head_layouts(isa, dtype, heads, kv_heads, head_dim):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("block_size", [1, 3, 100])
-def test_block_sizes(isa, block_size):
-    Case(MIXES["mixed"], block_size=block_size, window=90).check(cpu_ops(isa))
+def test_block_sizes(isa, dtype, block_size):
+    Case(MIXES["mixed"], block_size=block_size, window=90, dtype=dtype).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_no_bit(isa, threads):
+def test_threads_change_no_bit(isa, dtype, threads):
     for mix in ("one decode", "mixed", "chunk"):
-        case = Case(MIXES[mix], dtype=torch.bfloat16)
+        case = Case(MIXES[mix], dtype=dtype)
         assert torch.equal(case.run(cpu_ops(isa, threads)), case.run(cpu_ops(isa, 1)))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2), (8, 1)])
-def test_chunks_and_neighbours_change_no_bit(isa, window, heads, kv_heads):
+def test_chunks_and_neighbours_change_no_bit(isa, window, dtype, heads, kv_heads):
     length = 600
-    case = Case([(length, length)], heads, kv_heads, 64, dtype=torch.bfloat16, window=window)
+    case = Case([(length, length)], heads, kv_heads, 64, dtype=dtype, window=window)
     whole, ops = case.run(cpu_ops(isa, 3)), cpu_ops(isa, 2)
     queries = case.q
     # A neighbour over the same cache before each chunk, and chunks of all kinds.

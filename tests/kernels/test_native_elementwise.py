@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.ref import attention, norm, rope
+from pagoda.kernels import ops as doors
+from pagoda.kernels.ref import attention, kv_row, norm, rope
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -65,7 +66,7 @@ def test_silu_at_its_ends(ops):
     assert out[0, 40].isnan() and out[0, 41:].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
@@ -80,8 +81,9 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
         part.unflatten(1, (-1, dim)).clone()
         for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
     )
-    caches = [torch.full((num_blocks, kv_heads, block_size, dim), torch.nan, dtype=dtype)
-              for _ in range(4)]  # fmt: skip
+    shape = (num_blocks, kv_heads, block_size, doors.kv_row_elements(dim, dtype))
+    poison = -1 if dtype == torch.int8 else torch.nan
+    caches = [torch.full(shape, poison, dtype=dtype) for _ in range(4)]
     slots = torch.randperm(num_blocks * block_size)[:rows]
     positions = torch.randint(200, (rows,))
     cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None
@@ -117,6 +119,29 @@ def test_rounding_to_the_cache(ops, dtype):
     cache = torch.zeros(rows, 1, 1, 22, dtype=dtype)
     ops.rotary_store(qkv, 1, None, None, cache, cache.clone(), torch.arange(rows))
     torch.testing.assert_close(cache[:, 0, 0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_rounding_to_an_int8_cache(ops):
+    """Ties, zeros and tiny rows round as torch rounds them; infinity and NaN are not lost."""
+    ties = torch.tensor([[127.0, 0.5, 1.5, -2.5, -127, 126.5, 0, -0.0] * 5]) * 2.0**-9
+    tiny = torch.full((1, 40), 1e-38)
+    values = torch.cat((ties, tiny, torch.zeros(1, 40), torch.randn(300, 40) * 9))
+    rows = len(values)
+    cache = torch.zeros(rows, 1, 1, 44, dtype=torch.int8)
+    expected = torch.zeros_like(cache)
+    qkv = torch.cat((values, values, values), dim=1)
+    ops.rotary_store(qkv, 1, None, None, cache, cache.clone(), torch.arange(rows))
+    attention.store_kv(
+        values[:, None], values[:, None], expected, expected.clone(), torch.arange(rows)
+    )
+    assert torch.equal(cache, expected)
+    for column in (0, 17, 39):
+        for bad in (torch.inf, -torch.inf, torch.nan):
+            row = torch.ones(1, 120)
+            row[0, 40 + column] = bad
+            cache = torch.zeros(1, 1, 1, 44, dtype=torch.int8)
+            ops.rotary_store(row, 1, None, None, cache, cache.clone(), torch.zeros(1).long())
+            assert kv_row.decode(cache, torch.float32).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", CACHES)

@@ -8,12 +8,20 @@ import random
 
 import torch
 
+from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.models.base import CausalLM
 
 
 class Driver:
-    def __init__(self, model: CausalLM, num_blocks: int = 64, block_size: int = 4, seed: int = 0):
+    def __init__(
+        self,
+        model: CausalLM,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+    ):
         self.model = model
         self.block_size = block_size
         self.free = list(range(1, num_blocks))
@@ -22,8 +30,12 @@ class Driver:
         size = model.context.parallel.size
         for layer in model.spec.layers:
             spec = layer.attention
-            shape = (num_blocks, max(1, spec.num_kv_heads // size), block_size, spec.head_dim)
-            pair = (torch.full(shape, torch.nan, dtype=model.context.dtype) for _ in "kv")
+            dtype = kv_dtype or model.context.dtype
+            row = ops.kv_row_elements(spec.head_dim, dtype)
+            shape = (num_blocks, max(1, spec.num_kv_heads // size), block_size, row)
+            # Four bytes of -1 are a NaN scale.
+            poison = -1 if dtype == torch.int8 else torch.nan
+            pair = (torch.full(shape, poison, dtype=dtype) for _ in "kv")
             self.caches.append(tuple(pair))
         self.tables: dict[str, list[int]] = {}
         self.lens: dict[str, int] = {}

@@ -8,6 +8,7 @@ from typing import Any
 from pagoda.base.errors import ConfigError
 from pagoda.config.compat_table import (
     FOREIGN_VALUES,
+    QUANTIZATION_AT_LOAD,
     QUANTIZATION_IN_CHECKPOINT,
     TABLE,
     Compat,
@@ -17,7 +18,6 @@ from pagoda.config.option import flag_name
 from pagoda.config.parser import MergeJson
 
 _PREFIX = "compat "
-_QUANTIZATION = _PREFIX + "--quantization"
 
 
 def add_compat_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +25,12 @@ def add_compat_flags(parser: argparse.ArgumentParser) -> None:
     for entry in TABLE:
         _add(parser, entry)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("-q", "--quantization", dest=_QUANTIZATION, **hidden)
     parser.add_argument(
         "-hf", "-hfr", "--hf-repo", dest="model", type=lambda name: f"hf:{name}", **hidden
     )
     for action in parser._actions:
+        if action.dest == "quantization":
+            action.choices = None  # `_quantization_answer` knows more about them
         if action.dest in FOREIGN_VALUES and action.choices is not None:
             action.choices = (*action.choices, *FOREIGN_VALUES[action.dest])
 
@@ -39,7 +40,11 @@ def answers(namespace: argparse.Namespace) -> list[str]:
 
     Raises ConfigError for a flag without which the server would not be what was asked for.
     """
-    return [*_flag_answers(namespace), *_value_answers(namespace)]
+    return [
+        *_flag_answers(namespace),
+        *_value_answers(namespace),
+        *_quantization_answers(namespace),
+    ]
 
 
 def _add(parser: argparse.ArgumentParser, entry: Compat) -> None:
@@ -71,8 +76,6 @@ def _flag_answers(namespace: argparse.Namespace) -> Iterator[str]:
         asked = value is not False or entry.effect == "none"
         if asked and str(value) not in entry.quiet:
             yield _answer(_spelled(flag, value), entry.effect, entry.why)
-    if _QUANTIZATION in given:
-        yield _quantization_answer(given[_QUANTIZATION])
 
 
 def _answer(what: str, effect: str, why: str) -> str:
@@ -81,13 +84,26 @@ def _answer(what: str, effect: str, why: str) -> str:
     return f"{what} {'has no effect here' if effect == 'none' else 'is not supported yet'}: {why}."
 
 
-def _quantization_answer(method: str) -> str:
-    what = f"--quantization {method}"
+def _quantization_answers(namespace: argparse.Namespace) -> Iterator[str]:
+    method = getattr(namespace, "quantization", "none")
+    answer = quantization_answer(f"--quantization {method}", method)
+    if answer is not None:
+        namespace.quantization = "none"
+        yield answer
+
+
+def quantization_answer(what: str, method: str) -> str | None:
+    """One line where the value only repeats what a checkpoint says; None for Pagoda's own.
+
+    ConfigError for any other.
+    """
+    if method in QUANTIZATION_AT_LOAD:
+        return None
     if method.lower() in QUANTIZATION_IN_CHECKPOINT:
         return f"{what} has no effect here: the checkpoint itself says how its weights are stored."
     raise ConfigError(
-        f"{what} is not supported yet: weights are served as the checkpoint stores them. "
-        "Leave it out, or take a checkpoint that is already quantized."
+        f"{what} is not supported yet: choose one of {', '.join(QUANTIZATION_AT_LOAD)}, or take a "
+        "checkpoint that is already quantized."
     )
 
 

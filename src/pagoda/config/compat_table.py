@@ -371,7 +371,7 @@ _OWN_READER = ("auto", "Pagoda has its own reader")
 _UNREAD = (None, "only safetensors and GGUF are read")
 _SCALED_CACHE_TYPES = (
     "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "fp8_per_token_head",
-    "int8_per_token_head", "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
+    "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
     "ultraquant_4bit",
 )  # fmt: skip
 _OTHER_READERS = ("runai_streamer", "fastsafetensors", "instanttensor", "hf", "mistral")
@@ -405,3 +405,6 @@ QUANTIZATION_IN_CHECKPOINT = frozenset((
     "gguf", "mxfp4", "modelopt", "modelopt_fp4", "quark", "torchao", "auto-round", "inc",
 ))  # fmt: skip
 """`--quantization` values that only repeat what the checkpoint says."""
+
+QUANTIZATION_AT_LOAD = ("none", "int8", "int4")
+"""`--quantization` values of Pagoda's own."""

@@ -41,6 +41,14 @@ class ModelConfig(Options):
         "Type of activations and plain weights.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
+    quantization: str = option(
+        "none",
+        "Round bf16, fp16 and fp32 weights while they load, for a CPU's native kernels: `int8` "
+        "(a scale per 32 weights, 8.5 bits each) or `int4` (scale and minimum per 32, 5 bits; "
+        "token table and output head in `int8`).",
+        aliases=("-q",),
+        choices=("none", "int8", "int4"),
+    )
     max_model_len: int | str | None = option(
         None,
         "Context length: a number, `256K` (262,144), or `auto`, the largest that fits. "
@@ -89,9 +97,11 @@ class CacheConfig(Options):
 
     block_size: int = option(16, "Tokens per KV block.", bounds=(1, 1024))
     kv_cache_dtype: str = option(
-        "auto", "Type of cached keys and values.",
-        choices=("auto", "float16", "bfloat16", "float32"),
-    )  # fmt: skip
+        "auto",
+        "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
+        "scale per token and head: about half the bytes of `bfloat16`.",
+        choices=("auto", "float16", "bfloat16", "float32", "int8", "int8_per_token_head"),
+    )
     kv_cache_memory_bytes: int | None = option(
         None,
         "Size of the KV pool, such as 2G; overrides every other rule.",

@@ -10,7 +10,8 @@ import msgspec
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.base.near import nearest
-from pagoda.config.compat_table import QUANTIZATION_IN_CHECKPOINT, TABLE
+from pagoda.config.compat import quantization_answer
+from pagoda.config.compat_table import TABLE
 from pagoda.config.engine import EngineConfig
 
 log = get_logger(__name__)
@@ -28,6 +29,11 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     for name, value in options.items():
         if value is None:
             continue  # vLLM's way to say "as you like"
+        if name == "quantization":
+            answer = quantization_answer(f"LLM(quantization={value!r})", str(value))
+            if answer is not None:
+                log.warning("%s", answer)
+                continue
         if name in known:
             section, field = known[name]
             values.setdefault(section, {})[field.name] = _value(config, section, field, value)
@@ -73,9 +79,6 @@ def _value(config: EngineConfig, section: str, field: Any, value: Any) -> Any:
 def _answer_foreign(name: str, value: Any, known: dict[str, Any]) -> None:
     """Say in one line what an argument that only others know does here; ConfigError if refused."""
     what = f"LLM({name}={value!r})"
-    if name == "quantization":
-        _answer_quantization(what, str(value))
-        return
     foreign = {_argument(flag): entry for entry in TABLE for flag in entry.flags.split()}
     entry = foreign.get(name)
     if entry is None:
@@ -88,12 +91,3 @@ def _answer_foreign(name: str, value: Any, known: dict[str, Any]) -> None:
         raise ConfigError(f"{what} is not supported: {entry.why}.")
     effect = "has no effect here" if entry.effect == "none" else "is not supported yet"
     log.warning("%s %s: %s.", what, effect, entry.why)
-
-
-def _answer_quantization(what: str, method: str) -> None:
-    if method.lower() not in QUANTIZATION_IN_CHECKPOINT:
-        raise ConfigError(
-            f"{what} is not supported yet: weights are served as the checkpoint stores them. "
-            "Leave it out, or take a checkpoint that is already quantized."
-        )
-    log.warning("%s has no effect here: the checkpoint says how its weights are stored.", what)

@@ -24,9 +24,11 @@ from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.ledger import Ledger
 from pagoda.kernels import cpu
+from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import Resolution, resolve
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.quantized import QuantizedCheckpoint
 from pagoda.weights.source import resolve_model
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
@@ -165,12 +167,17 @@ class _Startup:
         libraries: _Libraries,
     ) -> "CausalLM":
         dummy = self.config.model.load_format == "dummy"
+        checkpoint = None if dummy else files.checkpoint
+        method = resolution.config.model.quantization
+        if checkpoint is not None and method != "none":
+            rounded = quantized_tensors(spec, checkpoint.tensors, method)
+            checkpoint = QuantizedCheckpoint(checkpoint, rounded)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
         with self._timed("load weights"), _memory_guard("loading the weights", resolution):
             model = libraries.build_model(
                 spec,
-                None if dummy else files.checkpoint,
+                checkpoint,
                 dtype=device.dtype(resolution.config.model.dtype),
                 device=str(device.torch_device),
                 progress=self._progress,

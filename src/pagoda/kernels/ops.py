@@ -11,7 +11,16 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu import packed
-from pagoda.kernels.ref import activation, attention, dequant, embedding, linear, norm, sampling
+from pagoda.kernels.ref import (
+    activation,
+    attention,
+    dequant,
+    embedding,
+    kv_row,
+    linear,
+    norm,
+    sampling,
+)
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
@@ -75,6 +84,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return norm.add_rms_norm(x, residual, weight, eps)
 
 
+def kv_row_elements(head_dim: int, dtype: torch.dtype) -> int:
+    """Last dimension of a KV cache of `dtype`: in int8 a row's scale lies behind its elements."""
+    return kv_row.row_elements(head_dim, dtype)
+
+
 class HeadNorms(NamedTuple):
     """RMS norms of each head of q and of k; fp32 weights [dim]."""
 
@@ -103,7 +117,7 @@ def rotary_store(
         return attention.rotary_store(
             qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms
         )
-    dim = k_cache.shape[3]
+    dim = kv_row.head_dim(k_cache)
     heads = qkv.shape[1] // dim - 2 * k_cache.shape[1]
     q_norm, k_norm, eps = norms or (None, None, 0.0)
     native.rotary_store(

@@ -108,13 +108,13 @@ def activation_bytes(
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
 
 
-def kv_bytes_per_token(groups: Sequence[KVGroupSpec], dtype: str) -> int:
-    return sum(g.bytes_per_block(DTYPE_BYTES[dtype]) // g.block_size for g in groups)
+def kv_bytes_per_token(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
+    return sum(g.bytes_per_block(kv_dtype) // g.block_size for g in groups)
 
 
-def bytes_per_block(groups: Sequence[KVGroupSpec], dtype: str) -> int:
+def bytes_per_block(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
     """Bytes of one block id: each group's layers own a cache of `num_blocks` blocks."""
-    return sum(group.bytes_per_block(DTYPE_BYTES[dtype]) for group in groups)
+    return sum(group.bytes_per_block(kv_dtype) for group in groups)
 
 
 def _layer_parameters(spec: ModelSpec, layer: LayerSpec) -> int:

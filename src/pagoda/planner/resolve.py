@@ -16,9 +16,11 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
 from pagoda.planner import memory
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.quantization import quantized_tensors
 from pagoda.weights.checkpoint import TensorInfo
 
 _DTYPES = {"half": "float16", "float": "float32"}
+_KV_DTYPES = {"int8_per_token_head": "int8"}
 # On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
@@ -55,6 +57,9 @@ def resolve(
     size = f"{memory.parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
     packed = config.model.dtype == "auto" and bool(facts.packed_storages)
+    if config.model.quantization != "none":
+        _check_can_quantize(config, packed)
+        tensors = quantized_tensors(spec, tensors, config.model.quantization)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
     config = _resolve_types(config, storage, facts, reasons)
@@ -79,6 +84,26 @@ def _check_parallel(config: EngineConfig) -> None:
             raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
 
 
+def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
+    what = f"--quantization {config.model.quantization}"
+    if config.model.load_format == "dummy":
+        raise ConfigError(
+            f"{what} rounds a checkpoint's weights, and --load-format dummy has none."
+        )
+    if packed:
+        return
+    if config.model.dtype != "auto":
+        raise ConfigError(
+            f"{what} needs kernels of its own, and --dtype {config.model.dtype} goes without: "
+            "leave out one of them."
+        )
+    raise ConfigError(
+        f"{what} needs the native kernels of a CPU, which are not in use here: leave it out, or "
+        "run with --device cpu where Pagoda was built with a C++ compiler and PAGODA_CPU_ISA is "
+        "not none."
+    )
+
+
 def _main_storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
     """How most of the weights' bytes are stored."""
     nbytes: Counter[str] = Counter()
@@ -96,7 +121,9 @@ def _resolve_types(
     if dtype == "auto" and facts.packed_storages:
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
-        reasons.append(Reason("dtype", dtype, f"activations; weights stay {_kept(storage, facts)}"))
+        method = config.model.quantization
+        kept = f"stay {_kept(storage, facts)}" if method == "none" else f"are rounded to {method}"
+        reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
     elif dtype == "auto":
         dtype = "float16" if storage == "F16" else "bfloat16"
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
@@ -105,7 +132,7 @@ def _resolve_types(
             dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
-    kv_dtype = config.cache.kv_cache_dtype
+    kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
     if kv_dtype == "auto":
         kv_dtype = cached
         why = "as the activations" if cached == dtype else "half the bytes of float32"

@@ -20,6 +20,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float": torch.float32,
     "float32": torch.float32,
+    "int8": torch.int8,
 }
 
 
@@ -31,7 +32,8 @@ class Device(ABC):
     torch_device: torch.device
 
     def dtype(self, name: str) -> torch.dtype:
-        """The torch type of a name as in `--dtype`. ConfigError for an unknown one.
+        """The torch type of a name as in `--dtype` or `--kv-cache-dtype`; ConfigError for an
+        unknown one.
 
         `auto` is bfloat16 where the device has it, else float16.
         """

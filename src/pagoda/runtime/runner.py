@@ -14,6 +14,7 @@ from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.messages import AddRequest, TokenLogprobs
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
+from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
@@ -133,7 +134,8 @@ class ModelRunner:
     def _allocate(self) -> tuple[list[int], KVCaches]:
         placed = {}
         for index, group in enumerate(self.groups):
-            shape = (self.num_blocks, group.num_kv_heads, group.block_size, group.head_dim)
+            row = ops.kv_row_elements(group.head_dim, self.kv_dtype)
+            shape = (self.num_blocks, group.num_kv_heads, group.block_size, row)
             for layer in group.layers:
                 k, v = (self.device.reserve(shape, self.kv_dtype) for _ in range(2))
                 placed[layer] = (index, (k, v))

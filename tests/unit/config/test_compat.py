@@ -60,15 +60,24 @@ def test_a_switch_turned_off_is_no_request():
     ]
 
 
+@pytest.mark.parametrize("method", ["none", "int8", "int4"])
+def test_quantizing_at_load(method):
+    namespace = parse(["-q", method])
+    assert compat.answers(namespace) == []
+    assert flags.engine_config(namespace).model.quantization == method
+
+
 @pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "int8_per_channel_weight_only"])
-def test_quantizing_at_load_is_refused(method):
+def test_quantizing_at_load_in_other_ways_is_refused(method):
     with pytest.raises(ConfigError, match=f"--quantization {method} is not supported yet"):
         answer(f"-q {method}")
 
 
 def test_quantization_that_the_checkpoint_has_is_only_repeated():
-    (line,) = answer("--quantization awq")
+    namespace = parse(["--quantization", "awq"])
+    (line,) = compat.answers(namespace)
     assert "has no effect here" in line
+    assert flags.engine_config(namespace).model.quantization == "none"
 
 
 def test_foreign_values_of_own_flags_are_said_and_replaced():

@@ -9,6 +9,7 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory import parameter_count
+from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo
 
@@ -116,10 +117,57 @@ def test_what_the_user_sets_stays():
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
 
 
+@pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
+def test_an_int8_cache_has_a_scale_per_token_and_head(name):
+    resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, machine())
+    assert resolution.config.cache.kv_cache_dtype == "int8"
+    assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * (64 + 4)
+
+
 def test_a_budget_below_one_token_per_request_is_refused():
     config = configure(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 32})
     with pytest.raises(ConfigError, match="--max-num-batched-tokens 32"):
         resolve(config, smollm2(), {}, machine())
+
+
+PACKS = frozenset({"Q4_1", "Q8_0", "BF16"})
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_rounded_weights_are_planned_as_they_will_be(method):
+    spec = with_weights()
+    config = configure(model={"quantization": method})
+    resolution = resolve(config, spec, tensors("BF16", 2), machine(packed_storages=PACKS))
+    # The table is int8 in both, at 34 bytes per 32 weights.
+    assert resolution.plan.weights == 49152 * 576 * 34 // 32 + 4 * 576
+    layer = WeightRule("layers.{layer}.mlp.weight", ("blk.{layer}.weight",))
+    spec = replace(smollm2(layers=2), weights=(layer,))
+    shape = (64, 576)
+    blocks = {f"blk.{i}.weight": TensorInfo("", shape, "F16", 2 * 64 * 576) for i in range(2)}
+    resolution = resolve(config, spec, blocks, machine(packed_storages=PACKS))
+    assert resolution.plan.weights == 2 * 64 * 18 * {"int8": 34, "int4": 20}[method]
+    assert resolution.config.cache.kv_cache_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "storage", "words"),
+    [
+        ({}, {}, "BF16", "needs the native kernels of a CPU"),
+        ({"dtype": "bfloat16"}, {"packed_storages": PACKS}, "BF16", "--dtype bfloat16 goes with"),
+        ({}, {"packed_storages": PACKS}, "Q4_1", "quantized already.*token_embd.weight is Q4_1"),
+        ({"load_format": "dummy"}, {"packed_storages": PACKS}, "BF16", "dummy has none"),
+    ],
+)
+def test_what_cannot_be_rounded_says_why(model, facts, storage, words):
+    config = configure(model={"quantization": "int8", **model})
+    with pytest.raises(ConfigError, match=f"--quantization int8.*{words}"):
+        resolve(config, with_weights(), tensors(storage, 1), machine(**facts))
+
+
+def test_rows_of_no_whole_blocks_stay_as_they_are():
+    spec = replace(smollm2(), weights=(WeightRule("layers.0.x.weight", ("x",)),))
+    info = {"x": TensorInfo("x", (8, 40), "BF16", 640)}
+    assert quantized_tensors(spec, info, "int4") == info
 
 
 def test_tensor_parallel_is_one_clear_line():

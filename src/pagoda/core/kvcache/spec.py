@@ -4,6 +4,19 @@ from dataclasses import dataclass
 
 from pagoda.arch.spec import AttentionKind, ModelSpec
 
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+INT8_SCALE_BYTES = 4
+"""Behind the elements of each int8 row (one token's K or V of one head) lies its fp32 scale.
+
+Beside its row it moves with its block, so that block ids mean the same in every type.
+"""
+
+
+def row_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of one token's K (or V) of one head; `kv_dtype` as in `--kv-cache-dtype`."""
+    scale = INT8_SCALE_BYTES if kv_dtype == "int8" else 0
+    return head_dim * _ELEMENT_BYTES[kv_dtype] + scale
+
 
 @dataclass(frozen=True)
 class KVGroupSpec:
@@ -18,10 +31,10 @@ class KVGroupSpec:
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
 
-    def bytes_per_block(self, dtype_bytes: int) -> int:
+    def bytes_per_block(self, kv_dtype: str) -> int:
         """Keys and values of one block in all layers of the group."""
-        per_layer = 2 * self.num_kv_heads * self.head_dim * self.block_size * dtype_bytes
-        return len(self.layers) * per_layer
+        rows = 2 * self.num_kv_heads * self.block_size * len(self.layers)
+        return rows * row_bytes(self.head_dim, kv_dtype)
 
 
 def kv_groups(spec: ModelSpec, block_size: int) -> list[KVGroupSpec]:

@@ -2,7 +2,8 @@
 
 import torch
 
-from pagoda.kernels.cpu._native import MAX_TOP_K, FloatType, KvCache, Native
+from pagoda.kernels.cpu._native import MAX_TOP_K, CacheType, FloatType, KvCache, Native
+from pagoda.kernels.ref.kv_row import head_dim
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -11,6 +12,12 @@ _FLOAT_TYPES = {
     torch.float32: FloatType.float32,
     torch.bfloat16: FloatType.bfloat16,
     torch.float16: FloatType.float16,
+}
+_CACHE_TYPES = {
+    torch.float32: CacheType.float32,
+    torch.bfloat16: CacheType.bfloat16,
+    torch.float16: CacheType.float16,
+    torch.int8: CacheType.int8,
 }
 
 
@@ -63,7 +70,7 @@ class CpuOps:
         qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; positions and
         slot_mapping int64 [tokens]; cos_sin and caches as in `kernels.ops`.
         """
-        kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+        kv_heads, dim = k_cache.shape[1], head_dim(k_cache)
         rows, _ = _dims("qkv", qkv, 2)
         _check_rows("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim))
         _check("slot_mapping", slot_mapping, torch.int64, (rows,))
@@ -99,7 +106,7 @@ class CpuOps:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv."""
         rows, heads, dim = _dims("q", q, 3)
         kv_heads = k_cache.shape[1]
-        _check_rows("q", q, (rows, heads, k_cache.shape[3]))
+        _check_rows("q", q, (rows, heads, head_dim(k_cache)))
         if heads % kv_heads:
             raise ValueError(f"{heads} heads cannot share {kv_heads} KV heads in equal groups.")
         reqs, max_blocks = _dims("block_table", block_table, 2)
@@ -168,13 +175,16 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
-    _, kv_heads, block_size, dim = _dims("k_cache", k_cache, 4)
+    _, kv_heads, block_size, _ = _dims("k_cache", k_cache, 4)
+    dim = head_dim(k_cache)
     _check("k_cache", k_cache, None)
     _check("v_cache", v_cache, k_cache.dtype, tuple(k_cache.shape))
     if dim % 2:
         raise ValueError(f"k_cache has heads of {dim}; the native kernels need an even size.")
-    float_type = _float_type("k_cache", k_cache)
-    return KvCache(k_cache.data_ptr(), v_cache.data_ptr(), float_type, kv_heads, block_size, dim)
+    cache_type = _CACHE_TYPES.get(k_cache.dtype)
+    if cache_type is None:
+        raise ValueError(f"k_cache is {k_cache.dtype}; it must be one of {list(_CACHE_TYPES)}.")
+    return KvCache(k_cache.data_ptr(), v_cache.data_ptr(), cache_type, kv_heads, block_size, dim)
 
 
 def _float_type(name: str, tensor: Tensor) -> FloatType:

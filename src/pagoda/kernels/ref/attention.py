@@ -1,10 +1,11 @@
-"""Attention over a paged KV cache [num_blocks, kv_heads, block_size, head_dim]."""
+"""Attention over a paged KV cache [num_blocks, kv_heads, block_size, row of `kv_row`]."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from pagoda.kernels.ref.kv_row import decode, encode, head_dim
 from pagoda.kernels.ref.norm import rms_norm
 from pagoda.kernels.ref.rope import rotary
 
@@ -34,7 +35,7 @@ def rotary_store(
     slot_mapping: Tensor,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
-    kv_heads, dim = k_cache.shape[1], k_cache.shape[3]
+    kv_heads, dim = k_cache.shape[1], head_dim(k_cache)
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q, k, v = qkv.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
@@ -48,8 +49,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     block_size = k_cache.shape[2]
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    k_cache[blocks, :, offsets] = encode(k, k_cache.dtype)
+    v_cache[blocks, :, offsets] = encode(v, v_cache.dtype)
 
 
 def paged_attention(
@@ -112,9 +113,9 @@ class _Cache:
 
     def attend(self, q: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
         """Queries [tokens, heads, dim] are the last `tokens` of the request's `kv_len`."""
-        num_kv_heads, head_dim = self.k.shape[1], self.k.shape[3]
+        num_kv_heads = self.k.shape[1]
         group = q.shape[1] // num_kv_heads
-        step = max(1, min(num_kv_heads, _GATHER_ELEMENTS // max(1, kv_len * head_dim)))
+        step = max(1, min(num_kv_heads, _GATHER_ELEMENTS // max(1, kv_len * q.shape[2])))
         parts = []
         for head in range(0, num_kv_heads, step):
             queries = q[:, head * group : (head + step) * group].transpose(0, 1)
@@ -132,7 +133,7 @@ class _Cache:
             cache[:, heads].index_select(0, used).transpose(0, 1).flatten(1, 2)[:, : kv_len - base]
             for cache in (self.k, self.v)
         )
-        k, v = k.to(self.dtype), v.to(self.dtype)
+        k, v = decode(k, self.dtype), decode(v, self.dtype)
         if num_tokens == 1:
             start = kv_len - self._span(1, kv_len) - base
             grouped = q.reshape(k.shape[0], -1, q.shape[2])
@@ -152,7 +153,7 @@ class _Cache:
 
     def attend_batch(self, q: Tensor, table: Tensor, lens: list[int]) -> Tensor:
         """One query [reqs, heads, dim] per request, padded to the longest."""
-        num_reqs, num_heads, head_dim = q.shape
+        num_reqs = len(q)
         block_size, device = self.k.shape[2], q.device
         ends = torch.tensor(lens, device=device)
         firsts = [(kv_len - self._span(1, kv_len)) // block_size for kv_len in lens]
@@ -166,17 +167,17 @@ class _Cache:
         # Behind a request's end the table names any block: what is read there is masked.
         used = table.gather(1, index.clamp(max=table.shape[1] - 1))
         mask = self._visible((ends - 1)[:, None], key_at)
-        k, v = (
+        gathered = (
             cache.index_select(0, used.flatten())
             .unflatten(0, used.shape)
             .transpose(1, 2)
             .flatten(2, 3)
-            .to(self.dtype)
-            .masked_fill_(~mask[:, None, :, None], 0)
             for cache in (self.k, self.v)
         )
-        grouped = q.reshape(num_reqs, k.shape[1], -1, head_dim)
-        return self._sdpa(grouped, k, v, mask[:, None, None]).reshape(num_reqs, num_heads, head_dim)
+        hidden = ~mask[:, None, :, None]
+        k, v = (decode(rows, self.dtype).masked_fill_(hidden, 0) for rows in gathered)
+        grouped = q.reshape(num_reqs, k.shape[1], -1, q.shape[2])
+        return self._sdpa(grouped, k, v, mask[:, None, None]).reshape(q.shape)
 
     def _span(self, num_tokens: int, kv_len: int) -> int:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""

@@ -35,4 +35,7 @@ def test_kinds_windows_and_head_counts_are_kept_apart():
 
 def test_bytes_per_block_count_keys_and_values_of_all_layers():
     # 2 layers x (K and V) x 2 heads x 16 tokens x 8 dimensions x 2 bytes
-    assert KVGroupSpec("full", (0, 1), 2, 8, 16).bytes_per_block(2) == 2048
+    group = KVGroupSpec("full", (0, 1), 2, 8, 16)
+    assert group.bytes_per_block("bfloat16") == 2048
+    # 8 bytes and a scale of 4
+    assert group.bytes_per_block("int8") == 2 * 2 * 2 * 16 * 12

@@ -5,6 +5,8 @@
 // order, always: which rows share a tile, and which thread does what, changes no bit.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_tile.h"
 #include "isa.h"
 
@@ -197,6 +199,8 @@ class AttentionWorker {
         keys_ = floats(kTileKeys * padded_);
         packed_ = floats(kTileKeys * padded_);
         weights_ = floats(kBlockRows * kTileKeys);
+        k_scales_ = floats(kTileKeys);
+        v_scales_ = floats(kTileKeys);
         top_ = floats(rows);
         sums_ = floats(rows * Floats::kSize);
         merged_top_ = floats(rows);
@@ -205,7 +209,7 @@ class AttentionWorker {
         nothing_ = reinterpret_cast<T*>(floats(padded_));
         rows_ = reinterpret_cast<Rows*>(memory);
         next_rows_ = rows_ + 1;
-        for (int64_t i = 0; i < dim_; ++i) narrow(0.0f, nothing_ + i);
+        for (int64_t i = 0; i < row_size<T>(dim_); ++i) narrow(0.0f, nothing_ + i);
     }
 
     // Works on the items that it takes from the plan, until there are none: one ahead, so that the
@@ -220,6 +224,8 @@ class AttentionWorker {
     }
 
    private:
+    static constexpr bool kScaled = std::is_same_v<T, Int8>;
+
     // Where the keys and values of a tile lie.
     struct Rows {
         const T* k[kTileKeys];
@@ -324,7 +330,8 @@ class AttentionWorker {
         if (more) locate(tile_, after, next_rows_);
         else if (located_) locate(next.tile, first_key(next, next.begin), next_rows_);
         return Lines(reinterpret_cast<const void* const*>(next_rows_),
-                     located_ ? 2 * kTileKeys : 0, dim_ * static_cast<int64_t>(sizeof(T)));
+                     located_ ? 2 * kTileKeys : 0,
+                     row_size<T>(dim_) * static_cast<int64_t>(sizeof(T)));
     }
 
     void locate(const QueryTile& tile, int64_t at, Rows* rows) const {
@@ -333,21 +340,22 @@ class AttentionWorker {
         const int64_t end = tile.end - at < kTileKeys ? tile.end - at : kTileKeys;
         for (int64_t i = 0; i < begin; ++i) rows->k[i] = rows->v[i] = nothing_;
         for (int64_t i = end; i < kTileKeys; ++i) rows->k[i] = rows->v[i] = nothing_;
-        const int64_t head = tile.kv_head * cache.block_size * dim_;
-        const int64_t block_stride = cache.kv_heads * cache.block_size * dim_;
+        const int64_t size = row_size<T>(dim_);
+        const int64_t head = tile.kv_head * cache.block_size * size;
+        const int64_t block_stride = cache.kv_heads * cache.block_size * size;
         const int32_t* block =
             op_.block_table + tile.req * op_.table_stride + (at + begin) / cache.block_size;
         int64_t offset = (at + begin) % cache.block_size;
         for (int64_t i = begin; i < end; ++block, offset = 0) {
-            const int64_t place = *block * block_stride + head + offset * dim_;
+            const int64_t place = *block * block_stride + head + offset * size;
             const T* k = static_cast<const T*>(cache.k) + place;
             const T* v = static_cast<const T*>(cache.v) + place;
             const int64_t rest = cache.block_size - offset;
             for (const int64_t stop = rest < end - i ? i + rest : end; i < stop; ++i) {
                 rows->k[i] = k;
                 rows->v[i] = v;
-                k += dim_;
-                v += dim_;
+                k += size;
+                v += size;
             }
         }
     }
@@ -363,6 +371,10 @@ class AttentionWorker {
         const int64_t begin = tile_.begin > at ? tile_.begin - at : 0;
         const int64_t end = tile_.end - at < kTileKeys ? tile_.end - at : kTileKeys;
         pack_keys(rows.k, end, dim_, lines, keys_);
+        if constexpr (kScaled) {
+            for (int64_t i = 0; i < kTileKeys; ++i) k_scales_[i] = row_scale(rows.k[i], dim_);
+            for (int64_t i = 0; i < kTileKeys; ++i) v_scales_[i] = row_scale(rows.v[i], dim_);
+        }
         const int64_t blocks = (num_rows() + kBlockRows - 1) / kBlockRows;
         const int64_t step = (num_rows() + blocks - 1) / blocks;
         // What is used once is widened on the way; fp32 needs no widening.
@@ -398,6 +410,7 @@ class AttentionWorker {
         const int64_t vecs = (seen.end + Floats::kSize - 1) / Floats::kSize;
         float factors[Count];
         score<Count>(q_ + row * dim_, dim_, keys_, vecs, lines, weights_);
+        if constexpr (kScaled) multiply(k_scales_, Count, vecs);
         // In two passes: the maxima of all rows overlap, which one after the other would wait.
         float tops[Count];
         for (int r = 0; r < Count; ++r) {
@@ -406,8 +419,20 @@ class AttentionWorker {
         }
         for (int r = 0; r < Count; ++r)
             factors[r] = exponentiate(row + r, tops[r], vecs, weights_ + r * kTileKeys);
+        if constexpr (kScaled) multiply(v_scales_, Count, vecs);
         weigh<Count>(weights_, factors, values, seen.begin, seen.end, dim_, padded_,
                      lines, values_ + row * padded_);
+    }
+
+    // Multiplies the first `count` rows of weights_ by the keys' scales.
+    void multiply(const float* scales, int count, int64_t vecs) {
+        for (int64_t v = 0; v < vecs; ++v) {
+            const Floats scale = Floats::load(scales + v * Floats::kSize);
+            for (int r = 0; r < count; ++r) {
+                float* weights = weights_ + r * kTileKeys + v * Floats::kSize;
+                (Floats::load(weights) * scale).store(weights);
+            }
+        }
     }
 
     // Hides the scores of keys that a row does not see; returns the highest of the others.
@@ -490,7 +515,7 @@ class AttentionWorker {
     const AttentionPlan& plan_;
     const int64_t dim_, padded_, group_;
     QueryTile tile_;
-    float *q_, *values_, *merged_, *keys_, *packed_, *weights_;
+    float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
     T* nothing_;
     Rows *rows_, *next_rows_;
@@ -513,9 +538,10 @@ void paged_attention(const PagedAttention& op, int64_t rows, Pool& pool) {
     const int64_t used = op.query_start[plan.num_reqs()];
     for (int64_t i = used * size; i < rows * size; ++i) op.out[i] = 0;
     switch (op.cache.type) {
-        case FloatType::kFloat32: return paged_attention_as<float>(op, plan, pool);
-        case FloatType::kBFloat16: return paged_attention_as<BFloat16>(op, plan, pool);
-        case FloatType::kFloat16: return paged_attention_as<Float16>(op, plan, pool);
+        case CacheType::kFloat32: return paged_attention_as<float>(op, plan, pool);
+        case CacheType::kBFloat16: return paged_attention_as<BFloat16>(op, plan, pool);
+        case CacheType::kFloat16: return paged_attention_as<Float16>(op, plan, pool);
+        case CacheType::kInt8: return paged_attention_as<Int8>(op, plan, pool);
     }
 }
 

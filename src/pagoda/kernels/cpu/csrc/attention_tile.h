@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention_scratch.h"
+#include "int8_row.h"
 #include "vector_math.h"
 
 namespace pagoda {
@@ -107,6 +108,33 @@ inline void pack_group(const T* const* keys, int64_t dim, Lines& lines, float* o
         for (int i = 0; i < 16; ++i) {
             low_halves(x[i], T{}).store(out + (d + 2 * i) * kTileKeys);
             high_halves(x[i], T{}).store(out + (d + 2 * i + 1) * kTileKeys);
+        }
+    }
+}
+
+// 8-bit keys as fours of neighbours. Past `dim` lie the scale's bytes: not more than two of them
+// are packed, into places that nothing reads.
+inline void pack_group(const Int8* const* keys, int64_t dim, Lines& lines, float* out) {
+    for (int64_t d = 0; d < dim; d += 64) {
+        lines.fetch(16);
+        const int64_t fours = dim - d < 64 ? (dim - d + 3) / 4 : 16;
+        const __mmask16 present = static_cast<__mmask16>((1u << fours) - 1);
+        __m512i x[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) x[i] = _mm512_maskz_loadu_epi32(present, keys[i] + d);
+        transpose(x);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+            if (i >= fours) break;
+            float* to = out + (d + 4 * i) * kTileKeys;
+            const auto put = [&](int byte, __m512i high) {
+                Floats{_mm512_cvtepi32_ps(_mm512_srai_epi32(high, 24))}
+                    .store(to + byte * kTileKeys);
+            };
+            put(0, _mm512_slli_epi32(x[i], 24));
+            put(1, _mm512_slli_epi32(x[i], 16));
+            put(2, _mm512_slli_epi32(x[i], 8));
+            put(3, x[i]);
         }
     }
 }

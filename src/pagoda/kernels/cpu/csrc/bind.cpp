@@ -237,8 +237,13 @@ NB_MODULE(_native, module) {
         .value("float32", FloatType::kFloat32)
         .value("bfloat16", FloatType::kBFloat16)
         .value("float16", FloatType::kFloat16);
+    nb::enum_<CacheType>(module, "CacheType")
+        .value("float32", CacheType::kFloat32)
+        .value("bfloat16", CacheType::kBFloat16)
+        .value("float16", CacheType::kFloat16)
+        .value("int8", CacheType::kInt8);
     nb::class_<KvCache>(module, "KvCache")
-        .def("__init__", [](KvCache* self, uintptr_t k, uintptr_t v, FloatType type,
+        .def("__init__", [](KvCache* self, uintptr_t k, uintptr_t v, CacheType type,
                             int64_t kv_heads, int64_t block_size, int64_t dim) {
             new (self) KvCache{pointer<void>(k), pointer<void>(v), type, kv_heads, block_size, dim};
         });

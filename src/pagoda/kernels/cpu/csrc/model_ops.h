@@ -10,11 +10,14 @@ namespace pagoda {
 
 enum class FloatType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// One layer's paged K and V, each [num_blocks, kv_heads, block_size, dim].
+enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+
+// One layer's paged K and V, each [num_blocks, kv_heads, block_size, dim]; in int8 a row's fp32
+// scale lies behind its dim bytes.
 struct KvCache {
     void* k;
     void* v;
-    FloatType type;
+    CacheType type;
     int64_t kv_heads;
     int64_t block_size;
     int64_t dim;

@@ -1,6 +1,7 @@
 // Rotary positions (arXiv 2104.09864) and the way of new keys and values into the paged cache.
 #pragma once
 
+#include "int8_row.h"
 #include "isa.h"
 #include "vector_math.h"
 
@@ -67,7 +68,8 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
     const int64_t block = op.slots[row] / cache.block_size;
     const int64_t offset = op.slots[row] % cache.block_size;
     for (int64_t head = 0; head < cache.kv_heads; ++head) {
-        const int64_t at = ((block * cache.kv_heads + head) * cache.block_size + offset) * dim;
+        const int64_t place = (block * cache.kv_heads + head) * cache.block_size + offset;
+        const int64_t at = place * row_size<T>(dim);
         store_head(k + head * dim, static_cast<T*>(cache.k) + at, dim);
         store_head(v + head * dim, static_cast<T*>(cache.v) + at, dim);
     }
@@ -81,9 +83,10 @@ void rotary_store_as(const RotaryStore& op, int64_t rows, Pool& pool) {
 
 void rotary_store(const RotaryStore& op, int64_t rows, Pool& pool) {
     switch (op.cache.type) {
-        case FloatType::kFloat32: return rotary_store_as<float>(op, rows, pool);
-        case FloatType::kBFloat16: return rotary_store_as<BFloat16>(op, rows, pool);
-        case FloatType::kFloat16: return rotary_store_as<Float16>(op, rows, pool);
+        case CacheType::kFloat32: return rotary_store_as<float>(op, rows, pool);
+        case CacheType::kBFloat16: return rotary_store_as<BFloat16>(op, rows, pool);
+        case CacheType::kFloat16: return rotary_store_as<Float16>(op, rows, pool);
+        case CacheType::kInt8: return rotary_store_as<Int8>(op, rows, pool);
     }
 }
 

@@ -1,0 +1,50 @@
+"""What `--quantization` makes of a checkpoint's matrices."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import ConfigError
+from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import FORMATS
+
+_PLAIN = frozenset(("BF16", "F16", "F32"))
+_STORAGES = {"int8": "Q8_0", "int4": "Q4_1"}
+# Of large models the token table and the output head are a small part, and their errors are every
+# token's: with theirs in 4 bits too the default model's mean KL to fp32 is 0.33 instead of 0.28.
+_TABLE_STORAGE = "Q8_0"
+_TABLES = frozenset(("embed.weight", "head.weight"))
+
+
+def quantized_tensors(
+    spec: ModelSpec, tensors: Mapping[str, TensorInfo], method: str
+) -> Mapping[str, TensorInfo]:
+    """The tensors as they are once plain matrices are rounded by `method` (int8, int4).
+
+    Rows that are no whole blocks of 32 stay as they are. ConfigError where the checkpoint is
+    quantized already: a second rounding adds error, and leaving those matrices as they are would
+    not be what was asked for.
+    """
+    changed = dict(tensors)
+    for rule in spec.weights:
+        storage = _TABLE_STORAGE if rule.param in _TABLES else _STORAGES[method]
+        names = {
+            source.replace("{layer}", str(layer))
+            for source in rule.sources
+            for layer in range(len(spec.layers))
+        }
+        for name in names & tensors.keys():
+            info = tensors[name]
+            if len(info.shape) == 1:
+                continue
+            if info.type not in _PLAIN:
+                raise ConfigError(
+                    f"--quantization {method} rounds bf16, fp16 and fp32 weights, and this "
+                    f"checkpoint is quantized already ({name} is {info.type}): leave it out, or "
+                    "take the model's unquantized version."
+                )
+            if info.shape[-1] % FORMATS[storage].block_elements == 0:
+                nbytes = FORMATS[storage].nbytes(prod(info.shape))
+                changed[name] = replace(info, type=storage, nbytes=nbytes)
+    return changed
