@@ -1,6 +1,7 @@
 // Runs every kernel of the tables named on the command line on the same random inputs as the
 // generic table, whose results the Python tests compare with references of their own; sizes are
 // odd, outputs poisoned. For instruction sets where no Python runs the tests: emulated ones.
+// Without names it lists the tables that run here.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -334,6 +335,8 @@ void test_logits(Test& test) {
 }  // namespace
 
 int main(int count, char** names) {
+    if (count == 1)
+        for (const Kernels* kernels : runnable_kernels()) std::printf("%s\n", kernels->name);
     int failures = 0;
     for (int i = 1; i < count; ++i) {
         const Kernels* kernels = choose_kernels(names[i]);
