@@ -1,6 +1,5 @@
 """The pool of threads where cores are few, and where several threads of Python compute at once."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,17 +9,6 @@ from tests.kernels import packed
 from tests.kernels.packed import _native
 
 COLUMNS = 512
-
-
-@pytest.fixture
-def one_core():
-    """This thread and those that it makes run on one core."""
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("threads cannot be bound to cores here")
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    yield
-    os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.timeout(60)  # 0.2 s of work; a pool whose threads wait in turns never ends
@@ -48,9 +36,7 @@ def test_callers_take_turns(threads):
 
     def repeat(item) -> bool:
         x, matrix, expected = item
-        return all(
-            torch.equal(packed.multiply(native, x, [matrix]), expected) for _ in range(60)
-        )
+        return all(torch.equal(packed.multiply(native, x, [matrix]), expected) for _ in range(60))
 
     with ThreadPoolExecutor(len(work)) as callers:
         assert all(callers.map(repeat, work))
