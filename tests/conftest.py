@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,14 @@ def smollm2_gguf() -> Path:
     from pagoda.weights.cache import pull
 
     return pull("smollm2")
+
+
+@pytest.fixture
+def one_core():
+    """This thread, and the threads and processes that it starts, run on one core."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("threads cannot be bound to cores here")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)

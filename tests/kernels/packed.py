@@ -27,18 +27,6 @@ _HALVES = {
 }
 
 
-def instruction_sets() -> tuple[str, ...]:
-    """Those that this CPU runs."""
-    return tuple(isa for isa in ("avx512", "avx2", "generic") if _runs(isa))
-
-
-def _runs(isa: str) -> bool:
-    try:
-        return bool(_native.Native(1, isa).isa == isa)
-    except ValueError:  # built without it
-        return False
-
-
 def random_raw(storage: str, rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """uint8 [rows, bytes per row]: any bits, but scales of a sane size."""
     generator = torch.Generator().manual_seed(seed)

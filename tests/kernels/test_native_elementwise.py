@@ -14,7 +14,7 @@ native = pytest.importorskip(
 )
 from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402
 
-ISAS = list(dict.fromkeys(native.Native(1, isa).isa for isa in ("avx512", "avx2", "generic")))
+ISAS = native.INSTRUCTION_SETS
 ROWS = [0, 1, 3, 130]
 CACHES = [torch.float32, torch.bfloat16, torch.float16]
 

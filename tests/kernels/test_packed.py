@@ -7,7 +7,7 @@ from pagoda.kernels import ops
 from tests.kernels import packed
 from tests.kernels.packed import FLOATS, STORAGES, _native
 
-ISAS = packed.instruction_sets()
+ISAS = _native.INSTRUCTION_SETS
 QUANTIZED = tuple(name for name in STORAGES if name not in FLOATS)
 # Rows that fill no whole panel of 16, columns of whole K-quant blocks.
 ROWS, COLUMNS = 37, 512

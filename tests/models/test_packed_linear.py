@@ -85,5 +85,5 @@ def test_choice_of_instruction_set(monkeypatch):
     assert (cpu.native().isa, cpu.native().num_threads) == ("generic", 3)
     monkeypatch.setattr(cpu, "_cached", {})
     monkeypatch.setenv("PAGODA_CPU_ISA", "avx1024")
-    with pytest.raises(cpu.ConfigError, match="avx1024.*avx512, avx2"):
+    with pytest.raises(cpu.ConfigError, match="avx1024.*generic or none"):
         cpu.native()

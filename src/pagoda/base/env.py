@@ -39,7 +39,8 @@ VARIABLES = {
             "PAGODA_CPU_ISA",
             str,
             None,
-            "Best native kernels to use: avx512, avx2, generic, or none; the CPU decides if unset.",
+            "Best native kernels to use: avx512, avx512vnni (without BF16), avxvnni, avx2, "
+            "neondot, neon, generic, or none; the CPU decides if unset.",
         ),
         Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
         Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),

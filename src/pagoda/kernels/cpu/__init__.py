@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.log import get_logger
 from pagoda.base.machine import cpu_facts, usable_threads
 
 if TYPE_CHECKING:
@@ -19,12 +20,15 @@ try:
 except ImportError:  # installed without a compiler
     _native = None  # type: ignore[assignment]
 
+log = get_logger(__name__)
+
 _cached: dict[str, Any] = {}
 
 
 def native() -> Any | None:
     """The `_native.Native` of this process, with as many threads as it may use until
-    `set_num_threads`; None where the kernels were not built or PAGODA_CPU_ISA is `none`.
+    `set_num_threads`; None where the kernels were not built (which the log says once) or
+    PAGODA_CPU_ISA is `none`.
 
     ConfigError if PAGODA_CPU_ISA names an instruction set that this build does not know.
     """
@@ -71,12 +75,18 @@ def packed_storages() -> frozenset[str]:
 
 def _make(num_threads: int) -> Any | None:
     isa = env.get("PAGODA_CPU_ISA")
-    if _native is None or isa == "none":
+    if isa == "none":
+        return None
+    if _native is None:
+        log.warning(
+            "Pagoda was installed without its native kernels and computes with torch, several "
+            "times slower. Install a C++ compiler (Debian: apt install g++) and Pagoda again."
+        )
         return None
     try:
         return _native.Native(num_threads, isa or "")
     except ValueError as error:
         raise ConfigError(
             f"The variable PAGODA_CPU_ISA is {isa!r}: this build has no such instruction set; "
-            "write avx512, avx2, generic or none."
+            f"write {', '.join(_native.INSTRUCTION_SETS)} or none."
         ) from error

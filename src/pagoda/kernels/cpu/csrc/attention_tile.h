@@ -163,6 +163,35 @@ constexpr int kMaxVecs = 2;  // 6 rows x 2 vectors of sums leave 4 registers
     }
 }
 
+#elif PAGODA_ISA_NEON
+
+constexpr int kMaxVecs = 2;  // 6 rows x 2 vectors of sums, two registers each, leave 8
+
+[[gnu::always_inline]] inline void transpose(float32x4_t& a, float32x4_t& b, float32x4_t& c,
+                                             float32x4_t& d) {
+    const float64x2_t ab_even = vreinterpretq_f64_f32(vtrn1q_f32(a, b));
+    const float64x2_t ab_odd = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+    const float64x2_t cd_even = vreinterpretq_f64_f32(vtrn1q_f32(c, d));
+    const float64x2_t cd_odd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
+    a = vreinterpretq_f32_f64(vtrn1q_f64(ab_even, cd_even));
+    b = vreinterpretq_f32_f64(vtrn1q_f64(ab_odd, cd_odd));
+    c = vreinterpretq_f32_f64(vtrn2q_f64(ab_even, cd_even));
+    d = vreinterpretq_f32_f64(vtrn2q_f64(ab_odd, cd_odd));
+}
+
+[[gnu::always_inline]] inline void transpose(Floats (&x)[8]) {
+    transpose(x[0].low, x[1].low, x[2].low, x[3].low);
+    transpose(x[0].high, x[1].high, x[2].high, x[3].high);
+    transpose(x[4].low, x[5].low, x[6].low, x[7].low);
+    transpose(x[4].high, x[5].high, x[6].high, x[7].high);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const float32x4_t kept = x[i].high;
+        x[i].high = x[4 + i].low;
+        x[4 + i].low = kept;
+    }
+}
+
 #else
 
 constexpr int kMaxVecs = 1;

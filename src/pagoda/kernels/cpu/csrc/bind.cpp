@@ -248,6 +248,9 @@ NB_MODULE(_native, module) {
             new (self) KvCache{pointer<void>(k), pointer<void>(v), type, kv_heads, block_size, dim};
         });
     module.attr("MAX_TOP_K") = kMaxTopK;
+    nb::list isas;
+    for (const Kernels* kernels : runnable_kernels()) isas.append(kernels->name);
+    module.attr("INSTRUCTION_SETS") = isas;
     module.def("use_huge_pages", [](uintptr_t data, int64_t bytes) {
         return use_huge_pages(pointer<void>(data), bytes);
     });

@@ -63,10 +63,12 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
     out.minus_sum[half] = -_mm512_reduce_add_epi32(q);
 }
 
+#ifdef __AVX512BF16__
 inline void convert(const float* x, Bf16Block& out) {
     const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
     std::memcpy(out.x, &both, sizeof out.x);
 }
+#endif
 
 #else
 

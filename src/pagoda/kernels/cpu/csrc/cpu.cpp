@@ -4,9 +4,24 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace pagoda {
+
+// Best first; CMakeLists.txt compiles kernels.cpp for each.
+#if defined(__x86_64__)
+#define PAGODA_ISAS(each) each(avx512) each(avx512vnni) each(avxvnni) each(avx2) each(generic)
+#elif defined(__aarch64__)
+#define PAGODA_ISAS(each) each(neondot) each(neon) each(generic)
+#else
+#define PAGODA_ISAS(each) each(generic)
+#endif
+
+#define PAGODA_DECLARE(isa) extern const Kernels kernels_##isa;
+PAGODA_ISAS(PAGODA_DECLARE)
+
 namespace {
 
 #if defined(__x86_64__)
@@ -14,7 +29,10 @@ namespace {
 // What CPUID says and the operating system saves. The compiler's __builtin_cpu_supports would do,
 // but not every linker can put it into a shared library.
 struct Cpu {
+    static constexpr bool generic = true;
     bool avx2 = false;
+    bool avxvnni = false;
+    bool avx512vnni = false;
     bool avx512 = false;
 
     Cpu() {
@@ -25,11 +43,13 @@ struct Cpu {
         if (!saves_state || !fma_f16c || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
         const uint64_t saved = xcr0();
         avx2 = (b >> 5 & 1) && (saved & 0x6) == 0x6;
-        // F, DQ, BW, VL; then VNNI, and BF16 of the next leaf.
+        // F, DQ, BW, VL; then VNNI. BF16 and AVX-VNNI are in the next leaf.
         const bool base = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);
         const bool vnni = c >> 11 & 1;
-        if (!avx2 || !base || !vnni || (saved & 0xe6) != 0xe6) return;
-        avx512 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+        avx512vnni = avx2 && base && vnni && (saved & 0xe6) == 0xe6;
+        const bool has_next_leaf = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
+        avx512 = avx512vnni && has_next_leaf && (a >> 5 & 1);
+        avxvnni = avx2 && has_next_leaf && (a >> 4 & 1);
     }
 
     static uint64_t xcr0() {
@@ -39,6 +59,26 @@ struct Cpu {
     }
 };
 
+#elif defined(__aarch64__)
+
+struct Cpu {
+    static constexpr bool generic = true;
+    static constexpr bool neon = true;  // part of the architecture
+#if defined(__APPLE__)
+    static constexpr bool neondot = true;  // since the first of these CPUs, the M1
+#elif defined(__linux__)
+    const bool neondot = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#else
+    static constexpr bool neondot = false;
+#endif
+};
+
+#else
+
+struct Cpu {
+    static constexpr bool generic = true;
+};
+
 #endif
 
 struct Candidate {
@@ -46,23 +86,28 @@ struct Candidate {
     bool runs;
 };
 
+const std::vector<Candidate>& candidates() {
+    static const Cpu cpu;
+#define PAGODA_CANDIDATE(isa) {&kernels_##isa, cpu.isa},
+    static const std::vector<Candidate> all = {PAGODA_ISAS(PAGODA_CANDIDATE)};
+    return all;
+}
+
 }  // namespace
 
+const std::vector<const Kernels*>& runnable_kernels() {
+    static const std::vector<const Kernels*> found = [] {
+        std::vector<const Kernels*> out;
+        for (const Candidate& candidate : candidates())
+            if (candidate.runs) out.push_back(candidate.kernels);
+        return out;
+    }();
+    return found;
+}
+
 const Kernels* choose_kernels(const char* limit) {
-#if defined(__x86_64__)
-    static const Cpu cpu;
-#endif
-    const Candidate candidates[] = {  // best first
-#if PAGODA_HAS_AVX512
-        {&kernels_avx512, cpu.avx512},
-#endif
-#if PAGODA_HAS_AVX2
-        {&kernels_avx2, cpu.avx2},
-#endif
-        {&kernels_generic, true},
-    };
     bool reached = limit[0] == '\0';
-    for (const auto& candidate : candidates) {
+    for (const Candidate& candidate : candidates()) {
         reached = reached || std::strcmp(candidate.kernels->name, limit) == 0;
         if (reached && candidate.runs) return candidate.kernels;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "model_ops.h"
 #include "packed.h"
@@ -22,7 +23,7 @@ struct RmsNorm {
 
 // out[t, :] = the matrices' rows, one matrix after another, times x[t], plus bias. Activations are
 // rounded to what the formats' instructions take: 8 bits per 16 columns (quantized formats), bf16
-// (BF16 with AVX-512) or not at all.
+// (BF16 with AVX512_BF16) or not at all.
 struct MatMul {
     const float* x;               // [rows, columns], ldx apart
     int64_t ldx;
@@ -48,16 +49,11 @@ struct Kernels {
     void (*top_k)(const TopK&, int64_t rows, Pool&);
 };
 
-extern const Kernels kernels_generic;
-#if PAGODA_HAS_AVX2
-extern const Kernels kernels_avx2;
-#endif
-#if PAGODA_HAS_AVX512
-extern const Kernels kernels_avx512;
-#endif
+// The tables that this CPU (and the operating system) can run, best first; never empty.
+const std::vector<const Kernels*>& runnable_kernels();
 
-// The best table that this CPU (and the operating system) can run; `limit` names the best one
-// that may be chosen, empty for no limit. Null when `limit` is no known name.
+// The best runnable table; `limit` names the best one that may be chosen, empty for no limit. Null
+// when `limit` is no name that this build knows.
 const Kernels* choose_kernels(const char* limit);
 
 }  // namespace pagoda

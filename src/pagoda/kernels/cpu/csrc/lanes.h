@@ -123,6 +123,23 @@ struct Bytes {
     }
 };
 
+#ifdef __AVXVNNI__
+
+// The instruction takes unsigned weights: signed ones move their sign to q, which is never -128.
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        const __m256i w = weights[i].v, x = _mm256_set1_epi32(load_int(q + i * 4));
+        start.v = kSigned ? _mm256_dpbusd_avx_epi32(start.v, _mm256_abs_epi8(w),
+                                                    _mm256_sign_epi8(x, w))
+                          : _mm256_dpbusd_avx_epi32(start.v, w, x);
+    }
+    return start;
+}
+
+#else
+
 // The products are added in pairs of 16 bits, and as many such sums as cannot overflow before they
 // are widened. Signed weights move their sign to q (which is never -128): 128 * 127 * 2 still fits.
 template <int kMaxLevel, bool kSigned, int kCount>
@@ -143,6 +160,8 @@ template <int kMaxLevel, bool kSigned, int kCount>
     return start;
 }
 
+#endif
+
 inline __m128i load_eight(const uint8_t* p) {
     return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
 }
@@ -161,6 +180,124 @@ inline Floats load_e8m0(const uint8_t* p) {
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), x);
     const __m256i is_normal = _mm256_cmpgt_epi32(x, one);
     return {_mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, is_normal))};
+}
+
+#elif PAGODA_ISA_NEON
+
+constexpr bool kSignedDot = true;
+
+struct Ints {
+    int32x4_t low, high;
+    static Ints zero() { return all(0); }
+    static Ints all(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
+    Ints operator-(Ints o) const { return {vsubq_s32(low, o.low), vsubq_s32(high, o.high)}; }
+    template <int kBits>
+    Ints shifted_left() const { return {vshlq_n_s32(low, kBits), vshlq_n_s32(high, kBits)}; }
+    Floats floats() const { return {vcvtq_f32_s32(low), vcvtq_f32_s32(high)}; }
+};
+
+struct Bytes {
+    uint8x16_t low, high;
+    static Bytes load(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
+    static Bytes all(int x) {
+        const uint8x16_t same = vdupq_n_u8(static_cast<uint8_t>(x));
+        return {same, same};
+    }
+    static Bytes table(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p)}; }
+    Bytes operator&(Bytes o) const { return {vandq_u8(low, o.low), vandq_u8(high, o.high)}; }
+    Bytes operator|(Bytes o) const { return {vorrq_u8(low, o.low), vorrq_u8(high, o.high)}; }
+    template <int kBits>
+    Bytes shifted() const {
+        const int8x16_t left = vdupq_n_s8(-kBits);
+        return {vshlq_u8(low, left), vshlq_u8(high, left)};
+    }
+    static Bytes look_up(Bytes table, Bytes index) {
+        return {vqtbl1q_u8(table.low, index.low), vqtbl1q_u8(table.high, index.high)};
+    }
+};
+
+#ifdef __ARM_FEATURE_DOTPROD
+
+// Levels are below 128, so that signed weights and unsigned ones are multiplied alike.
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+    static_assert(kSigned || kMaxLevel < 128);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(load_int(q + i * 4)));
+        start.low = vdotq_s32(start.low, vreinterpretq_s8_u8(weights[i].low), x);
+        start.high = vdotq_s32(start.high, vreinterpretq_s8_u8(weights[i].high), x);
+    }
+    return start;
+}
+
+#else
+
+// Products of `kCount` vectors' bytes in 16 bits, as many of a place as cannot overflow before
+// they are widened (-128 times 127, twice); q repeats its four bytes in each lane.
+template <int kRun, int kCount>
+[[gnu::always_inline]] inline int32x4_t dot_lanes(const int8x16_t* weights, const int8x8_t* q,
+                                                  int32x4_t start) {
+    int32x4_t sums[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};  // of pairs, of two lanes each
+    int16x8_t runs[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        const int8x8_t low = vget_low_s8(weights[i]), high = vget_high_s8(weights[i]);
+        const bool first = i % kRun == 0;
+        runs[0] = first ? vmull_s8(low, q[i]) : vmlal_s8(runs[0], low, q[i]);
+        runs[1] = first ? vmull_s8(high, q[i]) : vmlal_s8(runs[1], high, q[i]);
+        if (i % kRun != kRun - 1 && i != kCount - 1) continue;
+        sums[0] = vpadalq_s16(sums[0], runs[0]);
+        sums[1] = vpadalq_s16(sums[1], runs[1]);
+    }
+    return vaddq_s32(start, vpaddq_s32(sums[0], sums[1]));
+}
+
+template <int kMaxLevel, bool kSigned, int kCount>
+[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
+    static_assert(kSigned || kMaxLevel < 128);
+    constexpr int kRun = 32767 / ((kSigned ? 128 : kMaxLevel) * 127);
+    int8x16_t low[kCount], high[kCount];
+    int8x8_t x[kCount];
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+        low[i] = vreinterpretq_s8_u8(weights[i].low);
+        high[i] = vreinterpretq_s8_u8(weights[i].high);
+        x[i] = vreinterpret_s8_s32(vdup_n_s32(load_int(q + i * 4)));
+    }
+    return {dot_lanes<kRun, kCount>(low, x, start.low),
+            dot_lanes<kRun, kCount>(high, x, start.high)};
+}
+
+#endif
+
+inline Floats load_halves(const uint8_t* p) {
+    const float16x8_t x = vreinterpretq_f16_u8(vld1q_u8(p));
+    return {vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x))};
+}
+inline Ints load_signed(const uint8_t* p) {
+    const int16x8_t x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return {vmovl_s16(vget_low_s16(x)), vmovl_s16(vget_high_s16(x))};
+}
+inline Ints widened(uint8x8_t bytes) {
+    const uint16x8_t x = vmovl_u8(bytes);
+    return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(x))),
+            vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(x)))};
+}
+inline Ints load_unsigned(const uint8_t* p) { return widened(vld1_u8(p)); }
+inline Ints load_nibbles(const uint8_t* p, bool high) {
+    const uint8x8_t x = vld1_u8(p);
+    return widened(high ? vshr_n_u8(x, 4) : vand_u8(x, vdup_n_u8(15)));
+}
+inline float32x4_t e8m0_lanes(int32x4_t x) {
+    const int32x4_t one = vdupq_n_s32(1);
+    const int32x4_t normal = vshlq_n_s32(vsubq_s32(x, one), 23);
+    const int32x4_t small = vshlq_s32(vdupq_n_s32(0x00200000), x);
+    return vreinterpretq_f32_s32(vbslq_s32(vcgtq_s32(x, one), normal, small));
+}
+inline Floats load_e8m0(const uint8_t* p) {
+    const Ints x = load_unsigned(p);
+    return {e8m0_lanes(x.low), e8m0_lanes(x.high)};
 }
 
 #else

@@ -42,7 +42,8 @@ inline float largest(const float* x, int64_t begin, int64_t end, bool* nan) {
     for (; i + 4 * kStep <= end; i += 4 * kStep) {
         Floats y[4];
         for (int p = 0; p < 4; ++p) y[p] = Floats::load(x + i + p * kStep);
-        *nan |= any_nan(y[0], y[1]) | any_nan(y[2], y[3]);
+        *nan |= any_nan(y[0], y[1]);
+        *nan |= any_nan(y[2], y[3]);
         for (int p = 0; p < 4; ++p) top[p] = max(top[p], y[p]);
     }
     float best = max(max(max(top[0], top[1]), max(top[2], top[3])));

@@ -16,7 +16,7 @@ constexpr int kNumKinds = 3;
 constexpr int64_t kKindBytes[kNumKinds] = {sizeof(Q8Block), sizeof(FloatBlock), sizeof(Bf16Block)};
 
 constexpr Kind kind_of(Storage storage) {
-#if PAGODA_ISA_AVX512
+#ifdef __AVX512BF16__
     if (storage == Storage::kBF16) return Kind::kBf16;
 #endif
     return is_float(storage) ? Kind::kFloat : Kind::kQ8;
@@ -26,7 +26,7 @@ using TileFunction = void (*)(const TileArgs&);
 
 template <Storage S, int kTokens>
 constexpr TileFunction tile_function() {
-#if PAGODA_ISA_AVX512
+#ifdef __AVX512BF16__
     if constexpr (S == Storage::kBF16) return &bf16_tile<kTokens>;
     else
 #endif
@@ -111,7 +111,7 @@ void convert_activations(const MatMul& op, int64_t tokens, const Prepared& to, P
             const int size = tile_size(end - token);
             convert_some<Q8Block>(op, token, size, first, last, to.of[0]);
             convert_some<FloatBlock>(op, token, size, first, last, to.of[1]);
-#if PAGODA_ISA_AVX512
+#ifdef __AVX512BF16__
             convert_some<Bf16Block>(op, token, size, first, last, to.of[2]);
 #endif
             token += size;

@@ -31,6 +31,8 @@ uint32_t await_change(const std::atomic<uint32_t>& value, uint32_t old) {
             if (now != old) return now;
             pause();
         }
+        // Whoever is awaited may be waiting for this very core.
+        std::this_thread::yield();
     } while (std::chrono::steady_clock::now() < end);
     uint32_t now = value.load(std::memory_order_acquire);
     while (now == old) {

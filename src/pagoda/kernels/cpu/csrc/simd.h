@@ -9,6 +9,8 @@
 
 #if PAGODA_ISA_AVX512 || PAGODA_ISA_AVX2
 #include <immintrin.h>
+#elif PAGODA_ISA_NEON
+#include <arm_neon.h>
 #endif
 
 namespace pagoda {
@@ -40,6 +42,27 @@ struct Floats {
     Floats operator+(Floats o) const { return {_mm256_add_ps(v, o.v)}; }
     Floats operator*(Floats o) const { return {_mm256_mul_ps(v, o.v)}; }
     static Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+};
+
+#elif PAGODA_ISA_NEON
+
+// Two registers: what is the same for all lanes is then loaded half as often, and two chains of
+// sums run side by side.
+struct Floats {
+    static constexpr int kSize = 8;
+    float32x4_t low, high;
+    static Floats zero() { return all(0); }
+    static Floats all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+    static Floats load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    void store(float* p) const {
+        vst1q_f32(p, low);
+        vst1q_f32(p + 4, high);
+    }
+    Floats operator+(Floats o) const { return {vaddq_f32(low, o.low), vaddq_f32(high, o.high)}; }
+    Floats operator*(Floats o) const { return {vmulq_f32(low, o.low), vmulq_f32(high, o.high)}; }
+    static Floats fma(Floats a, Floats b, Floats c) {
+        return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+    }
 };
 
 #else

@@ -243,7 +243,27 @@ FloatPair load_pair<Storage::kBF16>(const uint8_t* from) {
     return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
             {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)))}};
 }
-#elif !PAGODA_ISA_AVX512
+#elif PAGODA_ISA_AVX512
+#ifndef __AVX512BF16__
+template <>
+FloatPair load_pair<Storage::kBF16>(const uint8_t* from) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))}};
+}
+#endif
+#elif PAGODA_ISA_NEON
+template <>
+FloatPair load_pair<Storage::kBF16>(const uint8_t* from) {
+    const uint32x4_t low = vreinterpretq_u32_u8(vld1q_u8(from));
+    const uint32x4_t high = vreinterpretq_u32_u8(vld1q_u8(from + 16));
+    const uint32x4_t second = vdupq_n_u32(0xffff0000);
+    return {{vreinterpretq_f32_u32(vshlq_n_u32(low, 16)),
+             vreinterpretq_f32_u32(vshlq_n_u32(high, 16))},
+            {vreinterpretq_f32_u32(vandq_u32(low, second)),
+             vreinterpretq_f32_u32(vandq_u32(high, second))}};
+}
+#else
 template <>
 FloatPair load_pair<Storage::kBF16>(const uint8_t* from) {
     FloatPair out;
@@ -283,7 +303,7 @@ void float_tile(const TileArgs& args) {
     for (int part = 0; part < kParts; ++part) float_part<S, kTokens>(args, part);
 }
 
-#if PAGODA_ISA_AVX512
+#ifdef __AVX512BF16__
 
 // Products of bf16 pairs, summed in fp32.
 template <int kTokens>

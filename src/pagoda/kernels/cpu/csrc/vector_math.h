@@ -162,6 +162,74 @@ inline void store(Floats x, Float16* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
 }
 
+#elif PAGODA_ISA_NEON
+
+inline Floats operator-(Floats a, Floats b) {
+    return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)};
+}
+inline Floats operator/(Floats a, Floats b) {
+    return {vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)};
+}
+// Not vmaxq_f32, which is NaN where a is.
+inline Floats max(Floats a, Floats b) {
+    return {vbslq_f32(vcgtq_f32(a.low, b.low), a.low, b.low),
+            vbslq_f32(vcgtq_f32(a.high, b.high), a.high, b.high)};
+}
+inline Floats min(Floats a, Floats b) {
+    return {vbslq_f32(vcltq_f32(a.low, b.low), a.low, b.low),
+            vbslq_f32(vcltq_f32(a.high, b.high), a.high, b.high)};
+}
+inline float max(Floats x) { return vmaxvq_f32(vmaxq_f32(x.low, x.high)); }
+inline Floats round_even(Floats x) { return {vrndnq_f32(x.low), vrndnq_f32(x.high)}; }
+inline float32x4_t power_lanes(float32x4_t n) {
+    const int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+    return vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23));
+}
+inline Floats times_power(Floats y, Floats n) {
+    return y * Floats{power_lanes(n.low), power_lanes(n.high)};
+}
+inline float32x4_t zero_where(uint32x4_t mask, float32x4_t y) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), mask));
+}
+inline Floats zero_below(Floats y, Floats x, Floats limit) {
+    return {zero_where(vcltq_f32(x.low, limit.low), y.low),
+            zero_where(vcltq_f32(x.high, limit.high), y.high)};
+}
+inline bool any_greater(Floats a, Floats b) {
+    return vmaxvq_u32(vorrq_u32(vcgtq_f32(a.low, b.low), vcgtq_f32(a.high, b.high))) != 0;
+}
+inline uint32x4_t numbers(Floats x) {
+    return vandq_u32(vceqq_f32(x.low, x.low), vceqq_f32(x.high, x.high));
+}
+inline bool any_nan(Floats a, Floats b) {
+    return vminvq_u32(vandq_u32(numbers(a), numbers(b))) == 0;
+}
+
+inline Floats load(const float* p) { return Floats::load(p); }
+inline Floats load(const BFloat16* p) {
+    const uint16x8_t bits = vld1q_u16(&p->bits);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)),
+            vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(bits), 16))};
+}
+inline Floats load(const Float16* p) {
+    const float16x8_t x = vreinterpretq_f16_u16(vld1q_u16(&p->bits));
+    return {vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x))};
+}
+inline void store(Floats x, float* p) { x.store(p); }
+inline uint16x4_t to_bf16(float32x4_t x) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(x);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, vdupq_n_u32(0x7fc00000)), 16);
+}
+inline void store(Floats x, BFloat16* p) {
+    vst1q_u16(&p->bits, vcombine_u16(to_bf16(x.low), to_bf16(x.high)));
+}
+inline void store(Floats x, Float16* p) {
+    const float16x8_t half = vcombine_f16(vcvt_f16_f32(x.low), vcvt_f16_f32(x.high));
+    vst1q_u16(&p->bits, vreinterpretq_u16_f16(half));
+}
+
 #else
 
 template <typename Function>
