@@ -41,6 +41,9 @@ def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def proportional_bytes(pid: int) -> int:

@@ -197,9 +197,9 @@ class Native {
         program.run(rows, scratch_.at_least(program.scratch_bytes()), *pool_);
     }
 
-    uint64_t probe_read(uintptr_t data, int64_t bytes) {
+    void probe_read(uintptr_t data, int64_t bytes) {
         Turn turn(busy_);
-        return kernels_->probe_read(pointer<const uint8_t>(data), bytes, *pool_);
+        kernels_->probe_read(pointer<const uint8_t>(data), bytes, *pool_);
     }
 
     int64_t probe_floats(int64_t steps) {

@@ -47,7 +47,7 @@ struct Kernels {
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);
     void (*top_k)(const TopK&, int64_t rows, Pool&);
     // See probes.h.
-    uint64_t (*probe_read)(const uint8_t* data, int64_t bytes, Pool&);
+    void (*probe_read)(const uint8_t* data, int64_t bytes, Pool&);
     int64_t (*probe_floats)(int64_t steps, Pool&);
     int64_t (*probe_dots)(int64_t steps, Pool&);
 };

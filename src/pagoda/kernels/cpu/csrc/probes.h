@@ -2,21 +2,24 @@
 // ceilings that `pagoda bench micro` holds the kernels against.
 #pragma once
 
-#include <atomic>
-
 #include "lanes.h"
 #include "pool.h"
 
 namespace pagoda {
 namespace {
 
-// Reads every byte once; what it returns depends on them all.
-uint64_t probe_read(const uint8_t* data, int64_t bytes, Pool& pool) {
+// Results that nobody needs, but that the compiler has to have ready.
+template <typename T>
+[[gnu::always_inline]] inline void keep(T* values) {
+    asm volatile("" : : "r"(values) : "memory");
+}
+
+// Reads every byte once.
+void probe_read(const uint8_t* data, int64_t bytes, Pool& pool) {
     // Large enough to cost nothing to hand out, small enough that no thread ends long after others.
     constexpr int64_t kChunkBytes = 256 << 10;
     constexpr int kChains = 8;
-    constexpr int64_t kStep = kChains * static_cast<int64_t>(sizeof(Bytes));
-    std::atomic<uint64_t> total{0};
+    constexpr int64_t kVector = sizeof(Bytes);
     pool.run((bytes + kChunkBytes - 1) / kChunkBytes, [&](int64_t chunk) {
         const uint8_t* from = data + chunk * kChunkBytes;
         const int64_t left = bytes - chunk * kChunkBytes;
@@ -24,26 +27,14 @@ uint64_t probe_read(const uint8_t* data, int64_t bytes, Pool& pool) {
         Bytes seen[kChains];
         for (Bytes& one : seen) one = Bytes::all(0);
         int64_t i = 0;
-        for (; i + kStep <= size; i += kStep)
+        for (; i + kChains * kVector <= size; i += kChains * kVector)
 #pragma GCC unroll 8
-            for (int c = 0; c < kChains; ++c)
-                seen[c] = seen[c] | Bytes::load(from + i + c * static_cast<int64_t>(sizeof(Bytes)));
-        uint64_t sum = 0;
-        for (; i < size; ++i) sum += from[i];
-        for (const Bytes& one : seen) {
-            uint64_t word;
-            std::memcpy(&word, &one, sizeof word);
-            sum += word;
-        }
-        total.fetch_add(sum, std::memory_order_relaxed);
+            for (int c = 0; c < kChains; ++c) seen[c] = seen[c] | Bytes::load(from + i + c * kVector);
+        uint8_t rest = 0;
+        for (; i < size; ++i) rest |= from[i];
+        keep(seen);
+        keep(&rest);
     });
-    return total.load();
-}
-
-// Results that nobody needs, but that the compiler has to have ready.
-template <typename T>
-[[gnu::always_inline]] inline void keep(T* values) {
-    asm volatile("" : : "r"(values) : "memory");
 }
 
 // Multiplications and additions done: `steps` fused ones in each of a few chains, on all threads.
