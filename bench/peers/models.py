@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.peers import environments
 from bench.peers.environments import Environment, run_logged
-from bench.peers.paths import CACHE, MODELS, WORKERS
+from bench.peers.paths import CACHE, MODELS, ROOT, WORKERS
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.text_side import fetch_model
 from pagoda.weights.files import open_model
@@ -69,7 +69,8 @@ def _make_onnx(path: Path) -> None:
 
 
 def _run(environment: Environment, *words: str) -> None:
-    run_logged([str(environment.ready()), *words], CACHE / "models.log")
+    command = [str(environment.ready()), *words]
+    run_logged(command, CACHE / "models.log", PYTHONPATH=str(ROOT))
 
 
 def write_random_llama(path: Path) -> None:

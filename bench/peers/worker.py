@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.peers import processes
 from bench.peers.environments import SetupError
-from bench.peers.paths import CACHE, WORKERS
+from bench.peers.paths import CACHE, ROOT, WORKERS
 
 # vLLM compiles for minutes when it starts; no single measurement takes as long.
 _PATIENCE = 900.0
@@ -25,7 +25,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [str(python), str(WORKERS / script), *flags], text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env=os.environ | variables,
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
             )  # fmt: skip
         self.pid = self._process.pid
         try:

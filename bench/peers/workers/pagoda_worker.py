@@ -86,7 +86,7 @@ class Pagoda:
         return {"seconds": sum(samples), "tokens": passes * size}
 
     def _logits(self, ids: list[int]) -> np.ndarray:
-        """Teacher-forced, fp32 [ids, vocab]: those that score the prompt, and the sampler's."""
+        """Teacher-forced, fp32 [ids - 1, vocab] at least: what the prompt is scored by."""
         model = self._core.executor.runner.model
         compute, seen = model.compute_logits, []
 

@@ -67,9 +67,11 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def divergence(reference: str, logits: np.ndarray) -> dict[str, Any]:
     """KL(reference || logits) summed over positions, and how often both rank the same token first.
 
-    `reference` is an .npy file of fp32 log-probabilities [positions, vocab].
+    `reference` is an .npy file of fp32 log-probabilities [positions, vocab]; logits behind those
+    (of the token after the text) are left out.
     """
     expected = np.load(reference, mmap_mode="r")
+    logits = logits[: len(expected)]
     if expected.shape != logits.shape:
         raise ValueError(f"the reference has shape {expected.shape}, the logits {logits.shape}")
     total, agreed = 0.0, 0

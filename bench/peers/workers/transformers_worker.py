@@ -10,6 +10,8 @@ import torch
 import transformers
 from protocol import divergence, log_softmax, random_ids, serve, timed
 
+from tests.golden.reference import load_reference
+
 
 class Transformers:
     version = f"transformers {transformers.__version__}, torch {torch.__version__}"
@@ -17,10 +19,8 @@ class Transformers:
     @torch.inference_mode()
     def __init__(self, args: argparse.Namespace):
         torch.set_num_threads(args.threads)
-        path = Path(args.model)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=getattr(torch, args.dtype)
-        ).eval()
+        # Not transformers' own reader of GGUF, which may keep weights packed.
+        self._model = load_reference(Path(args.model)).to(getattr(torch, args.dtype))
         self._vocab_size = self._model.config.vocab_size
         self._rng = np.random.default_rng(0)
         self.flags = f"{args.dtype}, attention {self._model.config._attn_implementation}"
@@ -49,9 +49,9 @@ class Transformers:
 
     @torch.inference_mode()
     def reference(self, ids: list[int], path: str) -> dict[str, Any]:
-        """Write the log-probabilities that others are compared with."""
-        np.save(path, log_softmax(self._logits(ids)))
-        return {"positions": len(ids)}
+        """Write the log-probabilities of each token behind the first, for others to be compared."""
+        np.save(path, log_softmax(self._logits(ids)[:-1]))
+        return {"positions": len(ids) - 1}
 
     @torch.inference_mode()
     def sample(self, texts: int, tokens: int, first: int) -> dict[str, Any]:
