@@ -13,7 +13,7 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-quick check format docs bench clean
+.PHONY: help install install-dev serve chat test test-quick check format docs bench bench-peers clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve http://127.0.0.1:8000/v1"
@@ -22,6 +22,7 @@ help:
 	@echo "make test        all tests        make test-quick   those of a few minutes"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
+	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -58,19 +59,22 @@ test-quick: install-dev
 	$(BIN)/python -m pytest tests -m "not slow"
 
 check: install-dev
-	$(BIN)/ruff format --check src tests tools
-	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools bench
+	$(BIN)/ruff check src tests tools bench
 	$(BIN)/lint-imports --config .importlinter --no-cache
 	$(BIN)/mypy --follow-imports=silent $(addprefix src/pagoda/,$(MYPY_FLOORS))
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/gen_docs.py --check
 
 format: install-dev
-	$(BIN)/ruff format src tests tools
-	$(BIN)/ruff check --fix src tests tools
+	$(BIN)/ruff format src tests tools bench
+	$(BIN)/ruff check --fix src tests tools bench
 
 docs: install-dev
 	$(BIN)/python tools/gen_docs.py
+
+bench-peers: install-dev
+	$(BIN)/python -m bench.peers $(ARGS)
 
 bench: install
 	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)

@@ -2,8 +2,11 @@
 
 import pytest
 
+from pagoda.bench import inprocess
+from pagoda.bench.inprocess import BenchEngine
 from pagoda.bench.latency import LatencyConfig, bench_latency, latency_lines
 from pagoda.bench.throughput import bench_throughput, throughput_lines
+from pagoda.core.messages import RequestDelta
 
 
 class Engine:
@@ -52,3 +55,46 @@ def test_throughput():
         "Total num output tokens:  20",
     ]
     assert result["elapsed_time"] == 2.0
+
+
+class Core:
+    """Answers each step with the next of a script, and a second passes."""
+
+    def __init__(self, script, monkeypatch):
+        self.script = iter(script)
+        self.now = 0.0
+        monkeypatch.setattr(inprocess.time, "perf_counter", lambda: self.now)
+
+    def handle(self, message):
+        pass
+
+    def step(self):
+        self.now += 1.0
+        return [
+            RequestDelta(
+                req_id=f"bench-{number}",
+                token_ids=[7] * count,
+                finish_reason="length" if ends else None,
+            )
+            for number, count, ends in next(self.script)
+        ]
+
+
+def test_decoding_starts_when_every_request_has_a_token(monkeypatch):
+    script = [
+        [],  # the first prompt's first half
+        [(0, 1, False)],
+        [(0, 1, False), (1, 1, False)],
+        [(0, 1, True), (1, 2, False)],
+        [(1, 1, True)],
+    ]
+    engine = BenchEngine(Core(script, monkeypatch), ready=None)
+    assert engine.run_decode([[1, 2], [3]], [3, 4]) == (2.0, 4)
+
+
+def test_a_run_lasts_until_the_last_request_ends(monkeypatch):
+    script = [[(0, 1, True), (1, 1, False)], [], [(1, 1, True)]]
+    seen = []
+    engine = BenchEngine(Core(script, monkeypatch), ready=None)
+    assert engine.run([[1], [2]], [1, 2], progress=lambda *at: seen.append(at)) == 3.0
+    assert seen == [(1, 2), (2, 2)]

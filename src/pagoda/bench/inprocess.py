@@ -3,17 +3,16 @@
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import AddRequest, EngineProgress, EngineReady
+from pagoda.core.messages import AddRequest, EngineProgress, EngineReady, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.startup import start_engine
-from pagoda.runtime.runner import ModelRunner
 
 
 class BenchEngine:
@@ -55,38 +54,70 @@ class BenchEngine:
         `progress` is told how many requests are done, and of how many, whenever one ends.
         Raises PagodaError when the engine fails a request.
         """
-        reqs = [
-            self._request(prompt, count, temperature)
-            for prompt, count in zip(prompts, output_tokens, strict=True)
-        ]
-        running = {req.req_id for req in reqs}
+        reqs = self._requests(prompts, output_tokens, temperature)
+        finished = 0
         started = time.perf_counter()
-        for req in reqs:
-            self._core.handle(req)
-        while running:
-            for delta in self._core.step():
-                if delta.error is not None:
-                    raise PagodaError(f"A request failed: {delta.error}")
-                if delta.finish_reason is not None:
-                    running.discard(delta.req_id)
-                    if progress is not None:
-                        progress(len(reqs) - len(running), len(reqs))
+        for deltas in self._steps(reqs):
+            ended = sum(delta.finish_reason is not None for delta in deltas)
+            finished += ended
+            if ended and progress is not None:
+                progress(finished, len(reqs))
         return time.perf_counter() - started
 
     def forward_passes(self) -> tuple[int, float]:
         """How many steps were computed so far, and the seconds that their kernels took."""
+        # Loads torch, which must not be there before the engine has told OpenMP how to wait.
+        from pagoda.runtime.runner import ModelRunner
+
         executor = self._core.executor
         assert isinstance(executor, LocalExecutor) and isinstance(executor.runner, ModelRunner)
         times = executor.runner.times
         return times.steps, times.seconds["forward"]
 
+    def run_decode(
+        self, prompts: Sequence[list[int]], output_tokens: Sequence[int]
+    ) -> tuple[float, int]:
+        """(seconds, tokens) from the moment that every request has a token to the last of all:
+        decoding alone, where the prompts fit one step. Greedy; raises as `run` does.
+        """
+        reqs = self._requests(prompts, output_tokens, temperature=0.0)
+        waiting = {req.req_id for req in reqs}
+        started, tokens = 0.0, 0
+        for deltas in self._steps(reqs):
+            if not waiting:
+                tokens += sum(len(delta.token_ids) for delta in deltas)
+                continue
+            waiting -= {delta.req_id for delta in deltas if delta.token_ids}
+            started = time.perf_counter()
+        return time.perf_counter() - started, tokens
+
     def close(self) -> None:
         self._core.shutdown()
 
-    def _request(self, prompt: list[int], output_tokens: int, temperature: float) -> AddRequest:
-        sampling = SamplingParams(
-            temperature=temperature, max_tokens=output_tokens, ignore_eos=True, detokenize=False
-        )
-        return AddRequest(
-            req_id=f"bench-{next(self._ids)}", prompt_token_ids=prompt, sampling=sampling
-        )
+    def _requests(
+        self, prompts: Sequence[list[int]], output_tokens: Sequence[int], temperature: float
+    ) -> list[AddRequest]:
+        return [
+            AddRequest(
+                req_id=f"bench-{next(self._ids)}",
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(
+                    temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False
+                ),
+            )
+            for prompt, count in zip(prompts, output_tokens, strict=True)
+        ]
+
+    def _steps(self, reqs: Sequence[AddRequest]) -> Iterator[list[RequestDelta]]:
+        """What each step brings, until all requests are done."""
+        running = {req.req_id for req in reqs}
+        for req in reqs:
+            self._core.handle(req)
+        while running:
+            deltas = self._core.step()
+            for delta in deltas:
+                if delta.error is not None:
+                    raise PagodaError(f"A request failed: {delta.error}")
+                if delta.finish_reason is not None:
+                    running.discard(delta.req_id)
+            yield deltas

@@ -5,7 +5,7 @@ import importlib
 
 from pagoda.base.errors import ConfigError
 
-USAGE = "{serve,latency,throughput,startup,llama-bench} [flags]"
+USAGE = "{serve,latency,throughput,startup,llama-bench,micro} [flags]"
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -14,6 +14,7 @@ KINDS = {
     "throughput": "Time many prompts at once.",
     "startup": "Time the way from the command to the first token.",
     "llama-bench": "Prompt and generation speed, as llama-bench prints them.",
+    "micro": "Each native kernel against what this machine can do at best.",
 }
 
 

@@ -197,6 +197,21 @@ class Native {
         program.run(rows, scratch_.at_least(program.scratch_bytes()), *pool_);
     }
 
+    void probe_read(uintptr_t data, int64_t bytes) {
+        Turn turn(busy_);
+        kernels_->probe_read(pointer<const uint8_t>(data), bytes, *pool_);
+    }
+
+    int64_t probe_floats(int64_t steps) {
+        Turn turn(busy_);
+        return kernels_->probe_floats(steps, *pool_);
+    }
+
+    int64_t probe_dots(int64_t steps) {
+        Turn turn(busy_);
+        return kernels_->probe_dots(steps, *pool_);
+    }
+
    private:
     template <typename Op>
     void compute(void (*kernel)(const Op&, int64_t, Pool&), const Op& op, int64_t rows) {
@@ -276,7 +291,10 @@ NB_MODULE(_native, module) {
         .def("silu_and_mul", &Native::silu_and_mul)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)
-        .def("top_k", &Native::top_k);
+        .def("top_k", &Native::top_k)
+        .def("probe_read", &Native::probe_read)
+        .def("probe_floats", &Native::probe_floats)
+        .def("probe_dots", &Native::probe_dots);
     nb::class_<PackedMatrix>(module, "PackedMatrix")
         .def(nb::init<const std::string&, int64_t, int64_t>(), nb::arg("storage"),
              nb::arg("rows"), nb::arg("columns"))

@@ -6,6 +6,7 @@
 #include "logits.h"
 #include "matmul.h"
 #include "norm.h"
+#include "probes.h"
 #include "rope.h"
 
 #define PAGODA_JOIN_(a, b) a##b
@@ -27,6 +28,9 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     embed_rows,
     argmax,
     top_k,
+    probe_read,
+    probe_floats,
+    probe_dots,
 };
 
 }  // namespace pagoda

@@ -1,0 +1,63 @@
+"""Who takes part, and with which files."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers import environments
+from bench.peers.environments import Environment
+from bench.peers.models import BIG_FILES, GGUF_FILES, model_path
+from bench.peers.worker import Worker
+
+BASELINE = "llama.cpp"
+PAGODA = "Pagoda"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    script: str
+    environment: Environment | None
+    """None: the driver's own."""
+    files: tuple[str, ...]
+    """In whose rows it stands."""
+    own_file: str | None = None
+    """What it loads instead of the row's file."""
+    flags: tuple[str, ...] = ()
+    variables: Callable[[int], dict[str, str]] = lambda threads: {}
+    """Of its environment, for a number of threads."""
+
+    def start(self, file: str, threads: int) -> Worker:
+        """Raises SetupError where its environment or file cannot be had, or it does not start."""
+        python = Path(sys.executable) if self.environment is None else self.environment.ready()
+        path = model_path(self.own_file or file)
+        flags = ["--model", str(path), "--threads", str(threads), *self.flags]
+        return Worker(python, self.script, flags, self.variables(threads))
+
+
+CONTENDERS = (
+    Contender(PAGODA, "pagoda_worker.py", None, (*GGUF_FILES, *BIG_FILES)),
+    Contender(
+        BASELINE, "llama_cpp_worker.py", environments.LLAMA, (*GGUF_FILES, *BIG_FILES)
+    ),
+    Contender(
+        "transformers", "transformers_worker.py", environments.TRANSFORMERS, ("bf16",),
+        flags=("--dtype", "bfloat16"),
+    ),
+    Contender(
+        "vllm", "vllm_worker.py", environments.VLLM, ("bf16",), own_file="hf",
+        variables=environments.vllm_variables,
+    ),
+    Contender(
+        "onnxruntime-genai", "onnxruntime_worker.py", environments.ORT, ("q4_1",), own_file="onnx"
+    ),
+)  # fmt: skip
+
+REFERENCE = Contender(
+    "reference", "transformers_worker.py", environments.TRANSFORMERS, GGUF_FILES,
+    flags=("--dtype", "float32"),
+    # Nobody times it, and its threads must not spin beside those that are.
+    variables=lambda threads: {"OMP_WAIT_POLICY": "PASSIVE"},
+)  # fmt: skip
+"""fp32 arithmetic on the file's own weights: what accuracy is measured against."""

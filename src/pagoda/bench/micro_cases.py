@@ -1,0 +1,198 @@
+"""What `bench micro` runs: every native kernel at the sizes that models have."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pagoda.bench.micro_shapes import SHAPES, Shape
+from pagoda.kernels import cpu
+from pagoda.kernels.cpu.ops import CpuOps
+from pagoda.weights.formats import FORMATS
+
+TOKENS = (1, 4, 16, 128, 512)
+_LENGTHS = (128, 1024, 4096)
+_BLOCK = 16
+# A product finds its weights in memory and not in a cache, as in a model's step: copies of a
+# matrix take turns until they fill this.
+_TURNS_BYTES = 128 << 20
+# A byte that is a sane number in every format, as a half, an exponent and a level.
+_FILL = 0x2C
+_TOP_K = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    kernel: str
+    what: str
+    """Format and sizes."""
+    tokens: int
+    nbytes: int
+    """Read and written, each once."""
+    ops: int
+    """Multiplications and additions."""
+    footprint: int
+    """Bytes that take turns: what a cache would have to hold."""
+    arithmetic: Literal["dot", "fma"]
+    prepare: Callable[[], Callable[[], object]]
+    """Allocates; what it returns is one call of the kernel."""
+
+
+def all_cases() -> Iterator[Case]:
+    native, ops = cpu.native(), cpu.native_ops()
+    assert native is not None and ops is not None  # the command checks it
+    for shape in SHAPES:
+        for storage in sorted(cpu.packed_storages()):
+            yield from _products(native, shape, storage)
+        yield from _elementwise(ops, shape)
+        yield from _attention(ops, shape)
+        yield from _logits(ops, shape)
+
+
+def _products(native: Any, shape: Shape, storage: str) -> Iterator[Case]:
+    # One name's cases share the packed matrices of the last one asked for.
+    for (name, (rows, columns)), tokens in itertools.product(shape.linears.items(), TOKENS):
+        stored = FORMATS[storage]
+        if columns % stored.block_elements:
+            continue
+        weights = rows * stored.nbytes(columns)
+        copies = max(1, _TURNS_BYTES // weights)
+        moved = weights + 4 * tokens * (rows + columns)
+        yield Case(
+            "matmul", f"{shape.name} {name} {storage}", tokens, moved, 2 * tokens * rows * columns,
+            max(weights * copies, moved), "fma" if storage in ("F32", "F16", "BF16") else "dot",
+            lambda a=(storage, rows, columns, copies), n=tokens: _product(native, *a, n),
+        )  # fmt: skip
+
+
+_kept: dict[tuple[str, int, int], list[Any]] = {}
+
+
+def _product(
+    native: Any, storage: str, rows: int, columns: int, copies: int, tokens: int
+) -> Callable[[], object]:
+    key = (storage, rows, columns)
+    if key not in _kept:
+        _kept.clear()
+        raw = torch.full((rows, FORMATS[storage].nbytes(columns)), _FILL, dtype=torch.uint8)
+        _kept[key] = [cpu.packed_matrix(storage, rows, columns) for _ in range(copies)]
+        for matrix in _kept[key]:
+            native.load(matrix, 0, rows, raw.data_ptr(), raw.stride(0))
+    x, out = torch.randn(tokens, columns), torch.empty(tokens, rows)
+    turns = itertools.cycle([[matrix] for matrix in _kept[key]])
+    return lambda: native.matmul(x.data_ptr(), columns, tokens, next(turns), out.data_ptr(), rows)
+
+
+def _elementwise(ops: CpuOps, shape: Shape) -> Iterator[Case]:
+    for tokens in TOKENS:
+        size = tokens * shape.hidden
+        yield _fp32(
+            "add_rms_norm", shape.name, tokens, 16 * size, 5 * size,
+            lambda n=tokens: _norm(ops, n, shape.hidden),
+        )  # fmt: skip
+        size = tokens * shape.mlp
+        # exp as a polynomial of degree 6, and four more.
+        yield _fp32(
+            "silu_and_mul", shape.name, tokens, 12 * size, 18 * size,
+            lambda n=tokens: _silu(ops, n, shape.mlp),
+        )  # fmt: skip
+        rotated = tokens * (shape.heads + shape.kv_heads) * shape.dim
+        cached = 2 * tokens * shape.kv_heads * shape.dim
+        moved = 8 * rotated + 6 * cached // 2 + 2 * cached
+        yield _fp32(
+            "rotary_store", shape.name, tokens, moved, 3 * rotated,
+            lambda n=tokens: _rotary(ops, shape, n),
+        )  # fmt: skip
+
+
+def _norm(ops: CpuOps, tokens: int, hidden: int) -> Callable[[], object]:
+    x, residual = torch.randn(2, tokens, hidden)
+    weight = torch.ones(hidden)
+    return lambda: ops.add_rms_norm(x, residual, weight, 1e-5)
+
+
+def _silu(ops: CpuOps, tokens: int, mlp: int) -> Callable[[], object]:
+    x = torch.randn(tokens, 2 * mlp)
+    return lambda: ops.silu_and_mul(x)
+
+
+def _rotary(ops: CpuOps, shape: Shape, tokens: int) -> Callable[[], object]:
+    k_cache, v_cache = _caches(shape, tokens)
+    qkv = torch.randn(tokens, (shape.heads + 2 * shape.kv_heads) * shape.dim)
+    positions = torch.arange(tokens)
+    angles = torch.randn(tokens, shape.dim // 2)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    return lambda: ops.rotary_store(
+        qkv, shape.heads, positions, cos_sin, k_cache, v_cache, positions
+    )
+
+
+def _attention(ops: CpuOps, shape: Shape) -> Iterator[Case]:
+    """Decoding of 1 and 16 requests behind some context, and prompts as a whole."""
+    per_key = shape.heads * shape.dim
+    for length in _LENGTHS:
+        cached = 2 * 2 * length * shape.kv_heads * shape.dim
+        for reqs in (1, 16):
+            yield _fp32(
+                "paged_attention", f"{shape.name} decode at {length}", reqs,
+                reqs * (cached + 8 * per_key), 4 * reqs * length * per_key,
+                lambda r=reqs, n=length: _attend(ops, shape, r, 1, n),
+            )  # fmt: skip
+        yield _fp32(
+            "paged_attention", f"{shape.name} prompt of {length}", length,
+            cached + 8 * length * per_key, 2 * length * (length + 1) * per_key,
+            lambda n=length: _attend(ops, shape, 1, n, n),
+        )  # fmt: skip
+
+
+def _attend(
+    ops: CpuOps, shape: Shape, reqs: int, queries: int, length: int
+) -> Callable[[], object]:
+    blocks = length // _BLOCK
+    k_cache, v_cache = _caches(shape, reqs * length)
+    q = torch.randn(reqs * queries, shape.heads, shape.dim)
+    # Blocks in no order, as a server's are after a while.
+    order = torch.randperm(reqs * blocks, generator=torch.Generator().manual_seed(0))
+    table = order.to(torch.int32).view(reqs, blocks)
+    starts = torch.arange(reqs + 1, dtype=torch.int32) * queries
+    lens = torch.full((reqs,), length, dtype=torch.int32)
+    scale = shape.dim**-0.5
+    return lambda: ops.paged_attention(q, k_cache, v_cache, table, starts, lens, scale=scale)
+
+
+def _caches(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = -(-tokens // _BLOCK)
+    k, v = torch.randn(2, blocks, shape.kv_heads, _BLOCK, shape.dim).half()
+    return k, v
+
+
+def _logits(ops: CpuOps, shape: Shape) -> Iterator[Case]:
+    for tokens in (1, 16):
+        logits = (tokens, shape.vocabulary)
+        moved = 4 * tokens * shape.vocabulary
+        yield _fp32("argmax", shape.name, tokens, moved, 0, lambda at=logits: _argmax(ops, at))
+        name = f"{shape.name} {_TOP_K}"
+        yield _fp32("top_k", name, tokens, moved, 0, lambda at=logits: _top_k(ops, at))
+
+
+def _argmax(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
+    logits = torch.randn(size)
+    return lambda: ops.argmax(logits)
+
+
+def _top_k(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
+    logits = torch.randn(size)
+    return lambda: ops.top_k(logits, _TOP_K)
+
+
+def _fp32(
+    kernel: str,
+    what: str,
+    tokens: int,
+    nbytes: int,
+    ops: int,
+    prepare: Callable[[], Callable[[], object]],
+) -> Case:
+    return Case(kernel, what, tokens, nbytes, ops, nbytes, "fma", prepare)

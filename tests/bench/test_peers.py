@@ -1,0 +1,124 @@
+"""The comparison with peers: turns, tables, and what is kept of a run."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.peers import processes
+from bench.peers.environments import SetupError, run_logged
+from bench.peers.report import rewrite, tables
+from bench.peers.results import Entry, Results, Section
+from bench.peers.rounds import alternate
+from bench.peers.worker import Worker
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    yield process
+    processes.end(process)
+
+
+def state(pid):
+    """As /proc says; X where there is no such process any more."""
+    return (processes._stat(pid) or "X")[0]
+
+
+def section(measure="decode", **entries):
+    return Section(measure, "q4_1", "2026-01-01", "a CPU", 2, entries, 10**8, 10**8)
+
+
+def test_turns_alternate_behind_one_that_does_not_count(sleeper):
+    log = []
+
+    def measure(name, entrant, turn):
+        assert state(entrant.pid) != "T"  # not held still
+        log.append((turn, name))
+        return {"value": turn}
+
+    outcomes = alternate({"a": sleeper, "b": sleeper}, 2, measure)
+    assert log == [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert [sample["value"] for sample in outcomes["a"].samples] == [1, 2]
+    assert len(outcomes["b"].others) == 2
+    os.waitpid(sleeper.pid, os.WUNTRACED)  # returns because it is stopped
+    assert state(sleeper.pid) == "T"
+
+
+def test_who_fails_is_out_and_the_others_go_on(sleeper):
+    def measure(name, entrant, turn):
+        if name == "a":
+            raise SetupError("no such thing")
+        return {}
+
+    outcomes = alternate({"a": sleeper, "b": sleeper}, 3, measure)
+    assert (outcomes["a"].error, outcomes["a"].samples) == ("no such thing", [])
+    assert len(outcomes["b"].samples) == 3
+
+
+def test_a_tree_has_the_children(sleeper):
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(processes.tree(parent.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child = processes.tree(parent.pid)[1]
+        assert processes.proportional_bytes(parent.pid) > processes.proportional_bytes(child) > 0
+    finally:
+        processes.end(parent)
+    while state(child) not in "ZX" and time.monotonic() < deadline:  # init may be slow to reap it
+        time.sleep(0.01)
+    assert state(child) in "ZX"
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.peers.worker.CACHE", tmp_path)
+    with pytest.raises(SetupError, match="the following arguments are required: --model"):
+        Worker(sys.executable, "pagoda_worker.py", [], {})
+
+
+def test_an_installation_that_fails_says_so_with_its_last_line(tmp_path):
+    command = [sys.executable, "-c", "print('first'); print('No space left'); exit(1)"]
+    with pytest.raises(SetupError, match="^No space left$"):
+        run_logged(command, tmp_path / "log")
+
+
+def test_tables_hold_medians_ranges_ratios_and_the_limit():
+    results = Results()
+    entries = {
+        "Pagoda": Entry([{"tok_s": 300.0}, {"tok_s": 310.0}, {"tok_s": 500.0}], flags="-t 2"),
+        "llama.cpp": Entry([{"tok_s": 155.0}]),
+        "vllm": Entry(error="No matching distribution"),
+        "read": Entry([{"gb_s": 62.0}]),
+    }
+    results.add(section(**entries))
+    text = tables(results)
+    assert "| q4_1 | Pagoda | 310 | 300-500 | 2.00 | 50 |" in text
+    assert "| q4_1 | vllm | not measured: No matching distribution |" in text
+    assert "| q4_1 | the limit | 620 | reads 62.0 GB/s [62.0-62.0] |" in text
+    assert "| Pagoda |  | -t 2 |" in text
+
+
+def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path):
+    results = Results()
+    results.add(section(Pagoda=Entry([{"tok_s": 1.0}]), old=Entry([{"tok_s": 1.0}])))
+    results.add(section(Pagoda=Entry([{"tok_s": 2.0}])))
+    path = tmp_path / "folder" / "results.json"
+    results.save(path)
+    assert json.loads(path.read_text())
+    (kept,) = Results.load(path).of("decode")
+    assert list(kept.entries) == ["Pagoda"]
+    assert kept.entries["Pagoda"].median("tok_s") == 2.0
+
+
+def test_only_the_part_between_the_marks_is_rewritten(tmp_path):
+    path = tmp_path / "cpu.md"
+    path.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    rewrite(path, "new\n")
+    assert path.read_text() == ("before\n<!-- measured -->\n\nnew\n\n<!-- /measured -->\nafter\n")
