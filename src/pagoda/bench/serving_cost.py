@@ -10,6 +10,7 @@ from pagoda.base.machine import cpu_seconds
 from pagoda.bench.client import LoadClient, Prompt
 from pagoda.bench.serverprocess import ServerProcess
 from pagoda.bench.sse import ServerError
+from pagoda.bench.stats import RequestRecord
 from pagoda.config.option import Options, option
 
 _ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -85,7 +86,7 @@ async def _measure(config: ServingCostConfig, server: ServerProcess, route: str)
     )
 
 
-async def _run(client: LoadClient, streams: int, tokens: int):  # type: ignore[no-untyped-def]
+async def _run(client: LoadClient, streams: int, tokens: int) -> list[RequestRecord]:
     prompt = Prompt(_TEXT * 2, 0, tokens)
     records = await asyncio.gather(*(client.send(prompt) for _ in range(streams)))
     for record in records:
@@ -95,15 +96,16 @@ async def _run(client: LoadClient, streams: int, tokens: int):  # type: ignore[n
 
 
 def serving_cost_table(config: ServingCostConfig, costs: Sequence[ServingCost]) -> str:
+    share = f"of a core at {config.rate:g} tok/s"
     lines = [
-        f"| route       | tok/s  | chunks/token | CPU us/token | of a core at {config.rate:g} tok/s |",
-        "|-------------|-------:|-------------:|-------------:|-------------------------:|",
+        f"| route       | tok/s  | chunks/token | CPU us/token | {share} |",
+        f"|-------------|-------:|-------------:|-------------:|{'-' * (len(share) + 1)}:|",
     ]
     for cost in costs:
         per_token = cost.microseconds_per_token
         lines.append(
             f"| {cost.route:<11} | {cost.tokens / cost.elapsed:6.0f} "
             f"| {cost.chunks / cost.tokens:12.2f} | {per_token:12.1f} "
-            f"| {per_token * config.rate / 1e6:24.1%} |"
+            f"| {per_token * config.rate / 1e6:{len(share)}.1%} |"
         )
     return "\n".join(lines)
