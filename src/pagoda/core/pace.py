@@ -10,9 +10,10 @@ from pagoda.core.step_time import StepCost, StepSize, StepTimes
 # The pace of fewer streams is that of so many. One or two alone run so fast that keeping a
 # prompt from them would cost every reply throughput and spare nobody a wait that he notices.
 _FEWEST_STREAMS = 8
-# A step takes so many tokens of a prompt whatever they take: prompts never starve, and where each
-# token costs the same this no more than doubles a step of eight streams.
-LEAST_PROMPT_TOKENS = 8
+# A step takes so many tokens of a prompt whatever they take, so that prompts never starve. Where
+# each token costs the same this adds half to a step of eight streams; where a prompt's context
+# makes its tokens cost four times as much, as measured at 4,000 tokens, it trebles one.
+LEAST_PROMPT_TOKENS = 4
 
 
 class StepRoom:
@@ -69,9 +70,12 @@ class StepRoom:
         self._size = size
         if not num_streams or math.isinf(min(limits.max_step_seconds, limits.max_step_growth)):
             return
-        self._cost = self._times.cost()
-        if self._cost is None:
-            self._cost = StepCost(per_token=1.0)  # Nothing is known: as if nothing were shared.
+        if self._times.wants_decode():
+            self._took_prompt, self._seconds = True, 0.0  # No prompt in this step.
+        # While nothing is known: as if nothing were shared.
+        self._cost = self._times.cost() or StepCost(per_token=1.0)
+        alone = self._times.cost(decodes=True) or self._cost
         scale = max(1.0, _FEWEST_STREAMS / num_streams)
-        alone = self._cost.seconds(StepSize(size.tokens * scale, size.pairs * scale))
-        self._seconds = min(limits.max_step_seconds, limits.max_step_growth * alone)
+        usual = alone.seconds(StepSize(size.tokens * scale, size.pairs * scale))
+        bound = min(limits.max_step_seconds, limits.max_step_growth * usual)
+        self._seconds = min(self._seconds, bound)

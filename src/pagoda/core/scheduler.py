@@ -16,7 +16,7 @@ from pagoda.core.progress import Progress
 from pagoda.core.queue import RequestQueue
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.sharing import PrefixesInFlight
-from pagoda.core.step_time import StepTimes, size_of
+from pagoda.core.step_time import StepTimes, only_decodes, size_of
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -158,7 +158,7 @@ class Scheduler:
         stats = self._stats
         stats.num_steps += 1
         if seconds is not None:
-            self._times.observe(size_of(plan), seconds)
+            self._times.observe(size_of(plan), seconds, only_decodes(plan))
         for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
             if req.status is RequestStatus.FINISHED:
                 continue

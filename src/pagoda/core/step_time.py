@@ -13,6 +13,11 @@ _SURE, _FASTEST = 8, 4.0
 # Weight that a class loses with each step of others. What the classes of today leave open is
 # decided by the old ones, so that a weight never fades away entirely.
 _FADE, _LEAST_WEIGHT = 0.98, 1e-3
+# Beside prompts without end, a step in so many leaves them out to see what streams alone take.
+_DECODE_PERIOD = 64
+# A class that was not seen for so many steps counts its next step at most this much: its pace may
+# have changed.
+_LONG_AGO, _FRESH_SHARE = 256, 0.25
 # Classes that are kept: a long prompt beside streams passes through about a dozen.
 _MOST_CLASSES = 32
 # Sets of unknowns, the whole one first; shares of the squares that are rounding.
@@ -29,6 +34,11 @@ class StepSize(NamedTuple):
         """With `num_tokens` more of a request that has computed `start` tokens."""
         pairs = num_tokens * (start + (num_tokens + 1) / 2)
         return StepSize(self.tokens + num_tokens, self.pairs + pairs)
+
+
+def only_decodes(plan: StepPlan) -> bool:
+    """Whether each request gets its next token and none reads a prompt."""
+    return all(len(planned.draft_token_ids) + 1 == planned.num_tokens for planned in plan.requests)
 
 
 def size_of(plan: StepPlan) -> StepSize:
@@ -69,20 +79,26 @@ class StepTimes:
 
     Steps are kept in classes of like size (powers of two, in tokens and in context), each with
     its mean size and its mean speed. So a thousand steps of one kind do not wear out what is
-    known of the others, and both remain known while only mixed ones run. Means of speed (1 /
-    seconds) hardly notice a step that was descheduled: one of ten times the length counts as one
-    of 1.06 times.
+    known of the others. Means of speed (1 / seconds) hardly notice a step that was descheduled:
+    one of ten times the length counts as one of 1.06 times.
+
+    Steps that only decode have a cost of their own: runners prepare and capture those, and the
+    same number of tokens may cost half of what it does beside a prompt.
     """
 
     def __init__(self) -> None:
-        self._classes: dict[tuple[int, int], _Class] = {}
+        self._classes: dict[tuple[bool, int, int], _Class] = {}
         self._num_steps = 0
+        self._last_decode = 0
 
-    def observe(self, size: StepSize, seconds: float) -> None:
+    def observe(self, size: StepSize, seconds: float, decodes: bool = False) -> None:
         if size.tokens < 1 or seconds <= 0:
             return
         self._num_steps += 1
-        key = (round(size.tokens).bit_length(), round(size.pairs / size.tokens).bit_length())
+        if decodes:
+            self._last_decode = self._num_steps
+        context = round(size.pairs / size.tokens)
+        key = (decodes, round(size.tokens).bit_length(), context.bit_length())
         known = self._classes.pop(key, None)
         if known is None:
             known = _Class(size, 1 / seconds)
@@ -91,14 +107,25 @@ class StepTimes:
         known.add(size, 1 / seconds, self._num_steps)
         self._classes[key] = known
 
-    def cost(self) -> StepCost | None:
-        """The cost that fits best, errors counted relative to each time; None without any step."""
+    def wants_decode(self) -> bool:
+        """Whether the next step should only decode, since none has for long. Asking counts."""
+        wants = self._num_steps - self._last_decode >= _DECODE_PERIOD
+        if wants:
+            self._last_decode = self._num_steps
+        return wants
+
+    def cost(self, decodes: bool = False) -> StepCost | None:
+        """The cost, of steps that only decode or of the others, that fits best, errors counted
+        relative to each time. Steps of the other kind decide what those of this one leave open.
+        None without any step."""
         if not self._classes:
             return None
         rows = []
-        for known in self._classes.values():
+        for key, known in self._classes.items():
             age = self._num_steps - known.last_step
             weight = max(_LEAST_WEIGHT, _FADE**age) * min(known.count, _MEMORY)
+            if key[0] != decodes:
+                weight *= _LEAST_WEIGHT
             # Divided by its seconds, every class has the target 1.
             speed = known.speed
             rows.append((weight, (known.tokens * speed, speed, known.pairs * speed)))
@@ -118,8 +145,9 @@ class _Class:
 
     def add(self, size: StepSize, speed: float, step: int) -> None:
         self.count += 1
+        age = step - self.last_step
         self.last_step = step
-        share = 1 / min(self.count, _MEMORY)
+        share = max(1 / min(self.count, _MEMORY), min(_FRESH_SHARE, age / _LONG_AGO))
         self.tokens += share * (size.tokens - self.tokens)
         self.pairs += share * (size.pairs - self.pairs)
         if self.count > _SURE:

@@ -223,11 +223,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 prompts = prompts.plus(start, count)
         if not streams.tokens or prompts.tokens <= LEAST_PROMPT_TOKENS:
             return
-        cost = self.scheduler._times.cost() or StepCost(1.0)
+        times = self.scheduler._times
+        cost = times.cost() or StepCost(1.0)
         step = StepSize(*map(sum, zip(streams, prompts, strict=True)))
         # Fewer than eight streams have the pace of eight; one token of a prompt is never counted.
         scale = max(1.0, 8 / streams.tokens)
-        alone = cost.seconds(StepSize(streams.tokens * scale, streams.pairs * scale))
+        usual = times.cost(decodes=True) or cost
+        alone = usual.seconds(StepSize(streams.tokens * scale, streams.pairs * scale))
         slack = cost.seconds(StepSize(step.tokens + 1, step.pairs + MAX_MODEL_LEN))
         assert cost.seconds(step) <= limits.max_step_growth * alone + slack - cost.seconds(step)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.core.plan import PlannedRequest, StepPlan
-from pagoda.core.step_time import StepCost, StepSize, StepTimes, size_of
+from pagoda.core.step_time import StepCost, StepSize, StepTimes, only_decodes, size_of
 
 LAPTOP = StepCost(per_token=2.6e-4, base=1.9e-3, per_pair=6e-8)
 SIZES = [StepSize(n, n * context) for n in (1, 8, 40, 200, 512) for context in (30, 500, 3000)]
@@ -104,6 +104,31 @@ def test_decode_steps_are_not_forgotten_while_only_mixed_ones_run():
     for _ in range(5000):
         times.observe(mixed, LAPTOP.seconds(mixed))
     assert times.cost().seconds(decode) == pytest.approx(LAPTOP.seconds(decode), rel=0.05)
+
+
+def test_steps_that_only_decode_have_a_cost_of_their_own():
+    """As where a runner captures them: the same size, at half the time."""
+    times = StepTimes()
+    for _ in range(20):
+        for size in SIZES:
+            times.observe(size, LAPTOP.seconds(size))
+            if size.tokens <= 40:
+                times.observe(size, LAPTOP.seconds(size) / 2, decodes=True)
+    size = StepSize(8, 4000)
+    assert times.cost().seconds(size) == pytest.approx(LAPTOP.seconds(size), rel=0.02)
+    assert times.cost(decodes=True).seconds(size) == pytest.approx(
+        LAPTOP.seconds(size) / 2, rel=0.02
+    )
+
+
+def test_a_step_in_many_is_to_decode_only():
+    times, size = StepTimes(), StepSize(40, 4000)
+    asked = []
+    for _ in range(200):
+        times.observe(size, 0.01, decodes=times.wants_decode())
+        asked.append(times._last_decode)
+    assert len(set(asked)) == 1 + 3
+    assert only_decodes(StepPlan(step_id=1))
 
 
 def test_memory_is_bounded():
