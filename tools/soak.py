@@ -9,7 +9,6 @@ is left: blocks in use, requests, open files, memory, and the CPU time of a serv
 
 import argparse
 import asyncio
-import os
 import random
 import re
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from pagoda.base.machine import anonymous_bytes
+from pagoda.base.machine import anonymous_bytes, cpu_seconds
 from pagoda.base.units import format_bytes
 from pagoda.bench.serverprocess import ServerProcess
 from pagoda.bench.sse import ServerError, events
@@ -172,19 +171,11 @@ def process_tree(pid: int) -> list[int]:
     return [pid, *(child for child, parent in parents.items() if parent == pid)]
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def idle_share(pids: list[int], seconds: float) -> float:
     """The processes' share of one core while nobody asks them anything."""
-    begun, spent = time.monotonic(), cpu_seconds(pids)
+    begun, spent = time.monotonic(), sum(map(cpu_seconds, pids))
     time.sleep(seconds)
-    return (cpu_seconds(pids) - spent) / (time.monotonic() - begun)
+    return (sum(map(cpu_seconds, pids)) - spent) / (time.monotonic() - begun)
 
 
 def open_files(pids: list[int]) -> int:

@@ -66,7 +66,7 @@ def test_every_command_has_help(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: pagoda {name}")
 
 
-@pytest.mark.parametrize("kind", ["serve", "latency", "throughput", "llama-bench"])
+@pytest.mark.parametrize("kind", ["serve", "latency", "throughput", "serving-cost", "llama-bench"])
 def test_every_bench_has_help(kind, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["bench", kind, "--help"])

@@ -52,6 +52,29 @@ def test_results_that_come_a_plan_late_give_the_same_tokens():
     assert_all_blocks_free(core)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_scheduler_is_told_what_each_step_took(depth, monkeypatch):
+    """In flight behind another, a step begins when that one ends."""
+    clock = [100.0]
+    monkeypatch.setattr("pagoda.engine.core.time.perf_counter", lambda: clock[0])
+
+    class SlowRunner(CountingRunner):
+        def execute(self, plan):
+            clock[0] += 0.25
+            return super().execute(plan)
+
+    executor = LocalExecutor(SlowRunner()) if depth == 1 else LateExecutor(SlowRunner())
+    core = EngineCore(make_scheduler(), executor, steps_in_flight=depth)
+    told = []
+    commit = core.scheduler.commit
+    core.scheduler.commit = lambda plan, result, seconds: (
+        told.append(seconds) or commit(plan, result, seconds)
+    )
+    core.handle(request("a", [1, 2, 3]))
+    run(core)
+    assert told == [0.25] * 5
+
+
 def test_abort_between_plan_and_late_result():
     core = EngineCore(make_scheduler(), LateExecutor(CountingRunner()), steps_in_flight=2)
     core.handle(request("a", [1, 2, 3], max_tokens=40))

@@ -48,6 +48,12 @@ def resident_bytes(pid: int | str = "self") -> int:
     return _status_bytes(pid, "VmRSS")
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time that all threads of a process have taken so far, in user code and for it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def anonymous_bytes(pid: int | str = "self") -> int:
     """Resident memory of a process that is its own: no file pages, no shared memory."""
     return _status_bytes(pid, "RssAnon")

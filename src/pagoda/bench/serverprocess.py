@@ -16,8 +16,11 @@ _READY = re.compile(r"Ready: (.+) at (http://\S+)/v1( \(.*\))?$")
 class ServerProcess:
     """Started at once; as a context manager it is stopped at the end, whatever happens."""
 
-    def __init__(self, words: Sequence[str], **environment: str):
-        """`words` follow `pagoda serve`; `environment` are changes to this process's own."""
+    def __init__(
+        self, words: Sequence[str], command: Sequence[str] = ("pagoda", "serve"), **environment: str
+    ):
+        """`words` follow `pagoda serve`, or the module and its first words in `command`;
+        `environment` are changes to this process's own."""
         self.name = ""
         """The model's name in the API, once ready."""
         self.url = ""
@@ -25,7 +28,7 @@ class ServerProcess:
         self.log: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pagoda", "serve", *words],
+            [sys.executable, "-m", *command, *words],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
             env=child_environment(**environment),
         )  # fmt: skip

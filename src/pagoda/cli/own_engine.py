@@ -26,8 +26,9 @@ def add_own_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["BenchEngine"]:
-    """The engine of the flags. Unless they say otherwise its context is `max_model_len` and
-    equal prefixes are computed again, so that a repeated run measures the same work.
+    """The engine of the flags. Unless they say otherwise its context is `max_model_len`,
+    equal prefixes are computed again, so that a repeated run measures the same work, and steps
+    take whatever they take, for nobody reads along.
 
     Raises ConfigError where the longest request, `max_model_len` tokens, does not fit.
     """
@@ -38,13 +39,15 @@ def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["Ben
     for line in answers(args):
         get_logger("cli.bench").warning("%s", line)
     config = engine_config(args)
-    model, cache = fetch_model(config.model), config.cache
+    model, cache, scheduler = fetch_model(config.model), config.cache, config.scheduler
     _check_length(model, max_model_len)
     if model.max_model_len is None:
         model = dataclasses.replace(model, max_model_len=max_model_len)
     if not hasattr(args, "enable_prefix_caching"):
         cache = dataclasses.replace(cache, enable_prefix_caching=False)
-    config = dataclasses.replace(config, model=model, cache=cache)
+    if not hasattr(args, "max_step_ms"):
+        scheduler = dataclasses.replace(scheduler, max_step_ms=0)
+    config = dataclasses.replace(config, model=model, cache=cache, scheduler=scheduler)
     engine = BenchEngine.start(config)
     try:
         _refuse_beyond(engine.ready.max_model_len, max_model_len)

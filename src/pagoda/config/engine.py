@@ -15,6 +15,19 @@ def _length(text: str) -> int | str:
     return "auto" if text in ("auto", "-1") else parse_size(text)
 
 
+def _step_bound(text: str) -> float | str:
+    if text == "auto":
+        return text
+    value = float(text.removesuffix("x"))
+    if not math.isfinite(value):
+        raise ValueError("write a number of milliseconds, a multiple such as 2.5x, or 0")
+    if not text.endswith("x"):
+        return value
+    if value <= 1:
+        raise ValueError("a multiple must be above 1x; 0 is no limit")
+    return f"{value:g}x"
+
+
 def _json_object(text: str) -> dict[str, object]:
     value = json.loads(text)
     if not isinstance(value, dict):
@@ -133,6 +146,14 @@ class SchedulerConfig(Options):
     enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens one request takes in a step; 0 is no limit.", bounds=_AT_LEAST_0
+    )
+    max_step_ms: float | str = option(
+        "auto",
+        "Most time of a step while replies are being generated; prompts are split to keep it, as "
+        "far as measured steps foretell. Milliseconds; or a multiple such as `2.5x` of what the "
+        "step takes without prompts (and with eight replies, if there are fewer); 0 is no limit.",
+        parse=_step_bound,
+        bounds=_AT_LEAST_0,
     )
     scheduling_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
 from pagoda.core.limits import SchedulerLimits
+from pagoda.core.pace import StepRoom
 from pagoda.core.request import Request
 from pagoda.core.sharing import PrefixesInFlight
 
@@ -56,7 +57,7 @@ class Admission:
             req.num_expected_tokens, self._limits.max_num_batched_tokens
         )
 
-    def consider(self, req: Request, budget: int, spare: int) -> Start | Refusal:
+    def consider(self, req: Request, room: StepRoom, spare: int) -> Start | Refusal:
         # A preempted request whose last plans are still in flight may have nothing to compute
         # (its final token is coming), or not know where it stands (drafts).
         if req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
@@ -68,12 +69,15 @@ class Admission:
             return Refusal.LATER
         missing = req.num_expected_tokens - hit.num_tokens
         whole = missing <= self._limits.max_num_batched_tokens
-        if not self._limits.enable_chunked_prefill and whole and missing > budget:
+        if not self._limits.enable_chunked_prefill and whole and missing > room.tokens:
+            return Refusal.FULL
+        num_tokens = room.prompt_tokens(hit.num_tokens, missing)
+        if num_tokens <= 0:
             return Refusal.FULL
         num_blocks = self._required(req) - self._kv.blocks_shared(hit)
         if num_blocks > spare:
             return Refusal.FULL
-        return Start(hit, self._limits.chunk(missing, budget), num_blocks)
+        return Start(hit, num_tokens, num_blocks)
 
     def _match(self, req: Request) -> PrefixHit:
         """The cached prefix. At least the last token is left to compute, for its logits. Sets

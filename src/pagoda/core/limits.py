@@ -1,5 +1,6 @@
 """What the scheduler may do in a step, and which requests it can serve at all."""
 
+import math
 from dataclasses import dataclass
 
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
@@ -23,6 +24,10 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     """False starts a prompt only when it fits the step's budget whole. One that is larger than
     the whole budget is split all the same."""
+    max_step_seconds: float = math.inf
+    """While requests generate, prompts are split so that a step is predicted to take no longer,"""
+    max_step_growth: float = math.inf
+    """and no more than so many times what it would take without them."""
 
     def __post_init__(self) -> None:
         if min(self.max_num_reqs, self.max_num_batched_tokens, self.max_model_len) < 1:

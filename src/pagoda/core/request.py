@@ -102,6 +102,12 @@ class Request:
         return self.status is RequestStatus.RUNNING
 
     @property
+    def is_stream(self) -> bool:
+        """All but its last token is computed, and the prompt is: a step gives it its next token."""
+        missing = self.num_expected_tokens - self.num_computed_tokens
+        return self.generates and missing <= 1 and self.num_computed_tokens >= self.prompt_len
+
+    @property
     def num_placeholders(self) -> int:
         """Tokens that plans in flight are sampling, at most."""
         return self.num_expected_tokens - len(self.token_ids)

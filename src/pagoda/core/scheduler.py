@@ -10,11 +10,13 @@ from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.core.pace import StepRoom
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.progress import Progress
 from pagoda.core.queue import RequestQueue
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.sharing import PrefixesInFlight
+from pagoda.core.step_time import StepTimes, only_decodes, size_of
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -44,6 +46,7 @@ class Scheduler:
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
+        self._times = StepTimes()
         self._in_flight: dict[int, list[Request]] = {}
         self._freed: list[str] = []
         self._num_arrived = 0
@@ -131,9 +134,10 @@ class Scheduler:
         arrives. Rows of ended requests are reported in the next plan that computes something."""
         plan = StepPlan(step_id=self._step_id + 1)
         in_flight: list[Request] = []
-        budget, preempted = self._plan_running(plan, in_flight)
+        room = StepRoom(self.limits, self._times, self._running)
+        preempted = self._plan_running(plan, in_flight, room)
         if not (preempted and in_flight):
-            self._plan_waiting(plan, in_flight, budget)
+            self._plan_waiting(plan, in_flight, room)
         if not in_flight:
             return None
         self._step_id = plan.step_id
@@ -141,15 +145,20 @@ class Scheduler:
         plan.freed, self._freed = self._freed, []
         return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[RequestDelta]:
+    def commit(
+        self, plan: StepPlan, result: StepResult, seconds: float | None = None
+    ) -> list[RequestDelta]:
         """Take in a plan's result: what clients are to be told.
 
-        Results of requests that are gone, even if their id is taken again, change nothing.
+        `seconds` is what the step took, where that tells of other steps. Results of requests
+        that are gone, even if their id is taken again, change nothing.
         """
         results = {entry.req_id: entry for entry in result.results}
         deltas = []
         stats = self._stats
         stats.num_steps += 1
+        if seconds is not None:
+            self._times.observe(size_of(plan), seconds, only_decodes(plan))
         for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
             if req.status is RequestStatus.FINISHED:
                 continue
@@ -208,9 +217,8 @@ class Scheduler:
             if not 0 <= req.num_computed_tokens <= req.tables.capacity:
                 raise RuntimeError(f"Request {req.req_id} computed more than its blocks hold.")
 
-    def _plan_running(self, plan: StepPlan, in_flight: list[Request]) -> tuple[int, bool]:
-        """Plan the running requests: (tokens left in the budget, whether any was preempted)."""
-        budget = self.limits.max_num_batched_tokens
+    def _plan_running(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> bool:
+        """Plan the running requests; whether any was preempted."""
         behind = len(self._running)
         num_preemptions = self._stats.num_preemptions
         for req in self._running:
@@ -218,31 +226,40 @@ class Scheduler:
             missing = req.num_expected_tokens - req.num_computed_tokens
             if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
                 continue
-            if budget <= 0:
+            if room.tokens <= 0:
                 break
-            if missing > 1 or req.draft_token_ids:
+            is_prompt = missing > 1
+            if is_prompt or req.draft_token_ids:
                 # A token of the budget is left for each request behind, so that a long prompt
                 # does not stop those that generate.
-                missing = self._chunk(req, missing, max(1, budget - behind))
+                missing = self._chunk(req, missing, room, min(behind, room.tokens - 1))
+                if not missing:
+                    continue
             blocks = self._no_blocks
             if req.num_computed_tokens + missing > req.tables.capacity:
                 grown = self._grow(req, req.num_computed_tokens + missing)
                 if grown is None:
                     break
                 blocks = grown
-            budget -= missing
+            if is_prompt:
+                room.take_prompt(req.num_computed_tokens, missing)
+            else:
+                room.take(missing)
             plan.requests.append(self._advance(req, missing, blocks))
             in_flight.append(req)
-        return budget, self._stats.num_preemptions > num_preemptions
+        return self._stats.num_preemptions > num_preemptions
 
-    def _chunk(self, req: Request, missing: int, budget: int) -> int:
+    def _chunk(self, req: Request, missing: int, room: StepRoom, reserved: int) -> int:
         """Tokens to compute of a request that misses several or has drafts; trims the drafts."""
-        num_tokens = self.limits.chunk(missing, budget)
+        num_tokens = 1
+        if missing > 1:
+            num_tokens = room.prompt_tokens(req.num_computed_tokens, missing, reserved)
         if req.draft_token_ids:
-            room = min(budget - num_tokens, req.compute_limit - req.num_expected_tokens)
+            most = room.tokens - reserved - num_tokens
+            most = min(most, req.compute_limit - req.num_expected_tokens)
             if num_tokens < missing or req.num_placeholders:
-                room = 0  # They would not follow the last token computed, or guess a known one.
-            del req.draft_token_ids[max(0, room) :]
+                most = 0  # They would not follow the last token computed, or guess a known one.
+            del req.draft_token_ids[max(0, most) :]
             end = req.num_computed_tokens + num_tokens + len(req.draft_token_ids)
             if not self.kv.has_room(req.tables, end):
                 req.draft_token_ids = []  # Nobody is preempted for a guess.
@@ -258,15 +275,15 @@ class Scheduler:
                 return None
         return blocks
 
-    def _plan_waiting(self, plan: StepPlan, in_flight: list[Request], budget: int) -> None:
+    def _plan_waiting(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> None:
         running, waiting = self._running, self._waiting
-        if budget <= 0 or not len(waiting) or len(running) >= self.limits.max_num_reqs:
+        if room.tokens <= 0 or not len(waiting) or len(running) >= self.limits.max_num_reqs:
             return
         spare = self._admission.spare_blocks(running)
         index = 0
-        while index < len(waiting) and budget > 0 and len(running) < self.limits.max_num_reqs:
+        while index < len(waiting) and room.tokens > 0 and len(running) < self.limits.max_num_reqs:
             req = waiting[index]
-            start = self._admission.consider(req, budget, spare)
+            start = self._admission.consider(req, room, spare)
             if start is Refusal.LATER:
                 index += 1
             elif isinstance(start, Start):
@@ -274,7 +291,7 @@ class Scheduler:
                                         req_id=req.req_id))  # fmt: skip
                 plan.requests.append(self._start(req, start))
                 in_flight.append(req)
-                budget -= start.num_tokens
+                room.take_prompt(start.hit.num_tokens, start.num_tokens)
                 spare -= start.num_blocks + 1  # The one it will grow into.
             else:
                 break

@@ -28,10 +28,12 @@ class LaunchOptions:
     log_format: str = "text"
     startup_timeout: float = 0.0
     """Seconds; 0 waits for ever."""
+    module: str = "pagoda.engine.process"
+    """What runs there; a bench has an engine of its own that computes nothing."""
 
 
 class EngineChild:
-    """Starts `pagoda.engine.process` at once; torch is imported there and never here."""
+    """Starts the engine process at once; torch is imported there and never here."""
 
     def __init__(self, config: EngineConfig, options: LaunchOptions):
         launched_at = time.time()
@@ -39,7 +41,7 @@ class EngineChild:
         self.end = ClientEnd(self.folder)
         # -P: a file named torch.py in the working folder must not be imported.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pagoda.engine.process"], stdin=subprocess.PIPE
+            [sys.executable, "-P", "-m", options.module], stdin=subprocess.PIPE
         )
         self._finalizer = weakref.finalize(self, _clean_up, self.process, self.folder)
         launch = Launch(

@@ -31,6 +31,7 @@ from pagoda.core.messages import (
     UtilityResult,
 )
 from pagoda.engine.child import EngineChild, LaunchOptions
+from pagoda.engine.deltas import merged
 from pagoda.engine.progress import StartupDisplay
 
 log = get_logger(__name__)
@@ -50,11 +51,40 @@ State = Literal["starting", "ready", "dead", "stopped"]
 Progress = Callable[[EngineProgress], None]
 
 
-class _Death:
-    """The last item of a stream whose engine ended; each stream raises an error of its own."""
+class _Stream:
+    """What arrived for one request, merged into one delta until its reader takes it.
 
-    def __init__(self, cause: str):
-        self.cause = cause
+    A reader that is slow makes the delta longer; nothing piles up.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._delta: RequestDelta | None = None
+        self._death: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: RequestDelta) -> None:
+        self._delta = delta if self._delta is None else merged(self._delta, delta)
+        self._wake()
+
+    def end(self, cause: str) -> None:
+        """The engine ended: the reader is told after what came before."""
+        self._death = cause
+        self._wake()
+
+    async def take(self) -> RequestDelta:
+        """Wait for what comes next; EngineDeadError, one for each stream, at the end."""
+        while self._delta is None:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        delta, self._delta = self._delta, None
+        return delta
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class EngineClient:
@@ -75,7 +105,7 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settled = asyncio.Event()
         self._exited = asyncio.Event()
-        self._streams: dict[str, asyncio.Queue[RequestDelta | _Death]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count(1)
         self._progress: Progress | None = None
@@ -130,7 +160,8 @@ class EngineClient:
         return self.ready
 
     async def generate(self, req: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Send `req` and yield what each step adds to it; the last delta has a finish_reason.
+        """Send `req` and yield what was added to it since the last look, one step's work or
+        several; the last delta has a finish_reason.
 
         Closing the iterator early aborts the request. Use an id once only: what a closed request
         still sends would be taken for the next one's. Raises EngineDeadError when the engine is
@@ -139,20 +170,21 @@ class EngineClient:
         self._require_ready()
         if req.req_id in self._streams:
             raise RequestError(f"A request with the id {req.req_id!r} is already running.")
-        queue: asyncio.Queue[RequestDelta | _Death] = asyncio.Queue()
-        self._streams[req.req_id] = queue
+        stream = _Stream(asyncio.get_running_loop())
+        self._streams[req.req_id] = stream
         running = True
         try:
             self._child.end.send(req)
             while running:
-                item = await queue.get()
-                if isinstance(item, _Death):
+                try:
+                    delta = await stream.take()
+                except EngineDeadError:
                     running = False
-                    raise EngineDeadError(item.cause)
-                running = item.finish_reason is None
-                yield item
+                    raise
+                running = delta.finish_reason is None
+                yield delta
         finally:
-            if self._streams.get(req.req_id) is queue:
+            if self._streams.get(req.req_id) is stream:
                 del self._streams[req.req_id]
             if running:
                 await self.abort([req.req_id])
@@ -244,9 +276,9 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self.stats = message.stats
             for delta in message.deltas:
-                queue = self._streams.get(delta.req_id)
-                if queue is not None:
-                    queue.put_nowait(delta)
+                stream = self._streams.get(delta.req_id)
+                if stream is not None:
+                    stream.put(delta)
         elif isinstance(message, UtilityResult):
             self._resolve(message)
         elif isinstance(message, EngineProgress):
@@ -318,8 +350,8 @@ class EngineClient:
             self._watch(self._child)
 
     def _end_streams(self, cause: str) -> None:
-        for queue in self._streams.values():
-            queue.put_nowait(_Death(cause))
+        for stream in self._streams.values():
+            stream.end(cause)
         self._streams.clear()
         for future in self._calls.values():
             if not future.done():

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from pagoda.base.errors import EngineDeadError, RequestError
 from pagoda.base.log import get_logger
@@ -25,9 +25,17 @@ from pagoda.engine.executor import Executor
 log = get_logger(__name__)
 
 
-class _Step(NamedTuple):
-    plan: StepPlan
-    future: Future[StepResult]
+class _Step:
+    """A plan under way since `begun`; all times are time.perf_counter()."""
+
+    def __init__(self, plan: StepPlan, future: Future[StepResult], begun: float):
+        self.plan = plan
+        self.future = future
+        self.begun = self.ended = begun
+        future.add_done_callback(self._end)
+
+    def _end(self, _: Future[StepResult]) -> None:
+        self.ended = time.perf_counter()
 
 
 class EngineCore:
@@ -45,6 +53,7 @@ class EngineCore:
         self._deltas: list[RequestDelta] = []
         self._faults = 0
         self._step_seconds = 0.0
+        self._last_ended = 0.0
         self.stalled = False
         """The last `step` found requests, but nothing that could be scheduled."""
         self._utilities: dict[str, Callable[..., Any]] = {
@@ -75,7 +84,8 @@ class EngineCore:
         plan = self.scheduler.schedule()
         self.stalled = plan is None and not self._in_flight
         if plan is not None:
-            self._in_flight.append(_Step(plan, self._execute(plan)))
+            started = time.perf_counter()
+            self._in_flight.append(_Step(plan, self._execute(plan), started))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._deltas += self._commit(self._in_flight.popleft())
         deltas, self._deltas = self._deltas, []
@@ -126,9 +136,12 @@ class EngineCore:
 
     def _commit(self, step: _Step) -> list[RequestDelta]:
         error = step.future.exception()
+        # A step in flight behind another begins when that one ends.
+        seconds = step.ended - max(step.begun, self._last_ended)
+        self._last_ended = step.ended
         if error is None:
             self._faults = 0
-            return self.scheduler.commit(step.plan, step.future.result())
+            return self.scheduler.commit(step.plan, step.future.result(), seconds)
         return self._fail(step.plan, error)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestDelta]:

@@ -36,6 +36,8 @@ class LLM:
     """
 
     def __init__(self, model: str, tokenizer: str | None = None, **options: Any):
+        # Nobody reads along here, so that prompts need not wait for replies.
+        options = {"max_step_ms": 0, **options}
         config = engine_config({"model": model, "tokenizer": tokenizer, **options})
         self._config = replace(config, model=fetch_model(config.model))
         self._text = load_text_side(self._config.model)

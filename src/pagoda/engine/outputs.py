@@ -84,6 +84,11 @@ class OutputProcessor:
         ids = output.token_ids
         if output.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
             ids = ids[:-1]  # the token that ended it is no text
+        if not self._sampling.stop:
+            output.text = detokenizer.append(ids)
+            if output.finish_reason is not None:
+                output.text += detokenizer.finish()
+            return
         for count, token in enumerate(ids, start=1):
             self._num_tokens += 1
             self._feed(output, detokenizer.append([token]))

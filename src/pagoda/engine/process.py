@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,12 +17,14 @@ import msgspec
 
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
     AddRequest,
     ClientMessage,
     EngineDied,
     EngineMessage,
     EngineProgress,
+    EngineReady,
     RequestDelta,
     Shutdown,
     StepOutputs,
@@ -101,7 +105,11 @@ class EngineLoop:
             self._end.send(StepOutputs(deltas, self._core.stats()))
 
 
-def main() -> NoReturn:
+Start = Callable[[EngineConfig, Callable[[EngineMessage], None]], tuple[EngineCore, EngineReady]]
+
+
+def main(start: Start | None = None) -> NoReturn:
+    """The whole process. `start` makes the engine, by default `start_engine`."""
     # The parent coordinates an interrupt of the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -114,7 +122,7 @@ def main() -> NoReturn:
     end = EngineEnd(folder)
     code = 0
     try:
-        _serve(launch, end)
+        _serve(launch, end, start)
     except Exception as error:
         cause = describe(error)
         if not isinstance(error, PagodaError):
@@ -126,7 +134,7 @@ def main() -> NoReturn:
     _leave(code)
 
 
-def _serve(launch: Launch, end: EngineEnd) -> None:
+def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
     def give_up(reason: str) -> None:
         log.error("%s", reason)
         end.send_from_thread(EngineDied(reason))
@@ -142,9 +150,11 @@ def _serve(launch: Launch, end: EngineEnd) -> None:
 
     # Imported here: startup brings most of Pagoda, and the client should hear of us before that.
     report(EngineProgress("import"))
-    from pagoda.engine.startup import start_engine
+    if start is None:
+        from pagoda.engine.startup import start_engine
 
-    core, ready = start_engine(launch.config, report, launched_at=launch.launched_at)
+        start = partial(start_engine, launched_at=launch.launched_at)
+    core, ready = start(launch.config, report)
     watchdog.disarm()
     # What start-up made stays: keep it out of every later collection.
     gc.collect()

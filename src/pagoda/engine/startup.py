@@ -228,6 +228,7 @@ def _make_scheduler(spec: ModelSpec, resolution: Resolution) -> Scheduler:
         policy=config.scheduler.scheduling_policy,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        **_step_bound(config.scheduler.max_step_ms),
     )
     cache = KVCacheManager(
         kv_groups(spec, config.cache.block_size),
@@ -235,6 +236,13 @@ def _make_scheduler(spec: ModelSpec, resolution: Resolution) -> Scheduler:
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     return Scheduler(limits, cache)
+
+
+def _step_bound(bound: float | str) -> dict[str, float]:
+    """`max_step_ms` as SchedulerLimits has it."""
+    if isinstance(bound, str):
+        return {"max_step_growth": float(bound.removesuffix("x"))}
+    return {"max_step_seconds": bound / 1000} if bound else {}
 
 
 def _resolved(value: int | str | None) -> int:

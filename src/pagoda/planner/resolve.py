@@ -25,6 +25,9 @@ _KV_DTYPES = {"int8_per_token_head": "int8"}
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
 _CPU_RESERVE = 512 << 20
+# Beside a long prompt the slowest steps of running replies are to stay within three times their
+# own; predictions of a step's time are good to about a fifth of it.
+_STEP_BOUND = "2.5x"
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,13 @@ def _resolve_scheduler(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {reqs}; "
             "every running request needs one token per step."
         )
-    scheduler = replace(config.scheduler, max_num_seqs=reqs, max_num_batched_tokens=tokens)
+    bound = config.scheduler.max_step_ms
+    if bound == "auto":
+        bound = _STEP_BOUND
+        reasons.append(Reason("max_step_ms", bound, "a prompt slows running replies by no more"))
+    scheduler = replace(
+        config.scheduler, max_num_seqs=reqs, max_num_batched_tokens=tokens, max_step_ms=bound
+    )
     return replace(config, scheduler=scheduler)
 
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
+from pagoda.engine.deltas import merged
 from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
@@ -80,11 +81,8 @@ class Generation:
             OutputProcessor(self._served.tokenizer, self.sampling, self.prompt_ids(i))
             for i in range(self.num_choices)
         ]
-        inbox = _Inbox()
-        tasks = [
-            inbox.start(i, self._served.client.generate(request))
-            for i, request in enumerate(self._requests)
-        ]
+        generate = self._served.client.generate
+        inbox = _inbox([generate(request) for request in self._requests])
         try:
             running = set(range(self.num_choices))
             while running:
@@ -96,13 +94,11 @@ class Generation:
                     batch.append((index, output))
                     if output.finish_reason is not None:
                         running.discard(index)
-                        tasks[index].cancel()
+                        inbox.drop(index)
                 if batch:
                     yield batch
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await inbox.close()
             for timer in self._timers:
                 timer.close()
 
@@ -116,22 +112,49 @@ class Generation:
         return output
 
 
-class _Inbox:
+Deltas = AsyncGenerator[RequestDelta, None]
+
+
+def _inbox(sources: list[Deltas]) -> "_Single | _Merged":
+    return _Single(sources[0]) if len(sources) == 1 else _Merged(sources)
+
+
+class _Single:
+    """The deltas of the one choice that most requests have, without a task beside the reader's."""
+
+    def __init__(self, source: Deltas):
+        self._source = source
+
+    async def take(self) -> list[tuple[int, RequestDelta]]:
+        return [(0, await anext(self._source))]
+
+    def drop(self, index: int) -> None:
+        """Closing is near."""
+
+    async def close(self) -> None:
+        await self._source.aclose()
+
+
+class _Merged:
     """Deltas of a few engine requests, merged per request until they are taken.
 
     A reader that is slow makes entries longer, never more of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sources: list[Deltas]) -> None:
         self._pending: dict[int, RequestDelta] = {}
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
+        self._tasks = [self._start(index, source) for index, source in enumerate(sources)]
 
-    def start(self, index: int, deltas: AsyncGenerator[RequestDelta, None]) -> "asyncio.Task[None]":
-        """Collect `deltas` in a task; cancelling it closes them."""
-        task = asyncio.create_task(self._fill(index, deltas))
-        task.add_done_callback(self._ended)
-        return task
+    def drop(self, index: int) -> None:
+        """Abort a choice that is complete, unless the engine ended it."""
+        self._tasks[index].cancel()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def take(self) -> list[tuple[int, RequestDelta]]:
         """What arrived since the last call, after waiting for it.
@@ -148,41 +171,22 @@ class _Inbox:
             self._changed.set()
         return taken
 
-    async def _fill(self, index: int, deltas: AsyncGenerator[RequestDelta, None]) -> None:
+    def _start(self, index: int, deltas: Deltas) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._fill(index, deltas))
+        task.add_done_callback(self._ended)
+        return task
+
+    async def _fill(self, index: int, deltas: Deltas) -> None:
         async with aclosing(deltas):
             async for delta in deltas:
                 earlier = self._pending.get(index)
-                self._pending[index] = delta if earlier is None else merge(earlier, delta)
+                self._pending[index] = delta if earlier is None else merged(earlier, delta)
                 self._changed.set()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
             self._error = self._error or task.exception()
             self._changed.set()
-
-
-def merge(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
-    """One delta that says what the two say."""
-    return RequestDelta(
-        req_id=older.req_id,
-        token_ids=older.token_ids + newer.token_ids,
-        logprobs=_joined(older.logprobs, newer.logprobs),
-        prompt_logprobs=_joined(older.prompt_logprobs, newer.prompt_logprobs),
-        num_cached_tokens=(
-            newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
-        ),
-        queue_seconds=newer.queue_seconds if older.queue_seconds is None else older.queue_seconds,
-        finish_reason=newer.finish_reason,
-        stop_reason=newer.stop_reason,
-        error=newer.error,
-        bad_request=newer.bad_request,
-    )
-
-
-def _joined(older: list | None, newer: list | None) -> list | None:  # type: ignore[type-arg]
-    if older is None or newer is None:
-        return newer if older is None else older
-    return older + newer
 
 
 def _apply_default_length(

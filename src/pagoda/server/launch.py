@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -23,8 +24,16 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 _LEAST_SECONDS = 0.1
 
 
-def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C."""
+Launcher = Callable[[EngineConfig, ServerConfig], EngineClient]
+
+
+def run_server(
+    engine_config: EngineConfig, server_config: ServerConfig, launcher: Launcher | None = None
+) -> int:
+    """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
+
+    `launcher` starts another engine process than `pagoda.engine.process`.
+    """
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
@@ -33,7 +42,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             if server_config.startup_timeout:
                 left = server_config.startup_timeout - (time.monotonic() - begun)
                 server_config = replace(server_config, startup_timeout=max(_LEAST_SECONDS, left))
-            client = _launch(replace(engine_config, model=model), server_config)
+            client = (launcher or _launch)(replace(engine_config, model=model), server_config)
             try:
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
                 from pagoda.server.lifecycle import Lifecycle

@@ -27,6 +27,7 @@ from pagoda.engine.watchdog import situation
 from pagoda.server.app import create_app
 from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
+from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.listen import base_url, is_loopback
 from pagoda.server.stats import log_stats
 
@@ -166,6 +167,7 @@ def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        http=StreamingProtocol,
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _GRACE,

@@ -217,3 +217,18 @@ def test_a_config_file_that_cannot_be_used(tmp_path, content):
         file.write_text(content)
     with pytest.raises(ConfigError, match="config file"):
         flags.with_config_file([f"--config={file}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [("auto", "auto"), ("0", 0.0), ("12.5", 12.5), ("2x", "2x"), ("1.50x", "1.5x")],
+)
+def test_a_bound_on_steps(text, bound):
+    assert engine(f"--max-step-ms {text}").scheduler.max_step_ms == bound
+
+
+@pytest.mark.parametrize("text", ["1x", "-3", "nan", "infx", "fast"])
+def test_a_bound_on_steps_that_makes_no_sense(text, capsys):
+    with pytest.raises((ConfigError, SystemExit)) as refusal:
+        engine(f"--max-step-ms {text}")
+    assert "--max-step-ms" in f"{refusal.value}{capsys.readouterr().err}"

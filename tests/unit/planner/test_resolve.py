@@ -51,6 +51,7 @@ def test_defaults_on_a_laptop():
     assert plan.kv_tokens >= 8192
     named = {reason.field for reason in resolution.reasons}
     assert {"dtype", "kv_cache_dtype", "threads", "max_num_seqs", "max_model_len"} <= named
+    assert config.scheduler.max_step_ms == "2.5x" and "max_step_ms" in named
 
 
 def test_a_long_context_model_does_not_reserve_all_of_it_by_default():
@@ -105,7 +106,7 @@ def test_a_number_of_blocks_must_hold_one_request():
 def test_what_the_user_sets_stays():
     config = configure(
         model={"dtype": "half", "max_model_len": 1000},
-        scheduler={"max_num_seqs": 3, "max_num_batched_tokens": 77},
+        scheduler={"max_num_seqs": 3, "max_num_batched_tokens": 77, "max_step_ms": 0},
         cache={"kv_cache_memory_bytes": 100 << 20, "kv_cache_dtype": "float32"},
         device={"threads": 1},
     )

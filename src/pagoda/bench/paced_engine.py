@@ -1,0 +1,71 @@
+"""An engine process that computes nothing: replies repeat their prompts, at a fixed pace.
+
+What serving costs apart from the model shows beside it; scheduler and transport are the real ones.
+"""
+
+import time
+from collections.abc import Callable
+
+from pagoda.config.engine import EngineConfig
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.messages import EngineMessage, EngineReady
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from pagoda.engine.core import EngineCore
+from pagoda.engine.executor import LocalExecutor
+from pagoda.engine.process import main
+
+_MAX_LENGTH, _NUM_BLOCKS, _BLOCK_SIZE = 8192, 65536, 16
+_MAX_REQS = 256
+
+
+class PacedRunner:
+    """A step ends `seconds` after the one before it, or after its own start if nothing ran."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._due = 0.0
+        self._prompts: dict[str, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for req_id in plan.freed:
+            self._prompts.pop(req_id, None)
+        for row in plan.rows:
+            if row.request is not None:
+                self._prompts[row.req_id] = row.request.prompt_token_ids
+        now = time.perf_counter()
+        # After a pause, or a delay that cannot be caught up, the beat begins anew.
+        self._due = max(self._due + self._seconds, now)
+        time.sleep(self._due - now)
+        results = []
+        for planned in plan.requests:
+            tokens: list[int] = []
+            if planned.samples:
+                prompt = self._prompts[planned.req_id]
+                end = planned.num_computed_tokens + planned.num_tokens
+                tokens = [prompt[end % len(prompt)]]
+            results.append(RequestResult(req_id=planned.req_id, token_ids=tokens))
+        return StepResult(step_id=plan.step_id, results=results)
+
+
+def start_paced_engine(
+    config: EngineConfig, report: Callable[[EngineMessage], None]
+) -> tuple[EngineCore, EngineReady]:
+    """Steps of `--max-step-ms` milliseconds."""
+    seconds = float(config.scheduler.max_step_ms) / 1000
+    limits = SchedulerLimits(_MAX_REQS, _MAX_LENGTH, _MAX_LENGTH)
+    group = KVGroupSpec("full", (0,), num_kv_heads=1, head_dim=1, block_size=_BLOCK_SIZE)
+    scheduler = Scheduler(limits, KVCacheManager([group], _NUM_BLOCKS))
+    ready = EngineReady(
+        max_model_len=_MAX_LENGTH,
+        vocab_size=1 << 30,
+        num_blocks=_NUM_BLOCKS,
+        block_size=_BLOCK_SIZE,
+        kv_tokens=_NUM_BLOCKS * _BLOCK_SIZE,
+    )
+    return EngineCore(scheduler, LocalExecutor(PacedRunner(seconds))), ready
+
+
+if __name__ == "__main__":
+    main(start_paced_engine)

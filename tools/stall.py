@@ -1,0 +1,114 @@
+"""What a long prompt does to streams that run: gaps between their tokens with it and without.
+
+    python tools/stall.py --streams 8 --prompt 4000 [MODEL [flags of serve]]
+
+Starts `pagoda serve`, lets the streams generate, measures their gaps for a while, sends the prompt,
+and measures the gaps again until its first token is there. Then sends one like it to the server
+without streams. Fails when the p99 of the gaps grew by more than --limit.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from pagoda.bench.serverprocess import ServerProcess
+from pagoda.bench.sse import events
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass
+class Stream:
+    """When the tokens of one reply came, by time.perf_counter()."""
+
+    arrivals: list[float] = field(default_factory=list)
+
+    def gaps(self, begin: float, end: float) -> list[float]:
+        """Seconds between tokens, where any part of them lies in `begin` to `end`."""
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return [later - earlier for earlier, later in pairs if later > begin and earlier < end]
+
+
+async def generate(
+    http: httpx.AsyncClient, model: str, prompt: list[int], max_tokens: int, stream: Stream
+) -> None:
+    body: dict[str, Any] = {
+        "model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True,
+        "ignore_eos": True, "temperature": 0, "return_token_ids": True,
+    }  # fmt: skip
+    async with http.stream("POST", "/v1/completions", json=body) as reply:
+        async for event in events(reply):
+            if event["choices"]:
+                stream.arrivals.append(time.perf_counter())
+
+
+async def first_token(http: httpx.AsyncClient, model: str, prompt: list[int]) -> float:
+    """Seconds from the request to its first token."""
+    stream = Stream()
+    begun = time.perf_counter()
+    await generate(http, model, prompt, 1, stream)
+    return stream.arrivals[0] - begun
+
+
+async def measure(url: str, model: str, args: argparse.Namespace) -> int:
+    chance = random.Random(args.seed)
+
+    def random_prompt(length: int) -> list[int]:
+        return chance.choices(range(1000, 20000), k=length)
+
+    async with httpx.AsyncClient(base_url=url, timeout=None, verify=False) as http:
+        streams = [Stream() for _ in range(args.streams)]
+        tasks = [
+            asyncio.create_task(generate(http, model, random_prompt(32), args.tokens, stream))
+            for stream in streams
+        ]
+        while min(len(stream.arrivals) for stream in streams) < WARM_UP_TOKENS:
+            await asyncio.sleep(0.05)
+        begun = time.perf_counter()
+        await asyncio.sleep(args.seconds)
+        sent = time.perf_counter()
+        beside = await first_token(http, model, random_prompt(args.prompt))
+        done = sent + beside
+        if any(task.done() for task in tasks):
+            print("The streams ended too early; raise --tokens.", file=sys.stderr)
+            return 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        alone = await first_token(http, model, random_prompt(args.prompt))
+    without = [gap for stream in streams for gap in stream.gaps(begun, sent)]
+    with_it = [gap for stream in streams for gap in stream.gaps(sent, done)]
+    for name, gaps in (("without the prompt", without), ("with it", with_it)):
+        p50, p99, most = (1000 * np.percentile(gaps, q) for q in (50, 99, 100))
+        print(f"gaps {name:<20}p50 {p50:8.1f} ms  p99 {p99:8.1f} ms  max {most:8.1f} ms")
+    ratio = float(np.percentile(with_it, 99) / np.percentile(without, 99))
+    print(f"p99 with / without     {ratio:.2f} (limit {args.limit:g})")
+    print(f"first token of {args.prompt} beside the streams {beside:.2f} s, alone {alone:.2f} s")
+    return 0 if ratio <= args.limit else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens")
+    parser.add_argument("--tokens", type=int, default=4000, help="most tokens of a stream")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured without the prompt")
+    parser.add_argument("--limit", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("words", metavar="MODEL [flags]", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    with ServerProcess([*args.words, "--port", "0", *quiet]) as server:
+        server.wait_ready()
+        return asyncio.run(measure(server.url, server.name, args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
