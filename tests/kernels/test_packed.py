@@ -67,6 +67,7 @@ def test_error_is_that_of_rounding_activations(native, storage):
     x = activations(9, COLUMNS)
     out = packed.multiply(native, x, [packed.pack(native, storage, raw, COLUMNS)])
     half_steps = x.unflatten(1, (-1, 16)).abs().amax(-1) / 254
+    half_steps += half_steps.amax(-1, keepdim=True) / 8192  # AVX2 rounds steps up to these
     bound = half_steps @ weight.unflatten(1, (-1, 16)).abs().sum(-1).t()
     error = (out.double() - x.double() @ weight.double().t()).abs()
     assert (error <= 1.001 * bound + 1e-5).all()
