@@ -15,15 +15,15 @@ def round_activations(x: Tensor) -> Tensor:
 
 
 def round_with_multipliers(x: Tensor) -> Tensor:
-    """As `round_activations`, but the steps are whole multiples of a row's largest step / 8192
+    """As `round_activations`, but the steps are whole multiples of a row's largest step / 16384
     (rounded up): how AVX2 keeps whole numbers over 32 columns."""
     rows = x.float()
     largest = rows.abs().amax(-1, keepdim=True).unsqueeze(-1)
     blocks = rows.unflatten(-1, (-1, 16))
-    unit = largest / (127 * 8192)
-    multiplier = (blocks.abs().amax(-1, keepdim=True) / largest * 8192).ceil().nan_to_num()
-    step = unit * multiplier
-    inverse = torch.where((unit < torch.finfo(torch.float32).tiny) | (step == 0), 0.0, 1 / step)
+    unit = largest / (127 * 16384)
+    multiplier = (blocks.abs().amax(-1, keepdim=True) * (16384 / largest)).ceil()
+    multiplier = multiplier.nan_to_num(16384).clamp(1, 16384)
+    inverse = torch.where(unit < torch.finfo(torch.float32).tiny, 0.0, 1 / (unit * multiplier))
     return ((blocks * inverse).round().double() * multiplier.double() * unit.double()).flatten(-2)
 
 

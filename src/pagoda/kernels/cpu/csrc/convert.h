@@ -9,7 +9,8 @@
 namespace pagoda {
 namespace {
 
-// Tokens that one pass over a panel serves, at most: their sums stay in registers.
+// Tokens that one pass over a panel serves, at most: their sums stay in registers, or with AVX2 at
+// hand.
 #if PAGODA_ISA_AVX512
 constexpr int kMaxTile = 16;
 #elif PAGODA_ISA_AVX2
@@ -31,13 +32,14 @@ inline int tile_size(int64_t tokens) {
 #if PAGODA_ISA_AVX2
 
 // 32 columns of one token in 8 bits: x = scale * multiplier * q with |q| <= 127, a scale per row
-// and a multiplier per 16 columns. So sums of products stay whole numbers for a block, at the price
-// of one part in kMaxMultiplier of the row's largest step.
+// and a multiplier per 16 columns. Steps are rounded up to whole multiples of the row's largest
+// step / kMaxMultiplier: so sums of products stay whole numbers over a block, which saves a sixth
+// of the time, and the largest step's own error hides what that adds.
 struct Q8Block {
     static constexpr bool kRowScale = true;
     static constexpr int kHalf = kBlockColumns / 2;
-    // 32 columns of levels up to 63 times this fit 32 bits.
-    static constexpr int kMaxMultiplier = 8192;
+    // 32 columns of levels up to 31 times this fit 32 bits, as do 16 of levels up to 63.
+    static constexpr int kMaxMultiplier = 16384;
     int8_t q[kBlockColumns];
     int32_t multiplier[2];  // twice, in 16 bits each
     int32_t minus_sum[2];   // of -multiplier * q
@@ -123,26 +125,51 @@ inline void convert(const float* x, float, Bf16Block& out) {
 
 #elif PAGODA_ISA_AVX2
 
+template <typename Combine>
+inline int32_t reduced(__m256i x, Combine combine) {
+    __m128i y = combine(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = combine(y, _mm_unpackhi_epi64(y, y));
+    return _mm_cvtsi128_si32(combine(y, _mm_shuffle_epi32(y, 1)));
+}
+
+// 16 columns times `inverse`, rounded; returns their sum.
+inline int32_t store_half(__m256 first, __m256 second, float inverse, int8_t* q) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(first, factor)),
+                           _mm256_cvtps_epi32(_mm256_mul_ps(second, factor))),
+        0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q),
+                     _mm_packs_epi16(_mm256_castsi256_si128(words),
+                                     _mm256_extracti128_si256(words, 1)));
+    return reduced(_mm256_madd_epi16(words, _mm256_set1_epi16(1)),
+                   [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+}
+
 inline void convert(const float* x, float largest, Q8Block& out) {
     constexpr float kMax = Q8Block::kMaxMultiplier;
     out.scale = largest / (127.0f * kMax);
-    out.minus_total = 0;
+    const float per_unit = kMax / largest;
+    int32_t minus_total = 0;
     for (int half = 0; half < 2; ++half, x += Q8Block::kHalf) {
-        const float ratio = largest_magnitude(x, Q8Block::kHalf) / largest;
-        const int multiplier = static_cast<int>(ratio < 1.0f ? std::ceil(ratio * kMax) : kMax);
-        const bool is_zero = multiplier == 0 || out.scale < 0x1p-126f;
-        const float inverse = is_zero ? 0.0f : 1.0f / (out.scale * static_cast<float>(multiplier));
-        int32_t sum = 0;
-        for (int i = 0; i < Q8Block::kHalf; ++i) {
-            const auto q = static_cast<int8_t>(rounded(x[i] * inverse));
-            out.q[half * Q8Block::kHalf + i] = q;
-            sum += q;
-        }
-        out.multiplier[half] = multiplier * 0x10001;
-        out.minus_sum[half] = -multiplier * sum;
-        out.minus_total += out.minus_sum[half];
+        const __m256 first = _mm256_loadu_ps(x), second = _mm256_loadu_ps(x + 8);
+        const __m256i positive = _mm256_set1_epi32(0x7fffffff);
+        const int32_t magnitude =
+            reduced(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(first), positive),
+                                     _mm256_and_si256(_mm256_castps_si256(second), positive)),
+                    [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); });
+        // Never 0, and kMax for NaN.
+        const float steps = std::ceil(std::bit_cast<float>(magnitude) * per_unit);
+        const float multiplier = steps < 1.0f ? 1.0f : steps < kMax ? steps : kMax;
+        const float inverse = out.scale < 0x1p-126f ? 0.0f : 1.0f / (out.scale * multiplier);
+        const int factor = static_cast<int>(multiplier);
+        const int32_t sum = store_half(first, second, inverse, out.q + half * Q8Block::kHalf);
+        out.multiplier[half] = factor * 0x10001;
+        out.minus_sum[half] = -factor * sum;
+        minus_total -= factor * sum;
     }
-    out.total = static_cast<float>(-out.minus_total);
+    out.minus_total = minus_total;
+    out.total = static_cast<float>(-minus_total);
 }
 
 inline void convert(const float* x, float largest, WordBlock& out) {
@@ -172,11 +199,13 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
 #endif
 
 #if !PAGODA_ISA_AVX2
+
 inline void convert(const float* x, float, Q8Block& out) {
     convert_half(x, out, 0);
     convert_half(x, out, 1);
     out.sum = half_sum(out, 0) + half_sum(out, 1);
 }
+
 #endif
 
 inline void convert(const float* x, float, FloatBlock& out) { std::memcpy(out.x, x, sizeof out.x); }

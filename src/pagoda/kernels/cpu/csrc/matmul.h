@@ -142,6 +142,7 @@ void multiply_panel(const MatMul& op, const MatrixView& matrix, int64_t row_offs
         const int size = tile_size(last - token);
         args.activations = prepared.of[kind] + token * num_blocks(op) * kKindBytes[kind];
         args.out = op.out + token * op.ldo + row_offset + row;
+        args.is_first = token == first;
         kTileTable.functions[matrix.storage][size](args);
         token += size;
     }

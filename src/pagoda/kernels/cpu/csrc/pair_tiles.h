@@ -21,6 +21,9 @@ template <Format F, int kTokens, int kGroup>
     // Groups of a half whose sums fit 16 bits together.
     constexpr int kFit = 32767 / (F.max_level() * 127 * 2);
     constexpr int kRun = kFit < kHalfGroups ? kFit : kHalfGroups;
+    static_assert(kHalfGroups % kRun == 0);
+    static_assert(int64_t{F.max_level()} * 127 * (kBlockColumns / F.groups) *
+                      Q8Block::kMaxMultiplier <= INT32_MAX);
     constexpr int kPlace = kGroup % kHalfGroups;
     constexpr bool kFirst = F.groups == 1 ? kGroup < kRun : kPlace < kRun;
     Bytes w[kParts];
@@ -133,7 +136,7 @@ void quantized_tile(const TileArgs& args) {
         for (int p = 0; p < kParts; ++p) unit_scales[p] = load_unit_scales<F>(unit, p);
         const uint8_t* block = unit + F.header_bytes();
         for (int b = 0; b < F.blocks(); ++b, block += F.block_bytes(), x += kTokens) {
-            if (kTokens == 1) prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
+            if (args.is_first) prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
             BlockScales scales[kParts];
 #pragma GCC unroll 2
             for (int p = 0; p < kParts; ++p)

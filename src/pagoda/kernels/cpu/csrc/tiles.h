@@ -16,6 +16,7 @@ struct TileArgs {
     float* out;                // first token's, first row's
     int64_t ldo;
     int rows;                  // of the panel that exist
+    bool is_first;             // of the tiles that read this panel
 };
 
 constexpr int kParts = kPanelRows / kLanes;
