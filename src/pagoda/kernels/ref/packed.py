@@ -1,4 +1,4 @@
-"""What products with packed matrices compute, on the decoded weight."""
+"""Activations as products with packed matrices see them; the rest is the decoded weight's."""
 
 import torch
 
@@ -32,8 +32,3 @@ def round_to_words(x: Tensor) -> Tensor:
     unit = x.float().abs().amax(-1, keepdim=True) / 32767
     inverse = torch.where(unit < torch.finfo(torch.float32).tiny, 0.0, 1 / unit)
     return (x.float() * inverse).round().double() * unit.double()
-
-
-def packed_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x [tokens, columns], fp32, times a decoded quantized weight [rows, columns] transposed."""
-    return (round_activations(x) @ weight.double().t()).float()

@@ -29,6 +29,21 @@ inline int tile_size(int64_t tokens) {
     return size;
 }
 
+// As whole numbers, NaN is the largest magnitude: it gets into the scale and is not lost.
+inline float largest_magnitude(const float* x, int64_t count) {
+    int32_t largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t magnitude = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
+        largest = largest < magnitude ? magnitude : largest;
+    }
+    return std::bit_cast<float>(largest);
+}
+
+// What the blocks of one token's row share: nothing, or a scale.
+struct NoRow {
+    NoRow(const float*, int64_t) {}
+};
+
 #if PAGODA_ISA_AVX2
 
 // 32 columns of one token in 8 bits: x = scale * multiplier * q with |q| <= 127, a scale per row
@@ -36,10 +51,16 @@ inline int tile_size(int64_t tokens) {
 // step / kMaxMultiplier: so sums of products stay whole numbers over a block, which saves a sixth
 // of the time, and the largest step's own error hides what that adds.
 struct Q8Block {
-    static constexpr bool kRowScale = true;
-    static constexpr int kHalf = kBlockColumns / 2;
     // 32 columns of levels up to 31 times this fit 32 bits, as do 16 of levels up to 63.
     static constexpr int kMaxMultiplier = 16384;
+    struct Row {
+        float scale, per_unit;
+        Row(const float* x, int64_t columns) {
+            const float largest = largest_magnitude(x, columns);
+            scale = largest / (127.0f * kMaxMultiplier);
+            per_unit = kMaxMultiplier / largest;
+        }
+    };
     int8_t q[kBlockColumns];
     int32_t multiplier[2];  // twice, in 16 bits each
     int32_t minus_sum[2];   // of -multiplier * q
@@ -50,7 +71,13 @@ struct Q8Block {
 
 // 32 columns in 16 bits: x = scale * q; of each four the even ones first, then the odd ones.
 struct WordBlock {
-    static constexpr bool kRowScale = true;
+    struct Row {
+        float scale, inverse;
+        Row(const float* x, int64_t columns) {
+            scale = largest_magnitude(x, columns) / 32767.0f;
+            inverse = scale < 0x1p-126f ? 0.0f : 1.0f / scale;
+        }
+    };
     int16_t q[kBlockColumns];
     float scale;
 };
@@ -61,7 +88,7 @@ struct WordBlock {
 // Against one scale per 32 this costs a twelfth of the arithmetic and takes off a quarter of the
 // error (mean KL of the default model to its fp32 self: 3.0e-3 against 3.7e-3).
 struct Q8Block {
-    static constexpr bool kRowScale = false;
+    using Row = NoRow;
     static constexpr int kHalf = kBlockColumns / 2;
     int8_t q[kBlockColumns];
     float scale[2];
@@ -76,25 +103,15 @@ inline float half_sum(const Q8Block& block, int half) {
 #endif
 
 struct FloatBlock {
-    static constexpr bool kRowScale = false;
+    using Row = NoRow;
     float x[kBlockColumns];
 };
 
 // Pairs of bf16 for instructions that multiply those.
 struct Bf16Block {
-    static constexpr bool kRowScale = false;
+    using Row = NoRow;
     uint16_t x[kBlockColumns];
 };
-
-// As whole numbers, NaN is the largest magnitude: it gets into the scale and is not lost.
-inline float largest_magnitude(const float* x, int64_t count) {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const int32_t magnitude = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
-        largest = largest < magnitude ? magnitude : largest;
-    }
-    return std::bit_cast<float>(largest);
-}
 
 // Adding 1.5 * 2^23 rounds to the nearest whole number, ties to even.
 inline int32_t rounded(float x) {
@@ -118,66 +135,82 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
     out.minus_sum[half] = -_mm512_reduce_add_epi32(q);
 }
 
-inline void convert(const float* x, float, Bf16Block& out) {
+inline void convert(const float* x, NoRow, Bf16Block& out) {
     const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
     std::memcpy(out.x, &both, sizeof out.x);
 }
 
 #elif PAGODA_ISA_AVX2
 
+// In each half of the result, four numbers: of x or of y, combined by pairs; then all four.
 template <typename Combine>
-inline int32_t reduced(__m256i x, Combine combine) {
-    __m128i y = combine(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    y = combine(y, _mm_unpackhi_epi64(y, y));
-    return _mm_cvtsi128_si32(combine(y, _mm_shuffle_epi32(y, 1)));
+inline __m256i reduced(__m256i x, __m256i y, Combine combine) {
+    __m256i z = combine(_mm256_permute2x128_si256(x, y, 0x20),
+                        _mm256_permute2x128_si256(x, y, 0x31));
+    z = combine(z, _mm256_shuffle_epi32(z, 0x4e));
+    return combine(z, _mm256_shuffle_epi32(z, 0xb1));
 }
 
-// 16 columns times `inverse`, rounded; returns their sum.
-inline int32_t store_half(__m256 first, __m256 second, float inverse, int8_t* q) {
-    const __m256 factor = _mm256_set1_ps(inverse);
-    const __m256i words = _mm256_permute4x64_epi64(
-        _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(first, factor)),
-                           _mm256_cvtps_epi32(_mm256_mul_ps(second, factor))),
-        0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q),
-                     _mm_packs_epi16(_mm256_castsi256_si128(words),
-                                     _mm256_extracti128_si256(words, 1)));
-    return reduced(_mm256_madd_epi16(words, _mm256_set1_epi16(1)),
-                   [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+inline __m256i largest_of(const __m256* two) {
+    const __m256i positive = _mm256_set1_epi32(0x7fffffff);
+    return _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(two[0]), positive),
+                            _mm256_and_si256(_mm256_castps_si256(two[1]), positive));
 }
 
-inline void convert(const float* x, float largest, Q8Block& out) {
-    constexpr float kMax = Q8Block::kMaxMultiplier;
-    out.scale = largest / (127.0f * kMax);
-    const float per_unit = kMax / largest;
-    int32_t minus_total = 0;
-    for (int half = 0; half < 2; ++half, x += Q8Block::kHalf) {
-        const __m256 first = _mm256_loadu_ps(x), second = _mm256_loadu_ps(x + 8);
-        const __m256i positive = _mm256_set1_epi32(0x7fffffff);
-        const int32_t magnitude =
-            reduced(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(first), positive),
-                                     _mm256_and_si256(_mm256_castps_si256(second), positive)),
-                    [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); });
-        // Never 0, and kMax for NaN.
-        const float steps = std::ceil(std::bit_cast<float>(magnitude) * per_unit);
-        const float multiplier = steps < 1.0f ? 1.0f : steps < kMax ? steps : kMax;
-        const float inverse = out.scale < 0x1p-126f ? 0.0f : 1.0f / (out.scale * multiplier);
-        const int factor = static_cast<int>(multiplier);
-        const int32_t sum = store_half(first, second, inverse, out.q + half * Q8Block::kHalf);
-        out.multiplier[half] = factor * 0x10001;
-        out.minus_sum[half] = -factor * sum;
-        minus_total -= factor * sum;
-    }
-    out.minus_total = minus_total;
-    out.total = static_cast<float>(-minus_total);
+// The first numbers of both halves.
+inline void store_halves(__m256i x, int32_t* to) {
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_shuffle_epi32(x, 0), 0x08);
+    const __m128i four = _mm_shuffle_epi32(_mm256_castsi256_si128(both), 0x08);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), four);
 }
 
-inline void convert(const float* x, float largest, WordBlock& out) {
-    out.scale = largest / 32767.0f;
-    const float inverse = out.scale < 0x1p-126f ? 0.0f : 1.0f / out.scale;
+// The low half of each vector here belongs to columns 0 to 15, the high one to 16 to 31.
+inline void convert(const float* x, const Q8Block::Row& row, Q8Block& out) {
+    __m256 values[4];
+    for (int i = 0; i < 4; ++i) values[i] = _mm256_loadu_ps(x + 8 * i);
+    const __m256i magnitude =
+        reduced(largest_of(values), largest_of(values + 2),
+                [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+    const __m256 units =
+        _mm256_ceil_ps(_mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(row.per_unit)));
+    // From 1 to the largest, which NaN becomes: the second operand is what is left of it.
+    const __m256 multiplier =
+        _mm256_max_ps(_mm256_min_ps(units, _mm256_set1_ps(Q8Block::kMaxMultiplier)),
+                      _mm256_set1_ps(1));
+    const __m256 smallest = _mm256_set1_ps(0x1p-126f);
+    const __m256 step =
+        _mm256_max_ps(_mm256_mul_ps(multiplier, _mm256_set1_ps(row.scale)), smallest);
+    const __m256 one = _mm256_set1_ps(row.scale < 0x1p-126f ? 0.0f : 1.0f);
+    const __m256 inverse = _mm256_div_ps(one, step);
+    const __m256 first = _mm256_permute2f128_ps(inverse, inverse, 0x00);
+    const __m256 second = _mm256_permute2f128_ps(inverse, inverse, 0x11);
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i)
+        q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], i < 2 ? first : second));
+    const __m256i low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(out.q),
+        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), in_order));
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i sum = reduced(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones),
+                                [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
+    const __m256i factor = _mm256_cvtps_epi32(multiplier);
+    store_halves(_mm256_or_si256(factor, _mm256_slli_epi32(factor, 16)), out.multiplier);
+    const __m256i minus_sum =
+        _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_mullo_epi32(factor, sum));
+    store_halves(minus_sum, out.minus_sum);
+    out.minus_total = _mm_cvtsi128_si32(_mm_add_epi32(_mm256_castsi256_si128(minus_sum),
+                                                      _mm256_extracti128_si256(minus_sum, 1)));
+    out.total = static_cast<float>(-out.minus_total);
+    out.scale = row.scale;
+}
+
+inline void convert(const float* x, const WordBlock::Row& row, WordBlock& out) {
+    out.scale = row.scale;
     for (int i = 0; i < kBlockColumns; i += 4)
         for (int j = 0; j < 4; ++j)
-            out.q[i + j % 2 * 2 + j / 2] = static_cast<int16_t>(rounded(x[i + j] * inverse));
+            out.q[i + j % 2 * 2 + j / 2] = static_cast<int16_t>(rounded(x[i + j] * row.inverse));
 }
 
 #else
@@ -200,7 +233,7 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
 
 #if !PAGODA_ISA_AVX2
 
-inline void convert(const float* x, float, Q8Block& out) {
+inline void convert(const float* x, NoRow, Q8Block& out) {
     convert_half(x, out, 0);
     convert_half(x, out, 1);
     out.sum = half_sum(out, 0) + half_sum(out, 1);
@@ -208,14 +241,14 @@ inline void convert(const float* x, float, Q8Block& out) {
 
 #endif
 
-inline void convert(const float* x, float, FloatBlock& out) { std::memcpy(out.x, x, sizeof out.x); }
+inline void convert(const float* x, NoRow, FloatBlock& out) { std::memcpy(out.x, x, sizeof out.x); }
 
 // Columns past the last are zero.
 template <typename Block>
-void convert_part(const float* x, int columns, float largest, Block& out) {
+void convert_part(const float* x, int columns, const typename Block::Row& row, Block& out) {
     float padded[kBlockColumns] = {};
     std::memcpy(padded, x, sizeof(float) * static_cast<size_t>(columns));
-    convert(padded, largest, out);
+    convert(padded, row, out);
 }
 
 // Blocks [first, last) of `size` tokens from `x` on, into their tile.
@@ -223,15 +256,15 @@ template <typename Block>
 void convert_tile(const float* x, int64_t ldx, int64_t columns, int size, int64_t first,
                   int64_t last, Block* tile) {
     for (int token = 0; token < size; ++token, x += ldx) {
-        const float largest = Block::kRowScale ? largest_magnitude(x, columns) : 0;
+        const typename Block::Row row(x, columns);
         for (int64_t block = first; block < last; ++block) {
             const float* from = x + block * kBlockColumns;
             const int64_t left = columns - block * kBlockColumns;
             Block& out = tile[block * size + token];
             if (left >= kBlockColumns)
-                convert(from, largest, out);
+                convert(from, row, out);
             else
-                convert_part(from, static_cast<int>(left), largest, out);
+                convert_part(from, static_cast<int>(left), row, out);
         }
     }
 }
