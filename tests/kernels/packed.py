@@ -13,6 +13,7 @@ _native = pytest.importorskip(
 
 STORAGES = tuple(_native.PACKED_STORAGES)
 FLOATS = ("F32", "F16", "BF16")
+SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS")
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Where in a block the fp16 numbers lie.
 _HALVES = {
@@ -85,7 +86,13 @@ def rounded(x: torch.Tensor, storage: str, isa: str) -> torch.Tensor:
     """Activations as the kernel sees them, fp64."""
     if storage == "BF16" and isa == "avx512":
         return x.bfloat16().double()
-    return x.double() if storage in FLOATS else reference.round_activations(x)
+    if storage in FLOATS:
+        return x.double()
+    if isa != "avx2":
+        return reference.round_activations(x)
+    if storage in SIGNED:
+        return reference.round_to_words(x)
+    return reference.round_with_multipliers(x)
 
 
 def check_product(native, x, raw, storage, bias=None) -> None:

@@ -5,21 +5,21 @@ import mmap
 
 import pytest
 
-from tests.kernels.packed import _native, instruction_sets
+from tests.kernels.packed import _native
 
-LANES = {"avx512": 16, "avx2": 8, "generic": 8}
+WIDE = ("avx512", "avx512vnni")
 
 
-@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("isa", _native.INSTRUCTION_SETS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_operations_are_those_of_the_vectors(isa, threads):
-    native = _native.Native(threads, isa)
+    native, lanes = _native.Native(threads, isa), 16 if isa in WIDE else 8
     # 12 chains of a fused multiply-add; 8 chains of 8 products of 4 bytes.
-    assert native.probe_floats(10) == 10 * threads * 12 * LANES[isa] * 2
-    assert native.probe_dots(10) == 10 * threads * 8 * 8 * LANES[isa] * 4 * 2
+    assert native.probe_floats(10) == 10 * threads * 12 * lanes * 2
+    assert native.probe_dots(10) == 10 * threads * 8 * 8 * lanes * 4 * 2
 
 
-@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("isa", _native.INSTRUCTION_SETS)
 @pytest.mark.parametrize("size", [0, 1, 511, (256 << 10) + 513])
 def test_reading_stays_inside(isa, size):
     # In front of a page that may not be read, a byte too many ends the process.

@@ -1,4 +1,4 @@
-"""What products with packed matrices compute, on the decoded weight."""
+"""Activations as products with packed matrices see them; the rest is the decoded weight's."""
 
 import torch
 
@@ -14,6 +14,21 @@ def round_activations(x: Tensor) -> Tensor:
     return ((blocks * inverse).round().double() * scale.double()).flatten(-2)
 
 
-def packed_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x [tokens, columns], fp32, times a decoded quantized weight [rows, columns] transposed."""
-    return (round_activations(x) @ weight.double().t()).float()
+def round_with_multipliers(x: Tensor) -> Tensor:
+    """As `round_activations`, but the steps are whole multiples of a row's largest step / 16384
+    (rounded up): how AVX2 keeps whole numbers over 32 columns."""
+    rows = x.float()
+    largest = rows.abs().amax(-1, keepdim=True).unsqueeze(-1)
+    blocks = rows.unflatten(-1, (-1, 16))
+    unit = largest / (127 * 16384)
+    multiplier = (blocks.abs().amax(-1, keepdim=True) * (16384 / largest)).ceil()
+    multiplier = multiplier.nan_to_num(16384).clamp(1, 16384)
+    inverse = torch.where(unit < torch.finfo(torch.float32).tiny, 0.0, 1 / (unit * multiplier))
+    return ((blocks * inverse).round().double() * multiplier.double() * unit.double()).flatten(-2)
+
+
+def round_to_words(x: Tensor) -> Tensor:
+    """x [..., columns] as whole multiples of a row's largest magnitude / 32767."""
+    unit = x.float().abs().amax(-1, keepdim=True) / 32767
+    inverse = torch.where(unit < torch.finfo(torch.float32).tiny, 0.0, 1 / unit)
+    return (x.float() * inverse).round().double() * unit.double()

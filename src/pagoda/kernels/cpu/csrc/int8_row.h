@@ -74,8 +74,8 @@ inline void store(Floats x, Int8* p) {
 
 #endif
 
-// NaN if one of them is infinite or NaN: then x - x is NaN.
-inline float largest_magnitude(const float* x, int64_t dim) {
+// The largest magnitude; NaN if one of them is infinite or NaN: then x - x is NaN.
+inline float finite_magnitude(const float* x, int64_t dim) {
     const int64_t whole = dim - dim % Floats::kSize;
     Floats most = Floats::zero();
     bool nan = false;
@@ -95,7 +95,7 @@ inline float largest_magnitude(const float* x, int64_t dim) {
 
 // A row with infinity or NaN in it has the scale NaN, and reads as NaN throughout.
 inline void store_head(const float* x, Int8* out, int64_t dim) {
-    const float scale = largest_magnitude(x, dim) / 127.0f;
+    const float scale = finite_magnitude(x, dim) / 127.0f;
     const float inverse = scale < 0x1p-126f ? 0.0f : 1.0f / scale;
     const int64_t whole = dim - dim % Floats::kSize;
     for (int64_t i = 0; i < whole; i += Floats::kSize)

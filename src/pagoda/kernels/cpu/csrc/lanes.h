@@ -7,6 +7,11 @@
 #include "half.h"
 #include "simd.h"
 
+// Without VNNI, AVX2 multiplies bytes in pairs into 16 bits (pair_tiles.h).
+#if PAGODA_ISA_AVX2 && !defined(__AVXVNNI__)
+#define PAGODA_BYTE_PAIRS 1
+#endif
+
 namespace pagoda {
 namespace {
 
@@ -87,6 +92,17 @@ inline Floats load_e8m0(const uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(is_normal, small, normal))};
 }
 
+#ifndef __AVX512BF16__
+// Of pairs of bf16, each pair's first or second.
+template <bool kSecond>
+inline Floats load_bf16(const uint8_t* p) {
+    const __m512i pairs = _mm512_loadu_si512(p);
+    if constexpr (kSecond)
+        return {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))};
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+}
+#endif
+
 #elif PAGODA_ISA_AVX2
 
 constexpr bool kSignedDot = true;
@@ -95,7 +111,11 @@ struct Ints {
     __m256i v;
     static Ints zero() { return {_mm256_setzero_si256()}; }
     static Ints all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    Ints operator-(Ints o) const { return {_mm256_sub_epi32(v, o.v)}; }
+    // As with Pairs: in this order.
+    void add(Ints o) {
+        v = _mm256_add_epi32(v, o.v);
+        asm("" : "+x"(v));
+    }
     template <int kBits>
     Ints shifted_left() const { return {_mm256_slli_epi32(v, kBits)}; }
     Floats floats() const { return {_mm256_cvtepi32_ps(v)}; }
@@ -107,6 +127,7 @@ struct Bytes {
         return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
     }
     static Bytes all(int x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
+    static Bytes repeated(const void* four) { return {_mm256_set1_epi32(load_int(four))}; }
     static Bytes table(const uint8_t* p) {
         return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
     }
@@ -123,7 +144,7 @@ struct Bytes {
     }
 };
 
-#ifdef __AVXVNNI__
+#if !PAGODA_BYTE_PAIRS
 
 // The instruction takes unsigned weights: signed ones move their sign to q, which is never -128.
 template <int kMaxLevel, bool kSigned, int kCount>
@@ -140,25 +161,23 @@ template <int kMaxLevel, bool kSigned, int kCount>
 
 #else
 
-// The products are added in pairs of 16 bits, and as many such sums as cannot overflow before they
-// are widened. Signed weights move their sign to q (which is never -128): 128 * 127 * 2 still fits.
-template <int kMaxLevel, bool kSigned, int kCount>
-[[gnu::always_inline]] inline Ints dot(const Bytes* weights, const int8_t* q, Ints start) {
-    constexpr int kRun = kSigned ? 1 : 32767 / (kMaxLevel * 127 * 2);
-    static_assert(kRun >= 1);
-    __m256i run = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int i = 0; i < kCount; ++i) {
-        const __m256i w = weights[i].v, x = _mm256_set1_epi32(load_int(q + i * 4));
-        const __m256i pairs =
-            kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                    : _mm256_maddubs_epi16(w, x);
-        run = i % kRun == 0 ? pairs : _mm256_add_epi16(run, pairs);
-        if (i % kRun == kRun - 1 || i == kCount - 1)
-            start.v = _mm256_add_epi32(start.v, _mm256_madd_epi16(run, _mm256_set1_epi16(1)));
+// Sums of neighbouring products of bytes in 16 bits.
+struct Pairs {
+    __m256i v;
+    // Of unsigned weights with the four bytes of q, the same for every row.
+    static Pairs products(Bytes weights, Bytes q) { return {_mm256_maddubs_epi16(weights.v, q.v)}; }
+    // The compiler must not reorder these sums: it would keep all products alive at once.
+    void add(Pairs o) {
+        v = _mm256_add_epi16(v, o.v);
+        asm("" : "+x"(v));
     }
-    return start;
-}
+    // Sums of neighbouring 16-bit products.
+    Ints times(Ints factors) const { return {_mm256_madd_epi16(v, factors.v)}; }
+};
+
+// Signed bytes in 16 bits: those of even columns, and of odd ones.
+inline Pairs even_words(Bytes x) { return {_mm256_srai_epi16(_mm256_slli_epi16(x.v, 8), 8)}; }
+inline Pairs odd_words(Bytes x) { return {_mm256_srai_epi16(x.v, 8)}; }
 
 #endif
 
@@ -180,6 +199,15 @@ inline Floats load_e8m0(const uint8_t* p) {
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), x);
     const __m256i is_normal = _mm256_cmpgt_epi32(x, one);
     return {_mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, is_normal))};
+}
+
+// Of pairs of bf16, each pair's first or second.
+template <bool kSecond>
+inline Floats load_bf16(const uint8_t* p) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    if constexpr (kSecond)
+        return {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)))};
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
 }
 
 #elif PAGODA_ISA_NEON
@@ -300,6 +328,20 @@ inline Floats load_e8m0(const uint8_t* p) {
     return {e8m0_lanes(x.low), e8m0_lanes(x.high)};
 }
 
+// Of pairs of bf16, each pair's first or second.
+template <bool kSecond>
+inline Floats load_bf16(const uint8_t* p) {
+    const uint32x4_t low = vreinterpretq_u32_u8(vld1q_u8(p));
+    const uint32x4_t high = vreinterpretq_u32_u8(vld1q_u8(p + 16));
+    if constexpr (kSecond) {
+        const uint32x4_t second = vdupq_n_u32(0xffff0000);
+        return {vreinterpretq_f32_u32(vandq_u32(low, second)),
+                vreinterpretq_f32_u32(vandq_u32(high, second))};
+    }
+    return {vreinterpretq_f32_u32(vshlq_n_u32(low, 16)),
+            vreinterpretq_f32_u32(vshlq_n_u32(high, 16))};
+}
+
 #else
 
 constexpr bool kSignedDot = true;
@@ -398,6 +440,16 @@ inline Ints load_nibbles(const uint8_t* p, bool high) {
 inline Floats load_e8m0(const uint8_t* p) {
     Floats out;
     for (int i = 0; i < kLanes; ++i) out.v[i] = e8m0_halved(p[i]);
+    return out;
+}
+
+template <bool kSecond>
+inline Floats load_bf16(const uint8_t* p) {
+    Floats out;
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t pair = static_cast<uint32_t>(load_int(p + 4 * i));
+        out.v[i] = std::bit_cast<float>(kSecond ? pair & 0xffff0000u : pair << 16);
+    }
     return out;
 }
 

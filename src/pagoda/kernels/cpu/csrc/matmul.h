@@ -5,19 +5,32 @@
 #pragma once
 
 #include "isa.h"
-#include "tiles.h"
+#include "lanes.h"
+#if PAGODA_BYTE_PAIRS
+#include "pair_tiles.h"
+#else
+#include "dot_tiles.h"
+#endif
 
 namespace pagoda {
 namespace {
 
-// What activations are converted to for a storage format.
-enum class Kind : int { kQ8, kFloat, kBf16 };
+// What activations are converted to for a storage format; the third depends on the instructions.
+enum class Kind : int { kQ8, kFloat, kShort };
 constexpr int kNumKinds = 3;
-constexpr int64_t kKindBytes[kNumKinds] = {sizeof(Q8Block), sizeof(FloatBlock), sizeof(Bf16Block)};
+#if PAGODA_BYTE_PAIRS
+using ShortBlock = WordBlock;
+#else
+using ShortBlock = Bf16Block;
+#endif
+constexpr int64_t kKindBytes[kNumKinds] = {sizeof(Q8Block), sizeof(FloatBlock),
+                                           sizeof(ShortBlock)};
 
 constexpr Kind kind_of(Storage storage) {
 #ifdef __AVX512BF16__
-    if (storage == Storage::kBF16) return Kind::kBf16;
+    if (storage == Storage::kBF16) return Kind::kShort;
+#elif PAGODA_BYTE_PAIRS
+    if (format_of(storage).has_signed_levels()) return Kind::kShort;
 #endif
     return is_float(storage) ? Kind::kFloat : Kind::kQ8;
 }
@@ -34,24 +47,20 @@ constexpr TileFunction tile_function() {
     else return &quantized_tile<format_of(S), kTokens>;
 }
 
-// By storage format and the logarithm of the number of tokens.
-constexpr int kNumTiles = kMaxTile == 16 ? 5 : 3;
+// By storage format and number of tokens; empty where there is no such tile.
 struct TileTable {
-    TileFunction functions[kNumStorages][kNumTiles] = {};
+    TileFunction functions[kNumStorages][kMaxTile + 1] = {};
 
-    template <int kIndex>
+    template <int kIndex, int kTokens>
     constexpr void fill() {
-        constexpr Storage kStorage = static_cast<Storage>(kIndex);
-        functions[kIndex][0] = tile_function<kStorage, 1>();
-        functions[kIndex][1] = tile_function<kStorage, 2>();
-        functions[kIndex][2] = tile_function<kStorage, 4>();
-        if constexpr (kNumTiles == 5) {
-            functions[kIndex][3] = tile_function<kStorage, 8>();
-            functions[kIndex][4] = tile_function<kStorage, 16>();
-        }
-        if constexpr (kIndex + 1 < kNumStorages) fill<kIndex + 1>();
+        if constexpr (kAllTileSizes || (kTokens & (kTokens - 1)) == 0)
+            functions[kIndex][kTokens] = tile_function<static_cast<Storage>(kIndex), kTokens>();
+        if constexpr (kTokens < kMaxTile)
+            fill<kIndex, kTokens + 1>();
+        else if constexpr (kIndex + 1 < kNumStorages)
+            fill<kIndex + 1, 1>();
     }
-    constexpr TileTable() { fill<0>(); }
+    constexpr TileTable() { fill<0, 1>(); }
 };
 constexpr TileTable kTileTable;
 
@@ -111,8 +120,8 @@ void convert_activations(const MatMul& op, int64_t tokens, const Prepared& to, P
             const int size = tile_size(end - token);
             convert_some<Q8Block>(op, token, size, first, last, to.of[0]);
             convert_some<FloatBlock>(op, token, size, first, last, to.of[1]);
-#ifdef __AVX512BF16__
-            convert_some<Bf16Block>(op, token, size, first, last, to.of[2]);
+#if defined(__AVX512BF16__) || PAGODA_BYTE_PAIRS
+            convert_some<ShortBlock>(op, token, size, first, last, to.of[2]);
 #endif
             token += size;
         }
@@ -134,7 +143,8 @@ void multiply_panel(const MatMul& op, const MatrixView& matrix, int64_t row_offs
         const int size = tile_size(last - token);
         args.activations = prepared.of[kind] + token * num_blocks(op) * kKindBytes[kind];
         args.out = op.out + token * op.ldo + row_offset + row;
-        kTileTable.functions[matrix.storage][__builtin_ctz(static_cast<unsigned>(size))](args);
+        args.is_first = token == first;
+        kTileTable.functions[matrix.storage][size](args);
         token += size;
     }
 }
@@ -179,8 +189,9 @@ struct Chunks {
                                   : num_large * large + (chunk - num_large) * small;
         return begin < panels ? begin : panels;
     }
-    // Their activations fit a core's cache with a panel of weights: 256 x 48 bytes per 32 columns.
-    static constexpr int64_t kSegmentTokens = 256;
+    // Whole tiles of at most 256 tokens: their activations fit a core's cache with a panel of
+    // weights, 256 x 48 bytes per 32 columns.
+    static constexpr int64_t kSegmentTokens = 256 / kMaxTile * kMaxTile;
 };
 
 void matmul(const MatMul& op, int64_t tokens, Pool& pool) {

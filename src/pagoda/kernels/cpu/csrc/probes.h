@@ -55,7 +55,23 @@ int64_t probe_floats(int64_t steps, Pool& pool) {
     return int64_t{2} * Floats::kSize * kChains * steps * pool.num_threads();
 }
 
-// The same of 8-bit numbers, as the products with 4-bit weights do it.
+// Adds the products of 8 vectors of weights to `sums` as 4-bit weights are multiplied.
+[[gnu::always_inline]] inline void add_dots(const Bytes* weights, const int8_t* q, Ints& sums) {
+#if PAGODA_BYTE_PAIRS
+#pragma GCC unroll 2
+    for (int first = 0; first < 8; first += 4) {
+        Pairs run = Pairs::products(weights[first], Bytes::repeated(q + 4 * first));
+#pragma GCC unroll 3
+        for (int i = first + 1; i < first + 4; ++i)
+            run.add(Pairs::products(weights[i], Bytes::repeated(q + 4 * i)));
+        sums.add(run.times(Ints::all(0x10001)));
+    }
+#else
+    sums = dot<15, false, 8>(weights, q, sums);
+#endif
+}
+
+// The same of 8-bit numbers.
 int64_t probe_dots(int64_t steps, Pool& pool) {
     constexpr int kChains = 8, kCount = 8;
     pool.run(pool.num_threads(), [&](int64_t) {
@@ -69,7 +85,7 @@ int64_t probe_dots(int64_t steps, Pool& pool) {
 #pragma GCC unroll 8
             for (int c = 0; c < kChains; ++c) {
                 keep(q);  // else the products are taken out of the loop
-                sums[c] = dot<15, false, kCount>(weights, q, sums[c]);
+                add_dots(weights, q, sums[c]);
             }
         keep(sums);
     });
