@@ -2,9 +2,10 @@
 
     python tools/stall.py --streams 8 --prompt 4000 [MODEL [flags of serve]]
 
-Starts `pagoda serve`, lets the streams generate, measures their gaps for a while, sends the prompt,
-and measures the gaps again until its first token is there. Then sends one like it to the server
-without streams. Fails when the p99 of the gaps grew by more than --limit.
+Starts `pagoda serve`, lets the streams generate, and measures their gaps for a while, then from
+the moment a prompt is sent until its first token is there, and for a while again: a machine whose
+speed changes changes both. Then sends a prompt like it to the server without streams. Fails when
+the p99 of the gaps is more than --limit times as large with the prompt.
 """
 
 import argparse
@@ -31,9 +32,9 @@ class Stream:
     arrivals: list[float] = field(default_factory=list)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Seconds between tokens, where any part of them lies in `begin` to `end`."""
+        """Seconds between tokens, that end between `begin` and `end`."""
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
-        return [later - earlier for earlier, later in pairs if later > begin and earlier < end]
+        return [later - earlier for earlier, later in pairs if begin < later <= end]
 
 
 async def generate(
@@ -76,6 +77,7 @@ async def measure(url: str, model: str, args: argparse.Namespace) -> int:
         sent = time.perf_counter()
         beside = await first_token(http, model, random_prompt(args.prompt))
         done = sent + beside
+        await asyncio.sleep(args.seconds)
         if any(task.done() for task in tasks):
             print("The streams ended too early; raise --tokens.", file=sys.stderr)
             return 2
@@ -83,7 +85,11 @@ async def measure(url: str, model: str, args: argparse.Namespace) -> int:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         alone = await first_token(http, model, random_prompt(args.prompt))
-    without = [gap for stream in streams for gap in stream.gaps(begun, sent)]
+    without = [
+        gap
+        for stream in streams
+        for gap in stream.gaps(begun, sent) + stream.gaps(done, done + args.seconds)
+    ]
     with_it = [gap for stream in streams for gap in stream.gaps(sent, done)]
     for name, gaps in (("without the prompt", without), ("with it", with_it)):
         p50, p99, most = (1000 * np.percentile(gaps, q) for q in (50, 99, 100))
