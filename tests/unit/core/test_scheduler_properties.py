@@ -1,6 +1,5 @@
 """After any sequence of operations blocks add up, KV is right and every request gets its tokens."""
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,10 +17,8 @@ from hypothesis.stateful import (
 from pagoda.base.errors import RequestError
 from pagoda.core.kvcache.manager import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem, RequestDelta
-from pagoda.core.pace import LEAST_PROMPT_TOKENS
 from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
-from pagoda.core.step_time import StepCost, StepSize
 
 from .fake_runner import EOS, VOCAB, expected_output, make_scheduler
 
@@ -206,32 +203,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert held.isdisjoint(planned.req_id for planned in plan.requests)
         for planned in plan.requests:
             assert planned.num_computed_tokens + planned.num_tokens <= limits.max_model_len
-        self.check_pace(plan)
-
-    def check_pace(self, plan: StepPlan):
-        """Beside streams, prompts get the least there is or what the bound allows, in total."""
-        limits = self.scheduler.limits
-        if not limits.enable_chunked_prefill or limits.max_step_growth == math.inf:
-            return
-        streams = prompts = StepSize()
-        for planned in plan.requests:
-            start, count = planned.num_computed_tokens, planned.num_tokens
-            prompt = len(self.live[planned.req_id].message.prompt_token_ids)
-            if count == 1 and start >= prompt:
-                streams = streams.plus(start, 1)
-            elif not planned.draft_token_ids:
-                prompts = prompts.plus(start, count)
-        if not streams.tokens or prompts.tokens <= LEAST_PROMPT_TOKENS:
-            return
-        times = self.scheduler._times
-        cost = times.cost() or StepCost(1.0)
-        step = StepSize(*map(sum, zip(streams, prompts, strict=True)))
-        # Fewer than eight streams have the pace of eight; one token of a prompt is never counted.
-        scale = max(1.0, 8 / streams.tokens)
-        usual = times.cost(decodes=True) or cost
-        alone = usual.seconds(StepSize(streams.tokens * scale, streams.pairs * scale))
-        slack = cost.seconds(StepSize(step.tokens + 1, step.pairs + MAX_MODEL_LEN))
-        assert cost.seconds(step) <= limits.max_step_growth * alone + slack - cost.seconds(step)
 
     def deliver(self, deltas: list[RequestDelta]):
         for delta in deltas:
