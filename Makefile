@@ -32,17 +32,20 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python has no venv module here. On Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(CSRC) | $(BIN)/python
+$(VENV)/.torch: constraints.txt | $(BIN)/python
 	@echo "Installing Pagoda into $(VENV): PyTorch first, then the rest (some minutes, once)."
 	$(PIP) install --quiet --progress-bar on -c constraints.txt torch
 	$(if $(COMPILER),,$(PIP) install --quiet ziglang)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
 	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing what tests and checks need."
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
+	@echo "Installing Pagoda with what tests and checks need."
 	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[test,dev]"
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
