@@ -25,6 +25,7 @@ def add_compat_flags(parser: argparse.ArgumentParser) -> None:
     for entry in TABLE:
         _add(parser, entry)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("-q", dest="quantization", **hidden)
     parser.add_argument(
         "-hf", "-hfr", "--hf-repo", dest="model", type=lambda name: f"hf:{name}", **hidden
     )

@@ -59,7 +59,6 @@ class ModelConfig(Options):
         "Round bf16, fp16 and fp32 weights while they load, for a CPU's native kernels: `int8` "
         "(a scale per 32 weights, 8.5 bits each) or `int4` (scale and minimum per 32, 5 bits; "
         "token table and output head in `int8`).",
-        aliases=("-q",),
         choices=("none", "int8", "int4"),
     )
     max_model_len: int | str | None = option(

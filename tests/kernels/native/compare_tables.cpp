@@ -232,7 +232,7 @@ void test_rotary_store(Test& test) {
                     const float* weights = form >= 2 ? norm.data() : nullptr;
                     kernels.rotary_store(
                         {x.data(), stride, heads,
-                         {k.bytes.data(), v.bytes.data(), type, kv_heads, block_size, dim},
+                         {k.bytes.data(), v.bytes.data(), CacheType(type), kv_heads, block_size, dim},
                          slots.data(), positions.data(), form % 2 ? table.data() : nullptr,
                          rotary_dim, weights, weights, 1e-6f}, rows, pool);
                     auto out = k.numbers();
@@ -259,8 +259,8 @@ void test_attention(Test& test) {
                     for (int32_t& block : blocks) block = static_cast<int32_t>(below(50));
                     Typed k(type, 50 * kv_heads * block_size * dim), v = k;
                     k.randomize(), v.randomize();
-                    const KvCache cache{k.bytes.data(), v.bytes.data(), type, kv_heads, block_size,
-                                        dim};
+                    const KvCache cache{k.bytes.data(), v.bytes.data(), CacheType(type), kv_heads,
+                                        block_size, dim};
                     const auto q = normals(rows * heads * dim);
                     const auto run = [&](const Kernels& kernels, Pool& pool) {
                         auto out = poisoned(rows * heads * dim);
