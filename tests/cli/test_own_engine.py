@@ -13,7 +13,7 @@ def pagoda(*words):
 
 
 def test_chat_answers_without_a_server(smollm2_gguf):
-    question = "What is the capital of France?"
+    question = "Where is the Eiffel Tower?"
     words = ["-q", question, "--temperature", 0, "--max-model-len", 256]
     done = pagoda("chat", smollm2_gguf, *words)
     assert (done.returncode, done.stderr) == (0, "")
