@@ -97,7 +97,24 @@ def test_a_model_with_an_op_of_torch_runs_op_by_op(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(driver.model, "forward", lambda batch: forward(batch) * 2)
     with caplog.at_level(logging.INFO, "pagoda"):
         assert record(driver) is None
-    assert "aten.mul.Tensor cannot be replayed" in caplog.text
+    assert "Steps run op by op: mul cannot be replayed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("add_", lambda x: x.add_(1)),
+        ("__setitem__", lambda x: x.__setitem__(0, 0.0)),
+        ("item", lambda x: x[0, 0].item()),
+        ("cat", lambda x: torch.cat((x, x))),
+    ],
+)
+def test_what_a_replay_would_leave_out_is_noticed(name, change):
+    recording = ops.recording("cpu", (8,))
+    x, weight = torch.randn(3, 64), torch.ones(64)
+    with recording.rows(0, 3):
+        change(ops.rms_norm(x, weight, 1e-5).view(3, 64))
+    assert recording.foreign == {name}
 
 
 def test_a_replay_that_differs_is_not_used(tmp_path, monkeypatch, caplog):
@@ -113,7 +130,7 @@ def test_a_replay_that_differs_is_not_used(tmp_path, monkeypatch, caplog):
         return hidden_states
 
     monkeypatch.setattr(driver.model, "forward", impure)
-    monkeypatch.setattr("pagoda.kernels.cpu.recording._Watch.__torch_dispatch__", _pass_on)
+    monkeypatch.setattr("pagoda.kernels.cpu.recording._Watch.__torch_function__", _pass_on)
     assert record(driver) is None
     assert "differs from its recording" in caplog.text
 

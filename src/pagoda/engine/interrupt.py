@@ -33,3 +33,5 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:  # behind the caller's last look
+        raise KeyboardInterrupt
