@@ -142,7 +142,7 @@ def _ones(size: int) -> np.ndarray:
     return np.ones(size, np.float32)
 
 
-def _copy_tokenizer(reader: "gguf.GGUFReader", writer: "gguf.GGUFWriter") -> None:  # noqa: F821
+def _copy_tokenizer(reader: "gguf.GGUFReader", writer: "gguf.GGUFWriter") -> None:  # noqa: F821 - imported late
     for field in reader.fields.values():
         if field.name.startswith("tokenizer."):
             kind = field.types[0]

@@ -1,5 +1,7 @@
 """Deltas of one request put together."""
 
+from typing import Any
+
 from pagoda.core.messages import RequestDelta
 
 
@@ -21,7 +23,7 @@ def merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
     )
 
 
-def _joined(older: list | None, newer: list | None) -> list | None:  # type: ignore[type-arg]
+def _joined(older: list[Any] | None, newer: list[Any] | None) -> list[Any] | None:
     if older is None or newer is None:
         return newer if older is None else older
     return older + newer

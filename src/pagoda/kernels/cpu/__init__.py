@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 try:
     from pagoda.kernels.cpu import _native
 except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]
+    _native = None  # type: ignore[assignment]  # a module otherwise
 
 log = get_logger(__name__)
 
