@@ -10,6 +10,7 @@ from pagoda.arch.read import (
     MAX_VOCAB,
     MAX_WIDTH,
     Reader,
+    checkpoint_dtype,
 )
 from pagoda.arch.rope import rope_from_config, rope_from_gguf, scaled_max_position
 from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
@@ -48,7 +49,7 @@ def spec_from_config(
         norm_eps=reader.number("rms_norm_eps", 1e-6, below=1.0),
         tie_word_embeddings=tied,
         max_position=scaled_max_position(max_position, rope.scaling),
-        dtype=_dtype(reader),
+        dtype=checkpoint_dtype(reader),
         weights=config_rules(traits, tied),
         # Old checkpoints carry the rotary frequencies, and tied ones may repeat the head.
         ignored_weights=("*.rotary_emb.inv_freq",) + (("lm_head.weight",) if tied else ()),
@@ -147,12 +148,3 @@ def _gguf_vocab_size(reader: Reader, tokenizer: Reader) -> int:
     """llama.cpp sizes the embedding by the token list; `vocab_size` serves where none is."""
     tokens = tokenizer.raw("tokens")
     return len(tokens) if tokens is not None else reader.integer("vocab_size", MAX_VOCAB)
-
-
-def _dtype(reader: Reader) -> str:
-    name = reader.text("dtype", reader.raw("torch_dtype") or "bfloat16")
-    if name not in ("bfloat16", "float16", "float32"):
-        raise UnsupportedModelError(
-            f"config.json gives the dtype {name!r}; known are bfloat16, float16 and float32."
-        )
-    return name

@@ -83,11 +83,11 @@ def _rules(
     rules = [
         WeightRule("embed.weight", (names.embed,)),
         WeightRule(layer + "attention_norm.weight", (names.attention_norm,)),
-        *_linear(attention + "qkv", names.qkv, traits.qkv_bias, unpermute),
-        *_linear(attention + "output", (names.output,), traits.output_bias),
+        *linear_rules(attention + "qkv", names.qkv, traits.qkv_bias, unpermute),
+        *linear_rules(attention + "output", (names.output,), traits.output_bias),
         WeightRule(layer + "mlp_norm.weight", (names.mlp_norm,)),
-        *_linear(layer + "mlp.gate_up", names.gate_up, traits.mlp_bias),
-        *_linear(layer + "mlp.down", (names.down,), traits.mlp_bias),
+        *linear_rules(layer + "mlp.gate_up", names.gate_up, traits.mlp_bias),
+        *linear_rules(layer + "mlp.down", (names.down,), traits.mlp_bias),
         WeightRule("norm.weight", (names.norm,)),
     ]
     if traits.qk_norm:
@@ -98,9 +98,10 @@ def _rules(
     return tuple(rules)
 
 
-def _linear(
-    param: str, sources: tuple[str, ...], bias: bool, unpermute: tuple[int, ...] = ()
+def linear_rules(
+    param: str, sources: tuple[str, ...], bias: bool = True, unpermute: tuple[int, ...] = ()
 ) -> list[WeightRule]:
+    """Of a layer with a weight and, with `bias`, one of these."""
     kinds = (".weight", ".bias") if bias else (".weight",)
     return [
         WeightRule(param + kind, tuple(source + kind for source in sources), unpermute)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagoda.base.errors import CheckpointError
+from pagoda.base.errors import CheckpointError, UnsupportedModelError
 
 # Far above any known model (Llama 3.1 405B has 126 layers of 16384, 256k-token vocabularies
 # exist) and low enough that sizes computed from them stay within 64 bits.
@@ -122,6 +122,16 @@ def config_reader(config: Mapping[str, Any]) -> Reader:
     nested = config.get("text_config")
     merged = {**config, **nested} if isinstance(nested, Mapping) else config
     return Reader(merged, "config.json")
+
+
+def checkpoint_dtype(reader: Reader, default: str = "bfloat16") -> str:
+    """The dtype in config.json; UnsupportedModelError for one that no layer has."""
+    name = reader.text("dtype", reader.raw("torch_dtype") or default)
+    if name not in ("bfloat16", "float16", "float32"):
+        raise UnsupportedModelError(
+            f"config.json gives the dtype {name!r}; known are bfloat16, float16 and float32."
+        )
+    return name
 
 
 def _is_list(value: object) -> bool:

@@ -6,7 +6,10 @@ Torch-free, so that the planner can reason about a model that is never loaded.
 from dataclasses import dataclass, field
 from typing import Literal
 
-AttentionKind = Literal["full", "sliding"]
+AttentionKind = Literal["full", "sliding", "encoder"]
+"""`encoder` sees both ways and keeps no KV; the others are causal."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+PoolingMethod = Literal["mean", "cls", "last", "max"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeSpec
+    rope: RopeSpec | None
+    """None where positions are learned."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
     qkv_bias: bool = False
@@ -53,14 +57,44 @@ class AttentionSpec:
 @dataclass(frozen=True)
 class MlpSpec:
     intermediate_size: int
-    activation: Literal["silu"] = "silu"
+    activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
+    """down(act(gate(x)) * up(x)); else down(act(up(x)))."""
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     attention: AttentionSpec
     mlp: MlpSpec
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """What an encoder adds to each token's embedding."""
+
+    num_positions: int
+    """Rows of the table of learned positions."""
+    num_token_types: int
+    """Rows of the table that tells a pair's texts apart."""
+    position_offset: int = 0
+    """The row of a text's first token (RoBERTa keeps the first rows for padding)."""
+
+
+@dataclass(frozen=True)
+class PoolingSpec:
+    """How a text's hidden states become one vector, or a classifier's scores."""
+
+    method: PoolingMethod = "last"
+    normalize: bool = True
+    """Vectors have length 1 unless a request asks for raw ones."""
+    dimensions: tuple[int, ...] | None = None
+    """Shorter sizes that the model was trained for (Matryoshka, arXiv 2205.13147): empty means
+    any, None none."""
+    labels: tuple[str, ...] = ()
+    """Names of the classifier's scores; empty where the model has none."""
+    activation: Literal["sigmoid", "softmax", "identity"] = "identity"
+    """From a classifier's logits to its scores."""
 
 
 @dataclass(frozen=True)
@@ -96,4 +130,7 @@ class ModelSpec:
     """Patterns (fnmatch) of checkpoint tensors that are left over on purpose."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    encoder: EncoderSpec | None = None
+    """None for a model that writes text."""
+    pooling: PoolingSpec = PoolingSpec()
     extras: dict[str, object] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from pagoda.kernels.ref import (
     attention,
     dequant,
     embedding,
+    encoder,
     kv_row,
     linear,
     norm,
@@ -82,6 +83,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if native is not None:
         return native.add_rms_norm(x, residual, weight, eps)
     return norm.add_rms_norm(x, residual, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(x - mean) / standard deviation * weight + bias over the last dimension, computed in fp32,
+    in x's dtype; weight and bias are fp32."""
+    return norm.layer_norm(x, weight, bias, eps)
 
 
 def kv_row_elements(head_dim: int, dtype: torch.dtype) -> int:
@@ -154,12 +161,28 @@ def paged_attention(
     )
 
 
+def encoder_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+) -> Tensor:
+    """Attention of each request's tokens to all of its tokens, both ways; no cache.
+
+    q, k, v [tokens, heads, dim], requests end to end: request i owns rows `query_start[i] :
+    query_start[i + 1]`. Returns q's shape, contiguous.
+    """
+    return encoder.encoder_attention(q, k, v, query_start, scale=scale)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """silu(a) * b for x = [a, b] on the last dimension."""
     native = _native(x)
     if native is not None:
         return native.silu_and_mul(x)
     return activation.silu_and_mul(x)
+
+
+def activate(x: Tensor, kind: str) -> Tensor:
+    """gelu (of the error function), gelu_tanh, relu or silu of each element."""
+    return activation.activate(x, kind)
 
 
 def matmul(

@@ -1,4 +1,4 @@
-"""Self-attention over the paged KV cache."""
+"""Self-attention: over the paged KV cache, and of encoders, which have none."""
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
         self._eps = eps
+        assert spec.rope is not None  # decoders have no other positions here
         self.rotary = context.rotary.of(spec.rope)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
@@ -63,4 +64,23 @@ class Attention(nn.Module):
             scale=spec.scale,
             window=spec.window,
         )
+        return self.output(attended.flatten(1))
+
+
+class EncoderAttention(nn.Module):
+    """Every token of a text sees all others; positions are in the embeddings."""
+
+    def __init__(self, context: LayerContext, spec: AttentionSpec, hidden_size: int):
+        super().__init__()
+        self.spec = spec
+        size = spec.num_heads * spec.head_dim
+        heads = context.parallel.share(spec.num_heads, "attention heads")
+        part = slice(heads.start * spec.head_dim, heads.stop * spec.head_dim)
+        self.qkv = ColumnLinear(context, hidden_size, (Shard(size, part),) * 3, spec.qkv_bias)
+        self.output = RowLinear(context, size, hidden_size, spec.output_bias)
+
+    def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        q, k, v = self.qkv(hidden_states).unflatten(-1, (3, -1, self.spec.head_dim)).unbind(1)
+        attended = ops.encoder_attention(q, k, v, batch.query_start, scale=self.spec.scale)
         return self.output(attended.flatten(1))

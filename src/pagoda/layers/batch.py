@@ -42,6 +42,8 @@ class ForwardBatch:
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None
     """bool [num_tokens]."""
+    token_types: torch.Tensor | None = None
+    """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
     extras: dict[str, object] = field(default_factory=dict)
 
     @property

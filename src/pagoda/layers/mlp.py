@@ -22,3 +22,19 @@ class GatedMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         return self.down(ops.silu_and_mul(self.gate_up(x)))
+
+
+class Mlp(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, context: LayerContext, spec: MlpSpec, hidden_size: int):
+        super().__init__()
+        size = spec.intermediate_size
+        shard = Shard(size, context.parallel.share(size, "intermediate features"))
+        self.activation = spec.activation
+        self.up = ColumnLinear(context, hidden_size, (shard,), spec.bias)
+        self.down = RowLinear(context, size, hidden_size, spec.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        return self.down(ops.activate(self.up(x), self.activation))

@@ -1,4 +1,6 @@
-"""Root-mean-square normalization layers."""
+"""Normalization layers."""
+
+from functools import partial
 
 import torch
 
@@ -34,3 +36,26 @@ class RMSNorm(WeightedLayer):
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes
+
+
+class LayerNorm(WeightedLayer):
+    """Normalizes the last dimension to mean 0 and variance 1; weight and bias stay in fp32."""
+
+    params = ("weight", "bias")
+
+    def __init__(self, context: LayerContext, size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.empty(size, dtype=torch.float32, device=context.device)
+        self.bias = torch.empty(size, dtype=torch.float32, device=context.device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        vector = self.weight if param == "weight" else self.bias
+        return (LoadTarget(tuple(vector.shape), partial(load_vector, vector)),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.bias.nbytes

@@ -1,4 +1,4 @@
-"""What every causal language model offers to the runner."""
+"""What models offer to the runner."""
 
 import torch
 from torch import nn
@@ -24,15 +24,35 @@ class DecoderLayer(nn.Module):
         raise NotImplementedError
 
 
-class CausalLM(nn.Module):
-    """Embedding, a stack of `layer_class`, a final norm, and an output head."""
-
-    layer_class: type[DecoderLayer]
+class Model(nn.Module):
+    """What loading needs to know, whatever the model computes."""
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__()
         self.spec = spec
         self.context = context
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of the last layer."""
+        raise NotImplementedError
+
+    def reserve(self, max_model_len: int) -> None:
+        """Make all that grows with the context now, so that its address stays the same."""
+        self.context.rotary.reserve(max_model_len)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights on this rank."""
+        return sum(part.nbytes for part in self.modules() if isinstance(part, WeightedLayer))
+
+
+class CausalLM(Model):
+    """Embedding, a stack of `layer_class`, a final norm, and an output head."""
+
+    layer_class: type[DecoderLayer]
+
+    def __init__(self, spec: ModelSpec, context: LayerContext):
+        super().__init__(spec, context)
         self.embed = VocabTable(context, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(
             self.layer_class(context, spec, layer, index) for index, layer in enumerate(spec.layers)
@@ -57,12 +77,3 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, hidden_size] of chosen rows -> fp32 [rows, vocab_size]."""
         return self.head.logits(hidden_states)
-
-    def reserve(self, max_model_len: int) -> None:
-        """Make all that grows with the context now, so that its address stays the same."""
-        self.context.rotary.reserve(max_model_len)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights on this rank."""
-        return sum(part.nbytes for part in self.modules() if isinstance(part, WeightedLayer))

@@ -14,7 +14,7 @@ from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.rotary import RotaryTables
-from pagoda.models.base import CausalLM
+from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.registry import MODELS
 from pagoda.quant.base import ShardSource
@@ -50,7 +50,7 @@ def build_model(
     progress: Progress | None = None,
     load_format: str = "auto",
     packed: bool = False,
-) -> CausalLM:
+) -> Model:
     """Make the model of `spec` on `device` and load this rank's share of the checkpoint (all of
     it without `parallel`).
 
@@ -75,7 +75,7 @@ def build_model(
         RotaryTables(device),
         packed,
     )
-    model: CausalLM = MODELS.get(spec.architecture)(spec, context)
+    model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
         shapes = {name: uses[0].target.shape for name, uses in items.items()}
@@ -132,7 +132,7 @@ def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
             )
 
 
-def _items(model: CausalLM) -> _Items:
+def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
     for rule in _expanded(model.spec):
@@ -151,7 +151,7 @@ def _items(model: CausalLM) -> _Items:
     return items
 
 
-def _create(model: CausalLM, checkpoint: Checkpoint) -> None:
+def _create(model: Model, checkpoint: Checkpoint) -> None:
     """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet."""
     for rule in _expanded(model.spec):
         layer, param = _layer_of(model, rule)
@@ -167,14 +167,14 @@ def _create(model: CausalLM, checkpoint: Checkpoint) -> None:
             ) from error
 
 
-def _layer_of(model: CausalLM, rule: WeightRule) -> tuple[WeightedLayer, str]:
+def _layer_of(model: Model, rule: WeightRule) -> tuple[WeightedLayer, str]:
     path, _, param = rule.param.rpartition(".")
     layer = model.get_submodule(path)
     assert isinstance(layer, WeightedLayer), rule.param
     return layer, param
 
 
-def _check_all_filled(model: CausalLM) -> None:
+def _check_all_filled(model: Model) -> None:
     """A layer's parameter without a weight rule would run on uninitialised memory."""
     filled = {rule.param for rule in _expanded(model.spec)}
     for path, layer in model.named_modules():
@@ -251,7 +251,8 @@ def _expanded(spec: ModelSpec) -> list[WeightRule]:
 
 
 def _factors(spec: ModelSpec) -> set[str]:
-    names = {layer.attention.rope.factors_tensor for layer in spec.layers}
+    ropes = {layer.attention.rope for layer in spec.layers}
+    names = {rope.factors_tensor for rope in ropes if rope is not None}
     return {name for name in names if name is not None}
 
 

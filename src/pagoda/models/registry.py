@@ -9,5 +9,9 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "BertModel": "pagoda.models.bert:Bert",
+        "BertForSequenceClassification": "pagoda.models.bert:Bert",
+        "RobertaModel": "pagoda.models.bert:Bert",
+        "RobertaForSequenceClassification": "pagoda.models.bert:Bert",
     },
 )

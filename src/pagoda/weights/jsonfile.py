@@ -12,27 +12,42 @@ _MAX_BYTES = 256 << 20
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError when it cannot be read or is none."""
+    return parse_json(_read(path), str(path))
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The list in a JSON file; CheckpointError when it cannot be read or is none."""
+    value = _parse(_read(path), str(path))
+    if not isinstance(value, list):
+        raise CheckpointError(f"{path} is not a JSON list; fetch it again.")
+    return value
+
+
+def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
             raise CheckpointError(f"{path} has {size} bytes, too many for a JSON file.")
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return parse_json(text, str(path))
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
     """The object that `text` holds; a key given twice is an error. `what` starts the message."""
+    value = _parse(text, what)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{what} is not a JSON object; fetch it again.")
+    return value
+
+
+def _parse(text: bytes, what: str) -> Any:
     try:
-        value = json.loads(text.decode(), object_pairs_hook=_unique)
+        return json.loads(text.decode(), object_pairs_hook=_unique)
     except RecursionError as error:
         raise CheckpointError(f"{what} is nested too deeply; fetch it again.") from error
     except ValueError as error:
         raise CheckpointError(f"{what} is not valid JSON ({error}); fetch it again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{what} is not a JSON object; fetch it again.")
-    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

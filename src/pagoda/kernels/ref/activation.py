@@ -1,4 +1,4 @@
-"""Gated activations."""
+"""Activations, gated and plain."""
 
 import torch
 import torch.nn.functional as F
@@ -7,3 +7,9 @@ import torch.nn.functional as F
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    return {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}[kind](x)

@@ -1,6 +1,7 @@
-"""Root-mean-square normalization (arXiv 1910.07467)."""
+"""Normalization by root mean square (arXiv 1910.07467) and by mean and variance (1607.06450)."""
 
 import torch
+import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -14,3 +15,9 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = x.to(residual.dtype) + residual
     return rms_norm(total, weight, eps).to(x.dtype), total
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)

@@ -1,0 +1,176 @@
+"""BERT, RoBERTa and XLM-RoBERTa (arXiv 1810.04805, 1907.11692, 1911.02116): encoders that give
+vectors, or with a head the scores of a classifier or cross-encoder."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pagoda.arch.names import linear_rules
+from pagoda.arch.read import (
+    MAX_CONTEXT,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Reader,
+    checkpoint_dtype,
+    config_reader,
+)
+from pagoda.arch.spec import (
+    Activation,
+    AttentionSpec,
+    EncoderSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    PoolingSpec,
+    WeightRule,
+)
+from pagoda.base.errors import UnsupportedModelError
+
+# transformers' names; gelu_new and gelu_pytorch_tanh are the same formula.
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "silu": "silu",
+}  # fmt: skip
+
+
+def bert_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _encoder(config, "BertModel", "")
+
+
+def bert_classifier_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _encoder(config, "BertForSequenceClassification", "bert.")
+
+
+def roberta_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _encoder(config, "RobertaModel", "", roberta=True)
+
+
+def roberta_classifier_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _encoder(config, "RobertaForSequenceClassification", "roberta.", roberta=True)
+
+
+def _encoder(
+    config: Mapping[str, Any], architecture: str, prefix: str, *, roberta: bool = False
+) -> ModelSpec:
+    reader = config_reader(config)
+    num_layers = reader.integer("num_hidden_layers", MAX_LAYERS)
+    num_positions = reader.integer("max_position_embeddings", MAX_CONTEXT)
+    padding = reader.integer("pad_token_id", MAX_VOCAB, 1 if roberta else 0, minimum=0)
+    offset = padding + 1 if roberta else 0
+    if num_positions <= offset:
+        raise reader.error(
+            "max_position_embeddings", f"is {num_positions}, and the first {offset} are for padding"
+        )
+    classifies = architecture.endswith("Classification")
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=reader.integer("vocab_size", MAX_VOCAB),
+        hidden_size=reader.integer("hidden_size", MAX_WIDTH),
+        layers=(_layer(reader),) * num_layers,
+        norm_eps=reader.number("layer_norm_eps", 1e-12, below=1.0),
+        tie_word_embeddings=True,
+        max_position=num_positions - offset,
+        dtype=checkpoint_dtype(reader, "float32"),
+        weights=_rules(prefix, _head(roberta) if classifies else {}),
+        # BertModel has a layer on its first token that no embedding uses, and old files carry
+        # the numbers of the positions.
+        ignored_weights=(
+            "*embeddings.position_ids",
+            *(() if classifies else ("pooler.dense.*",)),
+        ),
+        encoder=EncoderSpec(num_positions, reader.integer("type_vocab_size", MAX_VOCAB, 2), offset),
+        pooling=_pooling(reader) if classifies else PoolingSpec("cls"),
+    )
+
+
+def _layer(reader: Reader) -> LayerSpec:
+    _check_plain(reader)
+    hidden = reader.integer("hidden_size", MAX_WIDTH)
+    heads = reader.integer("num_attention_heads", MAX_HEADS)
+    if hidden % heads:
+        raise reader.error("hidden_size", f"is {hidden}, which {heads} heads cannot share equally")
+    size = hidden // heads
+    attention = AttentionSpec(
+        "encoder", heads, heads, size, size**-0.5, None, qkv_bias=True, output_bias=True
+    )
+    name = reader.text("hidden_act", "gelu")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"config.json asks for the activation {name!r}; encoders have "
+            f"{', '.join(_ACTIVATIONS)} here."
+        )
+    width = reader.integer("intermediate_size", MAX_WIDTH)
+    return LayerSpec(attention, MlpSpec(width, _ACTIVATIONS[name], bias=True, gated=False))
+
+
+def _check_plain(reader: Reader) -> None:
+    kind = reader.text("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise UnsupportedModelError(
+            f"config.json asks for {kind!r} positions; encoders have absolute ones here."
+        )
+    if reader.flag("is_decoder", False):
+        raise UnsupportedModelError("A BERT that is a decoder (is_decoder) is not supported.")
+
+
+def _pooling(reader: Reader) -> PoolingSpec:
+    """Labels and activation of a classifier; a cross-encoder is one with a single label."""
+    section = reader.section("id2label")
+    # transformers writes two labels where it writes none.
+    count = reader.integer("num_labels", MAX_WIDTH, 2)
+    labels = tuple(f"LABEL_{index}" for index in range(count))
+    if section is not None:
+        labels = tuple(section.text(str(index)) for index in range(len(reader.raw("id2label"))))
+    return PoolingSpec("cls", False, None, labels, _activation(reader, len(labels)))
+
+
+def _activation(reader: Reader, count: int) -> Literal["sigmoid", "softmax", "identity"]:
+    """As the checkpoint's problem type says, else sentence-transformers' entry, else by count."""
+    problem = reader.raw("problem_type")
+    if problem == "regression":
+        return "identity"
+    if problem == "multi_label_classification":
+        return "sigmoid"
+    section = reader.section("sentence_transformers")
+    chosen = reader.raw("sbert_ce_default_activation_function")
+    chosen = section.raw("activation_fn") if section is not None else chosen
+    if problem is None and chosen is not None:
+        name = str(chosen).rpartition(".")[2]
+        if name not in ("Identity", "Sigmoid"):
+            raise UnsupportedModelError(
+                f"config.json asks for the activation {chosen!r} of scores; known are Identity "
+                "and Sigmoid."
+            )
+        return "identity" if name == "Identity" else "sigmoid"
+    return "sigmoid" if count == 1 else "softmax"
+
+
+def _head(roberta: bool) -> dict[str, str]:
+    """The classifier's two layers: parameter to checkpoint."""
+    if roberta:
+        return {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
+    return {"dense": "bert.pooler.dense", "classifier": "classifier"}
+
+
+def _rules(prefix: str, head: Mapping[str, str]) -> tuple[WeightRule, ...]:
+    """Names as transformers writes them (modeling_bert.py, modeling_roberta.py)."""
+    embeddings = prefix + "embeddings."
+    source = prefix + "encoder.layer.{layer}."
+    layer = "layers.{layer}."
+    qkv = tuple(f"{source}attention.self.{name}" for name in ("query", "key", "value"))
+    tables = {"embed": "word", "positions": "position", "types": "token_type"}
+    return (
+        *(
+            WeightRule(f"{param}.weight", (f"{embeddings}{name}_embeddings.weight",))
+            for param, name in tables.items()
+        ),
+        *linear_rules("embed_norm", (embeddings + "LayerNorm",)),
+        *linear_rules(layer + "attention.qkv", qkv),
+        *linear_rules(layer + "attention.output", (source + "attention.output.dense",)),
+        *linear_rules(layer + "attention_norm", (source + "attention.output.LayerNorm",)),
+        *linear_rules(layer + "mlp.up", (source + "intermediate.dense",)),
+        *linear_rules(layer + "mlp.down", (source + "output.dense",)),
+        *linear_rules(layer + "mlp_norm", (source + "output.LayerNorm",)),
+        *(rule for param, name in head.items() for rule in linear_rules(param, (name,))),
+    )

@@ -1,0 +1,103 @@
+"""What sentence-transformers' files add to a spec: pooling, normalization, the longest input."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pagoda.arch.read import MAX_CONTEXT, MAX_WIDTH, Reader
+from pagoda.arch.spec import ModelSpec, PoolingMethod, PoolingSpec
+from pagoda.base.errors import UnsupportedModelError
+from pagoda.weights.jsonfile import read_json, read_json_list
+
+MODULES = "modules.json"
+# sentence-transformers' names, since version 6 and as flags before.
+_METHODS: dict[str, PoolingMethod] = {
+    "mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+_FOLDER = re.compile(r"[\w.-]+", re.ASCII)
+
+
+def with_sentence_files(
+    spec: ModelSpec, config: Mapping[str, Any] | None, folder: Path
+) -> ModelSpec:
+    """The spec of a checkpoint whose folder may hold sentence-transformers' files.
+
+    Without them it stays as its architecture has it. Raises CheckpointError for broken files,
+    UnsupportedModelError for a module or a way of pooling that is not known here.
+    """
+    spec = _with_longest_input(spec, folder)
+    if spec.pooling.labels:
+        return spec
+    pooling = _dimensions(spec.pooling, Reader(config or {}, "config.json"))
+    path = folder / MODULES
+    if path.is_file():
+        pooling = _with_modules(pooling, read_json_list(path), folder)
+    if spec.encoder is None and pooling.method != "last":
+        raise UnsupportedModelError(
+            f"The model pools by {pooling.method}; decoders pool their last token here."
+        )
+    return replace(spec, pooling=pooling)
+
+
+def _with_longest_input(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Until version 6 the length stood in `sentence_bert_config.json` (or another family's
+    name), since then in tokenizer_config.json."""
+    lengths = [
+        Reader(read_json(path), path.name).integer("max_seq_length", MAX_CONTEXT, spec.max_position)
+        for path in folder.glob("sentence_*_config.json")
+    ]
+    tokenizer = folder / "tokenizer_config.json"
+    if not lengths and spec.encoder is not None and tokenizer.is_file():
+        # Where there is no limit transformers writes one of 10^30.
+        longest = read_json(tokenizer).get("model_max_length")
+        if isinstance(longest, int | float) and longest >= 1:
+            lengths = [int(min(longest, spec.max_position))]
+    return replace(spec, max_position=min([spec.max_position, *lengths]))
+
+
+def _dimensions(pooling: PoolingSpec, config: Reader) -> PoolingSpec:
+    listed = config.raw("matryoshka_dimensions")
+    if listed is None:
+        return replace(pooling, dimensions=() if config.flag("is_matryoshka", False) else None)
+    count = len(listed) if isinstance(listed, list) else 1
+    return replace(pooling, dimensions=config.integers("matryoshka_dimensions", count, MAX_WIDTH))
+
+
+def _with_modules(pooling: PoolingSpec, modules: list[Any], folder: Path) -> PoolingSpec:
+    pooling = replace(pooling, normalize=False)
+    for entry in modules:
+        module = Reader(entry if isinstance(entry, Mapping) else {}, MODULES)
+        kind = module.text("type").rpartition(".")[2]
+        if kind == "Pooling":
+            name = module.text("path")
+            if not _FOLDER.fullmatch(name):
+                raise module.error("path", f"is {name!r}, which is no name of a folder")
+            config = folder / name / "config.json"
+            pooling = replace(pooling, method=_method(Reader(read_json(config), str(config))))
+        elif kind == "Normalize":
+            pooling = replace(pooling, normalize=True)
+        elif kind != "Transformer":
+            raise UnsupportedModelError(
+                f"{MODULES} asks for {kind!r}; known are Transformer, Pooling and Normalize. "
+                "Choose an embedding model without it."
+            )
+    return pooling
+
+
+def _method(config: Reader) -> PoolingMethod:
+    if config.has("pooling_mode"):
+        mode = config.raw("pooling_mode")
+        modes = [str(item) for item in (mode if isinstance(mode, list) else [mode])]
+    else:
+        names = [*_METHODS, "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"]
+        modes = [name for name in names if config.flag(name, False)]
+    if len(modes) != 1 or modes[0] not in _METHODS:
+        raise UnsupportedModelError(
+            f"The model pools by {' and '.join(modes) or 'nothing'}; known are one of mean, cls, "
+            "max and lasttoken."
+        )
+    return _METHODS[modes[0]]

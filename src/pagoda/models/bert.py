@@ -1,0 +1,65 @@
+"""BERT and RoBERTa (arXiv 1810.04805, 1907.11692), with or without a classifier."""
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.layers.attention import EncoderAttention
+from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.context import LayerContext
+from pagoda.layers.embedding import VocabTable
+from pagoda.layers.linear import ColumnLinear, Shard
+from pagoda.layers.mlp import Mlp
+from pagoda.layers.norm import LayerNorm
+from pagoda.models.base import Model
+
+
+class BertLayer(nn.Module):
+    """norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec):
+        super().__init__()
+        hidden, eps = spec.hidden_size, spec.norm_eps
+        self.attention = EncoderAttention(context, layer.attention, hidden)
+        self.attention_norm = LayerNorm(context, hidden, eps)
+        self.mlp = Mlp(context, layer.mlp, hidden)
+        self.mlp_norm = LayerNorm(context, hidden, eps)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        x = self.attention_norm(x + self.attention(x, batch))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class Bert(Model):
+    def __init__(self, spec: ModelSpec, context: LayerContext):
+        super().__init__(spec, context)
+        assert spec.encoder is not None
+        hidden = spec.hidden_size
+        self.offset = spec.encoder.position_offset
+        self.embed = VocabTable(context, spec.vocab_size, hidden)
+        self.positions = VocabTable(context, spec.encoder.num_positions, hidden)
+        self.types = VocabTable(context, spec.encoder.num_token_types, hidden)
+        self.embed_norm = LayerNorm(context, hidden, spec.norm_eps)
+        self.layers = nn.ModuleList(BertLayer(context, spec, layer) for layer in spec.layers)
+        if spec.pooling.labels:
+            self.dense = _replicated(context, hidden, hidden)
+            self.classifier = _replicated(context, hidden, len(spec.pooling.labels))
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of the last layer."""
+        assert batch.token_types is not None
+        x = self.embed(batch.token_ids) + self.positions(batch.positions + self.offset)
+        x = self.embed_norm(x + self.types(batch.token_types))
+        for layer in self.layers:
+            x = layer(x, batch)
+        return x
+
+    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states [texts, hidden_size] of first tokens -> logits [texts, labels]."""
+        return self.classifier(torch.tanh(self.dense(first_tokens)))
+
+
+def _replicated(context: LayerContext, in_features: int, out_features: int) -> ColumnLinear:
+    return ColumnLinear(
+        context, in_features, (Shard(out_features, slice(0, out_features)),), bias=True
+    )

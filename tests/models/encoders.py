@@ -1,0 +1,71 @@
+"""Tiny random encoders made by transformers, and a pass over a ragged batch of texts."""
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
+
+from pagoda.layers.batch import ForwardBatch
+from pagoda.models.base import Model
+
+FAMILIES = {
+    "bert": (BertConfig, BertModel),
+    "bert classifier": (BertConfig, BertForSequenceClassification),
+    "roberta": (RobertaConfig, RobertaModel),
+    "roberta classifier": (RobertaConfig, RobertaForSequenceClassification),
+    "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
+    "xlm-roberta classifier": (XLMRobertaConfig, XLMRobertaForSequenceClassification),
+}
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+}
+
+
+def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
+    """A model with weights large enough that attention is far from uniform, in fp32."""
+    config_class, model_class = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**SIZES, **changes})).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            # Norms and biases too: fresh ones are constants and would hide a mix-up.
+            base = 1.0 if "LayerNorm.weight" in name else 0.0
+            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    return model
+
+
+@torch.inference_mode()
+def hidden_states(
+    model: Model, texts: list[list[int]], types: list[list[int]] | None = None
+) -> list[torch.Tensor]:
+    """Each text's hidden states [tokens, hidden], all texts in one batch."""
+    lens = torch.tensor([len(ids) for ids in texts], dtype=torch.int32)
+    flat = [id for ids in types or [] for id in ids]
+    token_ids = torch.tensor([id for ids in texts for id in ids])
+    batch = ForwardBatch(
+        token_ids=token_ids,
+        positions=torch.cat([torch.arange(len(ids)) for ids in texts]),
+        query_start=torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()]),
+        kv_lens=lens,
+        max_query_len=int(lens.max()),
+        max_kv_len=int(lens.max()),
+        groups=[],
+        layer_group=[],
+        kv_caches=[],
+        token_types=torch.tensor(flat) if flat else torch.zeros_like(token_ids),
+    )
+    return list(model(batch).split(lens.tolist()))
