@@ -48,9 +48,9 @@ class Admission:
         return self._kv.num_free_blocks - sum(self._claim(req) for req in running)
 
     def _claim(self, req: Request) -> int:
-        if req.num_expected_tokens - req.num_computed_tokens <= 1:
+        if req.generates and req.num_expected_tokens - req.num_computed_tokens <= 1:
             return 1
-        return max(1, self._required(req) - req.tables.num_held)
+        return max(int(req.generates), self._required(req) - req.tables.num_held)
 
     def _required(self, req: Request) -> int:
         return self._kv.blocks_required(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.core.kvcache.block_hash import MAX_TOKEN_ID
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import POOLING_TASKS, AddRequest
 from pagoda.core.request import Request
 
 
@@ -54,6 +54,11 @@ def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
     if message.kind not in ("generate", "pool"):
         raise RequestError(
             f"kind must be 'generate' or 'pool', got {message.kind!r}.", param="kind"
+        )
+    if message.pooling is not None and message.pooling.task not in POOLING_TASKS:
+        raise RequestError(
+            f"task must be one of {', '.join(POOLING_TASKS)}, got {message.pooling.task!r}.",
+            param="task",
         )
     if not prompt:
         raise RequestError("The prompt is empty; send at least one token.", param="prompt")

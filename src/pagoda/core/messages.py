@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pagoda.arch.spec import PoolingSpec
 from pagoda.core.sampling import SamplingParams
 
 
@@ -21,6 +22,18 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     """A reference (a file or shared-memory name) the runner reads; never the bytes."""
 
 
+POOLING_TASKS = ("embed", "token_embed", "classify")
+
+
+class PoolingParams(msgspec.Struct, omit_defaults=True):
+    """What is wanted of a text that is pooled."""
+
+    task: str = "embed"
+    """`embed` (one vector), `token_embed` (one for each token) or `classify` (logits)."""
+    pair_start: int = 0
+    """Where a pair's second text begins, for models that mark it; 0: there is none."""
+
+
 class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """One sequence to generate or to pool. `n > 1` arrives as n requests."""
 
@@ -29,6 +42,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     kind: str = "generate"
     """`generate` or `pool`."""
+    pooling: PoolingParams | None = None
+    """Of kind `pool`; None is the default of each."""
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
@@ -87,7 +102,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Prompt tokens found in the prefix cache; sent with the first delta."""
     queue_seconds: float | None = None
     """From arrival to admission; sent with the first delta."""
-    embedding: list[float] | None = None
+    embedding: bytes | None = None
+    """As in RequestResult."""
     finish_reason: str | None = None
     """`stop`, `length`, `abort` or `error`."""
     stop_reason: int | str | None = None
@@ -137,6 +153,11 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     kv_tokens: int
     device: str = "cpu"
     """`cpu` or `cuda`."""
+    generates: bool = True
+    """False for encoders: they take requests of kind `pool` only."""
+    hidden_size: int = 0
+    """Elements of a vector."""
+    pooling: PoolingSpec = PoolingSpec()
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 

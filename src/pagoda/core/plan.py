@@ -59,7 +59,9 @@ class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Of the prompt tokens that this step's logits score, each once: not again when a preempted
     request is computed again."""
-    embedding: list[float] | None = None
+    embedding: bytes | None = None
+    """fp32 in native byte order, not normalized: [hidden], or [labels] for `classify`, or
+    [tokens, hidden] for `token_embed`."""
     error: str | None = None
     """A fault in this request alone; the others of the step are good."""
     bad_request: bool = False

@@ -292,7 +292,8 @@ class Scheduler:
                 plan.requests.append(self._start(req, start))
                 in_flight.append(req)
                 room.take_prompt(start.hit.num_tokens, start.num_tokens)
-                spare -= start.num_blocks + 1  # The one it will grow into.
+                # One more for the block that its output will grow into.
+                spare -= start.num_blocks + int(req.generates)
             else:
                 break
 

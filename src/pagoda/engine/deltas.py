@@ -16,6 +16,7 @@ def merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
             newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
         ),
         queue_seconds=newer.queue_seconds if older.queue_seconds is None else older.queue_seconds,
+        embedding=newer.embedding,
         finish_reason=newer.finish_reason,
         stop_reason=newer.stop_reason,
         error=newer.error,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.resolve import Reason
+from pagoda.planner.reason import Reason
 
 
 @dataclass
@@ -87,10 +87,11 @@ class Ledger:
             )
         spent = ", ".join(f"{name} {format_seconds(sec)}" for name, sec in self.phases.items())
         lines.append(f"start-up took {format_seconds(sum(self.phases.values()))}: {spent}")
-        lines.append(
-            f"KV cache size: {self.kv_tokens:,} tokens, Maximum concurrency for "
-            f"{self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
-        )
+        if self.kv_tokens:
+            lines.append(
+                f"KV cache size: {self.kv_tokens:,} tokens, Maximum concurrency for "
+                f"{self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
+            )
         return lines
 
 

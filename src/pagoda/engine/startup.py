@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagoda.arch.registry import spec_for
+from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, EngineDeadError
@@ -32,7 +33,7 @@ from pagoda.weights.quantized import QuantizedCheckpoint
 from pagoda.weights.source import resolve_model
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
-    from pagoda.models.base import CausalLM
+    from pagoda.models.base import Model
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
 
@@ -58,7 +59,7 @@ class _Libraries(NamedTuple):
     """What needs torch: 1 s of imports on a warm disk, hidden behind reading the headers."""
 
     make_device: "Callable[[str], Device]"
-    build_model: "Callable[..., CausalLM]"
+    build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
 
 
@@ -108,6 +109,9 @@ class _Startup:
             block_size=resolution.config.cache.block_size,
             kv_tokens=resolution.plan.kv_tokens,
             device=device.name,
+            generates=spec.encoder is None,
+            hidden_size=spec.hidden_size,
+            pooling=spec.pooling,
             ledger=self.ledger.rows(),
         )
         for line in self.ledger.lines():
@@ -139,7 +143,10 @@ class _Startup:
             )
         with self._timed("read headers"):
             files = open_model(path)
-            return files, spec_for(files.config, files.metadata, self._tensors(files))
+            spec = spec_for(files.config, files.metadata, self._tensors(files))
+            if files.kind == "safetensors":
+                spec = with_sentence_files(spec, files.config, files.folder)
+            return files, spec
 
     def _tensors(self, files: ModelFiles) -> Mapping[str, TensorInfo]:
         """None for a dummy load of a folder, which need not hold weights."""
@@ -165,7 +172,7 @@ class _Startup:
         device: "Device",
         resolution: Resolution,
         libraries: _Libraries,
-    ) -> "CausalLM":
+    ) -> "Model":
         dummy = self.config.model.load_format == "dummy"
         checkpoint = None if dummy else files.checkpoint
         method = resolution.config.model.quantization
@@ -189,7 +196,7 @@ class _Startup:
 
     def _make_runner(
         self,
-        model: "CausalLM",
+        model: "Model",
         spec: ModelSpec,
         device: "Device",
         resolution: Resolution,

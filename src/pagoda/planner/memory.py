@@ -50,12 +50,13 @@ class MemoryPlan:
     def rows(self) -> list[dict[str, Any]]:
         """The ledger's predicted column: item, bytes, how it comes about."""
         tokens = f"{self.kv_tokens:,} tokens of {format_bytes(self.kv_bytes_per_token)}"
-        return [
+        rows = [
             {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
             {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
             {"item": "activations", "bytes": self.activations, "detail": "of the largest step"},
             {"item": "process", "bytes": self.process, "detail": "Python and libraries"},
         ]
+        return [row for row in rows if row["bytes"]]  # an encoder has no KV
 
 
 def weight_bytes(
@@ -80,9 +81,17 @@ def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """Parameters of a dense decoder, from its sizes."""
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
-    return embeddings + spec.hidden_size + sum(_layer_parameters(spec, x) for x in spec.layers)
+    """Parameters of a dense model, from its sizes."""
+    hidden = spec.hidden_size
+    total = spec.vocab_size * hidden * (1 if spec.tie_word_embeddings else 2)
+    total += hidden + sum(_layer_parameters(spec, layer) for layer in spec.layers)
+    if spec.encoder is None:
+        return total
+    # Its norms have biases too: one behind the tables, two in each layer.
+    total += (spec.encoder.num_positions + spec.encoder.num_token_types) * hidden
+    total += hidden * (1 + 2 * len(spec.layers))
+    labels = len(spec.pooling.labels)
+    return total + (hidden + labels) * (hidden + 1) * bool(labels)
 
 
 def activation_bytes(
@@ -104,7 +113,9 @@ def activation_bytes(
     qkv = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
     per_token = 5 * 4 * spec.hidden_size + (width + 4) * qkv
     per_token += 4 * width * layer.mlp.intermediate_size
-    logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
+    logits = 0
+    if spec.encoder is None:
+        logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
 
 
@@ -120,10 +131,11 @@ def bytes_per_block(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
 def _layer_parameters(spec: ModelSpec, layer: LayerSpec) -> int:
     a, hidden = layer.attention, spec.hidden_size
     q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    total = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * layer.mlp.intermediate_size
-    total += 2 * hidden
+    wide = (2 if layer.mlp.gated else 1) * layer.mlp.intermediate_size
+    total = hidden * (q + 2 * kv) + q * hidden
+    total += hidden * (wide + layer.mlp.intermediate_size) + 2 * hidden
     total += (q + 2 * kv) * a.qkv_bias + hidden * a.output_bias + 2 * a.head_dim * a.qk_norm
-    return total + (2 * layer.mlp.intermediate_size + hidden) * layer.mlp.bias
+    return total + (wide + hidden) * layer.mlp.bias
 
 
 def _expand(sources: tuple[str, ...], num_layers: int) -> list[str]:

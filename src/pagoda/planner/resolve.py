@@ -15,8 +15,10 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
 from pagoda.planner import memory
+from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.reason import Reason
 from pagoda.weights.checkpoint import TensorInfo
 
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -28,13 +30,6 @@ _CPU_RESERVE = 512 << 20
 # Beside a long prompt the slowest steps of running replies are to stay within three times their
 # own. Single steps miss their prediction by up to a third, those of the p99 by a fifth.
 _STEP_BOUND = "2.2x"
-
-
-@dataclass(frozen=True)
-class Reason:
-    field: str
-    value: Any
-    why: str
 
 
 @dataclass(frozen=True)
@@ -65,11 +60,15 @@ def resolve(
         tensors = quantized_tensors(spec, tensors, config.model.quantization)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
-    config = _resolve_types(config, storage, facts, reasons)
+    config = _resolve_types(config, spec, storage, facts, reasons)
+    if spec.encoder is not None:
+        config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = _resolve_scheduler(config, facts, reasons)
     groups = kv_groups(spec, config.cache.block_size)
     plan = _empty_plan(config, spec, tensors, facts, groups)
     limit = _pool_limit(config, plan, facts)
+    if not groups:
+        return Resolution(config, replace(plan, num_blocks=1), reasons, packed)
     if limit > facts.free_memory - plan.weights:
         why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
         reasons.append(Reason("kv_cache_memory_bytes", limit, why))
@@ -117,7 +116,11 @@ def _main_storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def _resolve_types(
-    config: EngineConfig, storage: str, facts: DeviceFacts, reasons: list[Reason]
+    config: EngineConfig,
+    spec: ModelSpec,
+    storage: str,
+    facts: DeviceFacts,
+    reasons: list[Reason],
 ) -> EngineConfig:
     dtype = _DTYPES.get(config.model.dtype, config.model.dtype)
     cached = dtype
@@ -127,6 +130,9 @@ def _resolve_types(
         method = config.model.quantization
         kept = f"stay {_kept(storage, facts)}" if method == "none" else f"are rounded to {method}"
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
+    elif dtype == "auto" and spec.encoder is not None and storage == "F32":
+        dtype = cached = "float32" if facts.device == "cpu" else "float16"
+        reasons.append(Reason("dtype", dtype, DTYPE_REASON))
     elif dtype == "auto":
         dtype = "float16" if storage == "F16" else "bfloat16"
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
@@ -139,7 +145,8 @@ def _resolve_types(
     if kv_dtype == "auto":
         kv_dtype = cached
         why = "as the activations" if cached == dtype else "half the bytes of float32"
-        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
+        if spec.encoder is None:
+            reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     return replace(
         config,
         model=replace(config.model, dtype=dtype),

@@ -37,6 +37,8 @@ class StepArrays:
     kv_lens: Ints32
     max_query_len: int
     groups: list[GroupArrays]
+    token_types: Ints | None = None
+    """Where a model has them."""
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +67,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
         groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
+        token_types=_token_types(states, rows, positions) if not states.tables else None,
     )
 
 
@@ -72,6 +75,7 @@ def build_batch(
     arrays: StepArrays, layer_group: list[int], kv_caches: KVCaches, device: torch.device
 ) -> ForwardBatch:
     """Each array is moved to the device once."""
+    types = arrays.token_types
     return ForwardBatch(
         token_ids=to_tensor(arrays.token_ids, device),
         positions=to_tensor(arrays.positions, device),
@@ -85,7 +89,14 @@ def build_batch(
         ],
         layer_group=layer_group,
         kv_caches=kv_caches,
+        token_types=None if types is None else to_tensor(types, device),
     )
+
+
+def _token_types(states: RequestStates, rows: Ints, positions: Ints) -> Ints:
+    """1 from where a pair's second text begins."""
+    second = states.params["pair_start"][rows]
+    return ((second > 0) & (positions >= second)).astype(np.int64)
 
 
 def _group(table: BlockTable, reqs: Ints, rows: Ints, positions: Ints) -> GroupArrays:

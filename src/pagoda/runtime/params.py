@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.base.errors import RequestError
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import POOLING_TASKS, AddRequest
 from pagoda.core.sampling import MAX_LOGIT_BIAS
 from pagoda.runtime.noise import request_seed
 
@@ -27,6 +27,8 @@ PARAMS = np.dtype(
         ("logprobs", np.int32),
         ("prompt_logprobs", np.int32),
         ("prompt_len", np.int32),
+        ("pair_start", np.int32),
+        ("task", np.int8),
         ("flags", np.uint8),
     ],
     # torch takes columns only at strides that are multiples of their element.
@@ -89,6 +91,9 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
     record["temperature"] = sampling.temperature
     record["seed"] = request_seed(sampling.seed, engine_seed, request.req_id)
     record["prompt_len"] = len(request.prompt_token_ids)
+    if request.pooling is not None:
+        record["pair_start"] = request.pooling.pair_start
+        record["task"] = POOLING_TASKS.index(request.pooling.task)
     record["flags"] = flags
     return record
 

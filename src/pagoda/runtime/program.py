@@ -16,7 +16,7 @@ from pagoda.runtime.states import Ints
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.recording import Recording
-    from pagoda.runtime.runner import CausalLM
+    from pagoda.runtime.runner import Model
 
 logger = get_logger(__name__)
 
@@ -115,7 +115,7 @@ class StepProgram:
     @classmethod
     def record(
         cls,
-        model: "CausalLM",
+        model: "Model",
         kv_caches: KVCaches,
         layer_group: list[int],
         block_sizes: Sequence[int],
@@ -161,7 +161,7 @@ class StepProgram:
         return self._computed(arrays.num_tokens, len(samples))
 
     def _trace(
-        self, model: "CausalLM", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
+        self, model: "Model", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
     ) -> None:
         limits, recording, inputs = self._limits, self._recording, self._inputs
         inputs.load(arrays, np.array([arrays.num_tokens - 1]))

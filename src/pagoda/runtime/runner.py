@@ -11,7 +11,7 @@ import torch
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.core.kvcache.spec import KVGroupSpec
-from pagoda.core.messages import AddRequest, TokenLogprobs
+from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, TokenLogprobs
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.kernels import ops
@@ -21,7 +21,7 @@ from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch
 from pagoda.runtime.logprobs import token_logprobs
-from pagoda.runtime.pooling import last_token
+from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
@@ -31,8 +31,9 @@ from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 logger = get_logger(__name__)
 
 
-class CausalLM(Protocol):
-    """What a model offers the runner."""
+class Model(Protocol):
+    """What a model offers the runner: `compute_logits` if it writes text, `classify` if it has
+    labels."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden]."""
@@ -40,6 +41,10 @@ class CausalLM(Protocol):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """fp32 logits [rows, vocab] of chosen rows."""
+        ...
+
+    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [texts, labels] of hidden states of texts' first tokens."""
         ...
 
     def reserve(self, max_model_len: int) -> None:
@@ -54,7 +59,7 @@ class ModelRunner:
     A fault in one request is that request's `error`; it stays faulty until it is freed.
     """
 
-    model: CausalLM
+    model: Model
     spec: ModelSpec
     groups: list[KVGroupSpec]
     num_blocks: int
@@ -70,6 +75,11 @@ class ModelRunner:
         self.program: StepProgram | None = None
         self._run: DecodeRun | None = None
         self.model.reserve(self.max_model_len)
+        self.pooler = Pooler(
+            self.spec.pooling.method,
+            self.model.classify if self.spec.pooling.labels else None,
+            whole=self.spec.encoder is not None,
+        )
         self.layer_group, self.kv_caches = self._allocate()
         self.states = RequestStates(
             [group.block_size for group in self.groups],
@@ -102,6 +112,8 @@ class ModelRunner:
         Returns the tokens of the longer one: few, for the largest step takes a second and more.
         Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
         """
+        if self.spec.encoder is not None:
+            return self._warm_up_encoder()
         with torch.inference_mode():
             self.program = self._record()
         smallest = min(group.block_size for group in self.groups)
@@ -121,10 +133,29 @@ class ModelRunner:
             (result,) = self.execute(StepPlan(step_id=-1, rows=rows, requests=[planned])).results
             if result.error is not None:
                 logger.warning("The warm-up step failed: %s", result.error)
-        self.execute(StepPlan(step_id=-1, freed=[request.req_id]))
+        self._forget_warm_up()
+        return length
+
+    def _warm_up_encoder(self) -> int:
+        length = min(16, self.max_model_len)
+        pooling = PoolingParams("classify" if self.spec.pooling.labels else "embed")
+        request = AddRequest(
+            req_id="warm-up", prompt_token_ids=[0] * length, kind="pool", pooling=pooling
+        )
+        planned = PlannedRequest(
+            req_id="warm-up", num_computed_tokens=0, num_tokens=length, new_block_ids=[]
+        )
+        row = NewRow(request=request, req_id="warm-up")
+        (result,) = self.execute(StepPlan(step_id=-1, rows=[row], requests=[planned])).results
+        if result.error is not None:
+            logger.warning("The warm-up step failed: %s", result.error)
+        self._forget_warm_up()
+        return length
+
+    def _forget_warm_up(self) -> None:
+        self.execute(StepPlan(step_id=-1, freed=["warm-up"]))
         self.device.synchronize()
         self.times = StepTimes()
-        return length
 
     def _record(self) -> StepProgram | None:
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
@@ -216,16 +247,22 @@ class ModelRunner:
         hidden_states: torch.Tensor,
         results: dict[str, RequestResult],
     ) -> None:
-        if not len(pooling):
-            return
-        last_rows = np.cumsum(plan.ends - plan.starts)[pooling] - 1
-        vectors = last_token(_take(hidden_states, last_rows))
-        for i, vector in zip(pooling.tolist(), vectors, strict=True):
-            result = results[plan.req_ids[i]]
-            if all(map(math.isfinite, vector)):
-                result.embedding = vector
-            else:
-                self._fail(result, NOT_A_NUMBER)
+        stops = np.cumsum(plan.ends - plan.starts)
+        tasks = self.states.params["task"][plan.rows]
+        for task, name in enumerate(POOLING_TASKS):
+            mine = pooling[tasks[pooling] == task].tolist()
+            refusal = self.pooler.refusal(name)
+            if refusal is not None:
+                for i in mine:
+                    self._fail(results[plan.req_ids[i]], Fault(refusal, bad_request=True))
+            elif mine:
+                lens = plan.ends - plan.starts
+                texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
+                for i, pooled in zip(mine, self.pooler.pool(name, texts), strict=True):
+                    if np.isfinite(pooled).all():
+                        results[plan.req_ids[i]].embedding = pooled.tobytes()
+                    else:
+                        self._fail(results[plan.req_ids[i]], NOT_A_NUMBER)
 
     def _prompt_logprobs(
         self,

@@ -175,7 +175,7 @@ class FakeRunner:
 
     def _sample(self, row: Row, planned: PlannedRequest, result: RequestResult) -> None:
         if row.message.kind == "pool":
-            result.embedding = [float(digests(row.message, row.tokens)[-1][0])]
+            result.embedding = digests(row.message, row.tokens)[-1]
             return
         if planned.req_id in self.mute:
             self.mute.discard(planned.req_id)

@@ -46,22 +46,22 @@ class KVCacheManager:
     """Hands out blocks to block tables, one per KV group, and finds cached prefixes.
 
     All groups draw from one pool, so a block id belongs to one group at a time. `num_blocks`
-    counts the null block 0, like the first dimension of the runner's tensors.
+    counts the null block 0, like the first dimension of the runner's tensors. Without groups (an
+    encoder) nobody ever needs a block.
     """
 
     def __init__(
         self, groups: Sequence[KVGroupSpec], num_blocks: int, enable_prefix_caching: bool = True
     ):
-        if num_blocks < 2 or not groups:
+        if groups and num_blocks < 2:
             raise CapacityError(
-                f"The KV cache has {num_blocks} blocks in {len(groups)} groups; it needs a group "
-                "and two blocks at least. Give it more memory."
+                f"The KV cache has {num_blocks} blocks; it needs two at least. Give it more memory."
             )
-        if len({group.block_size for group in groups}) != 1:
+        if len({group.block_size for group in groups}) > 1:
             raise ValueError("All KV groups must have the same block size.")
         self.groups = list(groups)
-        self.block_size = groups[0].block_size
-        self.enable_prefix_caching = enable_prefix_caching
+        self.block_size = groups[0].block_size if groups else 1
+        self.enable_prefix_caching = enable_prefix_caching and bool(groups)
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self.groups)
         self._open: dict[int, BlockTables] = {}

@@ -38,10 +38,12 @@ class KVGroupSpec:
 
 
 def kv_groups(spec: ModelSpec, block_size: int) -> list[KVGroupSpec]:
-    """The model's KV groups, in the order of their first layers."""
+    """The model's KV groups, in the order of their first layers; encoders have none."""
     members: dict[tuple[AttentionKind, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
         attention = layer.attention
+        if attention.kind == "encoder":
+            continue
         window = attention.window if attention.kind == "sliding" else None
         key = (attention.kind, attention.num_kv_heads, attention.head_dim, window)
         members.setdefault(key, []).append(index)

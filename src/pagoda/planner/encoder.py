@@ -1,0 +1,49 @@
+"""What an encoder's "auto" values become: each text is computed whole, in one step."""
+
+from dataclasses import replace
+
+from pagoda.arch.spec import EncoderSpec, ModelSpec
+from pagoda.base.errors import ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.config.engine import EngineConfig
+from pagoda.planner.reason import Reason
+
+DTYPE_REASON = "the checkpoint is F32, and an encoder is small"
+
+
+def resolve_encoder(
+    config: EngineConfig,
+    spec: ModelSpec,
+    encoder: EncoderSpec,
+    facts: DeviceFacts,
+    reasons: list[Reason],
+) -> EngineConfig:
+    """`config` with the longest text and the tokens of a step; ConfigError where they clash."""
+    length = config.model.max_model_len
+    if not isinstance(length, int):
+        length = spec.max_position
+        reasons.append(Reason("max_model_len", length, "the model's own"))
+    positions = encoder.num_positions - encoder.position_offset
+    if not 1 <= length <= positions:
+        raise ConfigError(
+            f"--max-model-len {length} must be between 1 and {positions}: this encoder has learned "
+            "no more positions."
+        )
+    tokens = config.scheduler.max_num_batched_tokens
+    if tokens == "auto":
+        tokens = max(512 if facts.device == "cpu" else 16384, length)
+        reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
+    if int(tokens) < length:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is less than --max-model-len {length}; an encoder "
+            "computes each text in one step. Raise the one or lower the other."
+        )
+    # No replies run beside the texts, so nothing paces them.
+    scheduler = replace(
+        config.scheduler,
+        max_num_batched_tokens=tokens,
+        max_step_ms=0.0,
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=0,
+    )
+    return replace(config, scheduler=scheduler, model=replace(config.model, max_model_len=length))
