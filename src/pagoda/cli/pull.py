@@ -4,7 +4,7 @@ import argparse
 
 USAGE = "MODEL [--to DIR] [--revision REVISION]"
 EPILOG = (
-    "MODEL is smollm2, org/name or hf:org/name (with :FILE or :QUANT for one GGUF), or "
+    "MODEL is smollm2, minilm, org/name or hf:org/name (with :FILE or :QUANT for one GGUF), or "
     "modelscope:org/name. HF_ENDPOINT names a mirror, HF_TOKEN a key."
 )
 

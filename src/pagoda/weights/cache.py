@@ -52,7 +52,7 @@ def list_models() -> list[CachedModel]:
     found = [
         _cached(alias, models_dir() / alias)
         for alias, model in wheel.ALIASES.items()
-        if (models_dir() / alias / model.file).is_file()
+        if model.is_in(models_dir() / alias)
     ]
     found += [
         _cached(f"modelscope:{folder.parent.name}/{folder.name}", folder)

