@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagoda.arch.spec import PoolingSpec
 from pagoda.base.errors import ModelNotFoundError
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
 from pagoda.engine.client import EngineClient
@@ -50,6 +51,16 @@ class ServedModel:
         return self.text.defaults
 
     @property
+    def generates(self) -> bool:
+        """False for an encoder; True until the engine was ready once."""
+        return self.client.ready is None or self.client.ready.generates
+
+    @property
+    def pooling(self) -> PoolingSpec:
+        ready = self.client.ready
+        return PoolingSpec() if ready is None else ready.pooling
+
+    @property
     def max_model_len(self) -> int:
         """0 until the engine was ready once."""
         ready = self.client.ready
@@ -69,16 +80,35 @@ class ServedModel:
         Raises ContextLengthError when prompt and max_tokens do not fit the context, and
         RequestError for anything else that this model cannot do.
         """
-        ready = self.client.ready
-        limits = requests.RequestLimits(
-            max_model_len=self.max_model_len,
-            vocab_size=ready.vocab_size if ready is not None else self.tokenizer.vocab_size,
-            max_logprobs=self.max_logprobs,
-        )
+        limits = self._limits()
         request = requests.make_request(req_id, prompt_ids, sampling, self.tokenizer, limits)
         request.priority = priority
         request.cache_salt = cache_salt
         return request
+
+    def make_pool_request(
+        self,
+        req_id: str,
+        prompt_ids: list[int],
+        pooling: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AddRequest:
+        """A request for a vector or for scores; raises as `make_request` does."""
+        request = requests.make_pool_request(req_id, prompt_ids, pooling, self._limits())
+        request.priority = priority
+        request.cache_salt = cache_salt
+        return request
+
+    def _limits(self) -> requests.RequestLimits:
+        ready = self.client.ready
+        return requests.RequestLimits(
+            max_model_len=self.max_model_len,
+            vocab_size=ready.vocab_size if ready is not None else self.tokenizer.vocab_size,
+            max_logprobs=self.max_logprobs,
+            generates=self.generates,
+        )
 
 
 def start_served_model(

@@ -59,6 +59,7 @@ class LLM:
             vocab_size=ready.vocab_size,
             max_logprobs=self._config.model.max_logprobs,
             clamp_max_tokens=True,
+            generates=ready.generates,
         )
         self._req_ids = itertools.count()
 

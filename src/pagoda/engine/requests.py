@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from pagoda.base.errors import ContextLengthError, RequestError
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.text.tokenizer import Tokenizer
 
@@ -19,6 +19,8 @@ class RequestLimits:
     max_logprobs: int = 20
     clamp_max_tokens: bool = False
     """Let a request end at the context's end, where a server refuses what does not fit."""
+    generates: bool = True
+    """False for an encoder, which writes no text."""
 
 
 def make_request(
@@ -32,6 +34,7 @@ def make_request(
 
     Copies `sampling`: max_tokens None becomes what the context leaves.
     """
+    check_generates(limits.generates)
     prompt_ids = _truncate(prompt_ids, sampling, limits)
     _check_tokens(prompt_ids, sampling, limits)
     _check_logprobs(sampling, limits)
@@ -49,6 +52,36 @@ def make_request(
         sampling=sampling,
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         bad_word_ids=_bad_word_ids(tuple(sampling.bad_words), tokenizer),
+        arrival_time=time.time(),
+    )
+
+
+def check_generates(generates: bool) -> None:
+    if not generates:
+        raise RequestError(
+            "This model writes no text: it is an encoder. Use /v1/embeddings, or /score, /rerank "
+            "and /classify where it has a classifier; or serve a model that generates.",
+            "model",
+        )
+
+
+def make_pool_request(
+    req_id: str, prompt_ids: list[int], pooling: PoolingParams, limits: RequestLimits
+) -> AddRequest:
+    """Check a text that is to become a vector or scores against a model."""
+    _check_tokens(prompt_ids, SamplingParams(), limits)
+    if len(prompt_ids) > limits.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
+            f"input contains {len(prompt_ids)} tokens. Please reduce its length, or let "
+            "truncate_prompt_tokens=-1 cut it.",
+            "input",
+        )
+    return AddRequest(
+        req_id=req_id,
+        prompt_token_ids=prompt_ids,
+        kind="pool",
+        pooling=pooling,
         arrival_time=time.time(),
     )
 

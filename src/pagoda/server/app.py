@@ -11,7 +11,17 @@ from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
 from pagoda.server.openapi import build_openapi
-from pagoda.server.routes import chat, completions, docs, health, metrics, models, tokens
+from pagoda.server.routes import (
+    chat,
+    completions,
+    docs,
+    embeddings,
+    health,
+    metrics,
+    models,
+    scores,
+    tokens,
+)
 
 
 def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
@@ -26,7 +36,8 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
     )
     app.state.context = context
     install_handlers(app)
-    for module in (chat, completions, models, tokens, health, metrics, docs):
+    modules = (chat, completions, embeddings, scores, models, tokens, health, metrics, docs)
+    for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)
     app.openapi = lambda: build_openapi(app)  # type: ignore[method-assign]

@@ -82,7 +82,7 @@ class Generation:
             for i in range(self.num_choices)
         ]
         generate = self._served.client.generate
-        inbox = _inbox([generate(request) for request in self._requests])
+        inbox = open_inbox([generate(request) for request in self._requests])
         try:
             running = set(range(self.num_choices))
             while running:
@@ -115,7 +115,8 @@ class Generation:
 Deltas = AsyncGenerator[RequestDelta, None]
 
 
-def _inbox(sources: list[Deltas]) -> "_Single | _Merged":
+def open_inbox(sources: list[Deltas]) -> "_Single | _Merged":
+    """What arrives for several engine requests, in one place."""
     return _Single(sources[0]) if len(sources) == 1 else _Merged(sources)
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from pagoda.server.errors import ErrorReply
-from pagoda.server.protocol import replies
+from pagoda.server.protocol import pooling, replies, vectors
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -18,11 +18,14 @@ from pagoda.version import __version__
 _REF = "#/components/schemas/"
 _REQUESTS: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest,
+    pooling.EmbeddingRequest, pooling.PoolingRequest, pooling.ClassifyRequest,
+    pooling.ScoreRequest, pooling.RerankRequest, pooling.NativeEmbeddingRequest,
 )  # fmt: skip
 _REPLIES: tuple[type[msgspec.Struct], ...] = (
     replies.ChatCompletion, replies.ChatCompletionChunk, replies.Completion,
     replies.CompletionChunk, replies.ModelCard, replies.ModelList, replies.Tokens, replies.Text,
-    ErrorReply,
+    vectors.Embeddings, vectors.PooledList, vectors.Classifications, vectors.Scores,
+    vectors.Ranking, vectors.NativeEmbedding, ErrorReply,
 )  # fmt: skip
 
 
@@ -30,9 +33,14 @@ def describe(
     request: type[BaseModel] | None,
     reply: type[msgspec.Struct],
     chunk: type[msgspec.Struct] | None = None,
+    *,
+    many: bool = False,
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads and writes its bodies itself."""
+    """`openapi_extra` of a route that reads and writes its bodies itself; with `many` the reply
+    is a list."""
     content = {"application/json": _reference(reply)}
+    if many:
+        content = {"application/json": {"schema": {"type": "array", "items": _ref(reply)}}}
     if chunk is not None:
         content["text/event-stream"] = _reference(chunk)
     extra: dict[str, Any] = {
@@ -53,7 +61,11 @@ def describe(
 
 
 def _reference(model: type) -> dict[str, Any]:
-    return {"schema": {"$ref": _REF + model.__name__}}
+    return {"schema": _ref(model)}
+
+
+def _ref(model: type) -> dict[str, Any]:
+    return {"$ref": _REF + model.__name__}
 
 
 def build_openapi(app: FastAPI) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.engine import requests
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.common import GenerationBody
@@ -65,6 +66,7 @@ def check_volume(sampling: SamplingParams, num_choices: int) -> None:
 def _params(
     body: GenerationBody, served: ServedModel, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
+    requests.check_generates(served.generates)
     _check_streaming(body)
     values: dict[str, Any] = {name: getattr(body, name) for name in _COPIED}
     for name in _WITH_DEFAULTS:

@@ -13,22 +13,26 @@ _INLINE_CHARACTERS = 4000
 _CHARACTERS_PER_TOKEN = 8
 
 
-def split_prompts(prompt: Any) -> list[str] | list[list[int]]:
+def split_prompts(
+    prompt: Any, param: str = "prompt", most: int = MAX_PROMPTS
+) -> list[str] | list[list[int]]:
     """`str`, `[str]`, `[int]` or `[[int]]` as a list of prompts; RequestError otherwise."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
         if _is_ids(prompt):
             return [prompt]
-        if len(prompt) > MAX_PROMPTS:
-            raise RequestError(f"At most {MAX_PROMPTS} prompts fit in one request.", "prompt")
+        if len(prompt) > most:
+            raise RequestError(f"{param} has {len(prompt)} items; at most {most} fit in one "
+                               "request.", param)  # fmt: skip
         if all(isinstance(item, str) for item in prompt):
             return prompt
         if all(isinstance(item, list) and _is_ids(item) for item in prompt):
             return prompt
     raise RequestError(
-        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists.",
-        "prompt",
+        f"{param} must be a string, a list of strings, a list of token ids, or a list of such "
+        "lists.",
+        param,
     )
 
 

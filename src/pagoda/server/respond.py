@@ -1,6 +1,6 @@
 """The last step of a generating route: one JSON reply, or a stream of events."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,15 +12,17 @@ from pagoda.server.context import Context
 from pagoda.server.metrics import Metrics
 from pagoda.server.sse import EventStream, unless_disconnected
 
+Reply = msgspec.Struct | Sequence[msgspec.Struct]
+
 
 async def respond(
     request: Request,
     context: Context,
     *,
     chunks: Callable[[], AsyncGenerator[bytes, None]] | None,
-    whole: Callable[[], Coroutine[Any, Any, msgspec.Struct]],
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
 ) -> Response:
-    """Stream `chunks` where given, else answer with the struct of `whole`."""
+    """Stream `chunks` where given, else answer with what `whole` returns."""
     if chunks is not None:
         return EventStream(_counted(context.metrics, chunks()))
 
@@ -31,7 +33,7 @@ async def respond(
     return await unless_disconnected(request, reply())
 
 
-def json_reply(reply: msgspec.Struct) -> Response:
+def json_reply(reply: Reply) -> Response:
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 

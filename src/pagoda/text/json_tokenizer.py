@@ -63,6 +63,7 @@ def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
     added = backend.get_added_tokens_decoder()
     pieces = _pieces(backend, path, frozenset(added))
     prefix, suffix = _template(backend)
+    middle, marks_second = _pair_template(backend)
     bos, eos = (_token_id(backend, named.get(name)) for name in ("bos_token", "eos_token"))
     ends = dict.fromkeys([*([eos] if eos is not None else []), *end_ids])
     special = SpecialTokens(
@@ -72,6 +73,8 @@ def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
         ids=frozenset(index for index, token in added.items() if token.special),
         prefix=prefix,
         suffix=suffix,
+        middle=middle,
+        marks_second=marks_second,
         names=named,
     )
     return TokenizerParts(encoder, pieces, special)
@@ -147,6 +150,16 @@ def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
     first = mask.index(0) if 0 in mask else len(mask)
     last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
     return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
+
+
+def _pair_template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], bool]:
+    """What the post-processor puts between two texts, and whether it marks the second."""
+    encoding = backend.encode("a", "a")
+    owners = encoding.sequence_ids
+    if not {0, 1} <= set(owners):
+        return (), False
+    first, second = len(owners) - owners[::-1].index(0), owners.index(1)
+    return tuple(encoding.ids[first:second]), encoding.type_ids[second] == 1
 
 
 def _pieces(backend: tokenizers.Tokenizer, path: Path, added: frozenset[int]) -> Pieces:

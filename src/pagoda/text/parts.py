@@ -37,6 +37,10 @@ class SpecialTokens:
     prefix: tuple[int, ...] = ()
     """What `add_special_tokens` puts before a text, a BOS as a rule."""
     suffix: tuple[int, ...] = ()
+    middle: tuple[int, ...] = ()
+    """What stands between the texts of a pair."""
+    marks_second: bool = False
+    """The second text of a pair has token type 1."""
     names: Mapping[str, str] = field(default_factory=dict)
     """`bos_token`, `eos_token`, ... as chat templates see them."""
 

@@ -27,6 +27,9 @@ class Tokenizer:
         self.special_token_names: Mapping[str, str] = parts.special.names
         """`bos_token`, `eos_token`, ... to their texts, for chat templates."""
         self.strips_leading_space = parts.pieces.strips_leading_space
+        self.num_special_tokens = len(parts.special.prefix) + len(parts.special.suffix)
+        """Of those that `add_special_tokens` adds; a pair has `num_pair_tokens`."""
+        self.num_pair_tokens = self.num_special_tokens + len(parts.special.middle)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
@@ -40,13 +43,23 @@ class Tokenizer:
         """
         _check_unicode(text)
         ids = self._encoder.encode(text, parse_special)
-        if add_special_tokens:
-            prefix, suffix = list(self._special.prefix), list(self._special.suffix)
-            if prefix and ids[: len(prefix)] != prefix:
-                ids = prefix + ids
-            if suffix and ids[-len(suffix) :] != suffix:
-                ids = ids + suffix
+        return self.with_special(ids) if add_special_tokens else ids
+
+    def with_special(self, ids: list[int]) -> list[int]:
+        """Ids of a text between what the model wants around a prompt, unless it is there."""
+        prefix, suffix = list(self._special.prefix), list(self._special.suffix)
+        if prefix and ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        if suffix and ids[-len(suffix) :] != suffix:
+            ids = ids + suffix
         return ids
+
+    def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        """Ids of two texts as one prompt, and where its second text begins if the model's token
+        types mark that (else 0)."""
+        special = self._special
+        head = [*special.prefix, *first, *special.middle]
+        return [*head, *second, *special.suffix], len(head) if special.marks_second else 0
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""

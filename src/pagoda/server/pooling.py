@@ -1,0 +1,141 @@
+"""Runs the texts of one HTTP request that ask for vectors or scores, each an engine request."""
+
+import itertools
+
+import numpy as np
+
+from pagoda.base.errors import RequestError
+from pagoda.core.messages import PoolingParams, RequestDelta
+from pagoda.core.vectors import Vector, cosine, embedding, scores
+from pagoda.engine.directory import ServedModel
+from pagoda.server.context import Context, ReplyHead
+from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.generation import not_ready_message, open_inbox
+from pagoda.server.metrics import RequestTimer
+from pagoda.server.protocol.pooling import PoolingBody
+from pagoda.server.protocol.vectors import PoolingUsage
+from pagoda.server.texts import PooledText, pair_ids, single_ids
+
+_serial = itertools.count()
+
+
+class PoolingJob:
+    """All texts of one request and what is wanted of them."""
+
+    def __init__(
+        self,
+        context: Context,
+        served: ServedModel,
+        body: PoolingBody,
+        head: ReplyHead,
+        texts: list[PooledText],
+        task: str = "embed",
+    ):
+        """Raises RequestError (too long, bad ids) before anything reaches the engine."""
+        if served.client.state != "ready":
+            raise unavailable(not_ready_message(served))
+        self._served = served
+        self._requests = [
+            served.make_pool_request(
+                f"{head.id}-{next(_serial)}",
+                text.ids,
+                PoolingParams(task, text.pair_start),
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
+            for text in texts
+        ]
+        metrics = context.metrics.of(served)
+        self._timers = [RequestTimer(metrics, request, 1) for request in self._requests]
+
+    @property
+    def usage(self) -> PoolingUsage:
+        total = sum(len(request.prompt_token_ids) for request in self._requests)
+        return PoolingUsage(prompt_tokens=total, total_tokens=total)
+
+    async def run(self) -> list[bytes]:
+        """Each text's result, as in RequestResult. Raises RequestError or ApiError when one of
+        them fails and EngineDeadError when the engine does; leaving early aborts the rest."""
+        results: list[bytes] = [b""] * len(self._requests)
+        generate = self._served.client.generate
+        inbox = open_inbox([generate(request) for request in self._requests])
+        try:
+            running = set(range(len(results)))
+            while running:
+                for index, delta in await inbox.take():
+                    self._timers[index].observe(delta, delta.finish_reason)
+                    if delta.finish_reason is not None:
+                        results[index] = _result(delta)
+                        running.discard(index)
+        finally:
+            await inbox.close()
+            for timer in self._timers:
+                timer.close()
+        return results
+
+
+def _result(delta: RequestDelta) -> bytes:
+    if delta.bad_request:
+        raise RequestError(delta.error or "The request cannot be served.")
+    if delta.embedding is None:
+        raise ApiError(500, f"The request failed: {delta.error or 'unknown cause'}")
+    return delta.embedding
+
+
+def check_embeds(served: ServedModel) -> None:
+    """RequestError for a model that classifies and gives no vectors."""
+    if served.pooling.labels:
+        raise RequestError(
+            f"{served.names[0]} is a classifier and gives no embeddings; use /classify, or /score "
+            "and /rerank where it has one label.",
+            "model",
+        )
+
+
+def check_classifies(served: ServedModel) -> None:
+    if not served.pooling.labels:
+        raise RequestError(
+            f"{served.names[0]} has no classifier; use /v1/embeddings, /score or /rerank.", "model"
+        )
+
+
+class Scorer:
+    """How alike the texts of pairs are: the score of a classifier with one label (cross-encoder),
+    else the cosine of two embeddings."""
+
+    def __init__(self, served: ServedModel, body: PoolingBody):
+        labels = served.pooling.labels
+        if len(labels) > 1:
+            raise RequestError(
+                f"{served.names[0]} is a classifier with {len(labels)} labels, and scores need "
+                "one; use /classify.",
+                "model",
+            )
+        self._served = served
+        self._body = body
+        self._cross = bool(labels)
+
+    async def score(
+        self, context: Context, head: ReplyHead, first: list[list[int]], second: list[list[int]]
+    ) -> tuple[list[float], PoolingUsage]:
+        """Scores of pairs of texts (ids without special tokens); a single first text goes with
+        every second one."""
+        served, body = self._served, self._body
+        if self._cross:
+            firsts = first * len(second) if len(first) == 1 else first
+            pairs = [pair_ids(served, body, *pair) for pair in zip(firsts, second, strict=True)]
+            job = PoolingJob(context, served, body, head, pairs, "classify")
+            results = await job.run()
+            found = [scores(raw, served.pooling, body.use_activation) for raw in results]
+            return [float(values[0]) for values in found], job.usage
+        texts = [single_ids(served, body, ids) for ids in [*first, *second]]
+        job = PoolingJob(context, served, body, head, texts)
+        results = await job.run()
+        vectors = [embedding(raw, served.pooling, True, None) for raw in results]
+        return _cosines(vectors[: len(first)], vectors[len(first) :]), job.usage
+
+
+def _cosines(first: list[Vector], second: list[Vector]) -> list[float]:
+    if len(first) == 1:
+        return [float(value) for value in np.clip(np.stack(second) @ first[0], -1.0, 1.0)]
+    return [cosine(a, b) for a, b in zip(first, second, strict=True)]
