@@ -27,6 +27,8 @@ class ByteTokenizer:
     """Token i is byte i; 256 ends the text."""
 
     vocab_size = 257
+    num_special_tokens = 0
+    num_pair_tokens = 1
     bos_token_id = None
     eos_token_id = EOS
     eos_token_ids = frozenset({EOS})
@@ -37,6 +39,12 @@ class ByteTokenizer:
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
         return list(text.encode())
+
+    def with_special(self, ids: list[int]) -> list[int]:
+        return ids
+
+    def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        return [*first, EOS, *second], len(first) + 1
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         return b"".join(self.token_bytes(token) for token in ids).decode(errors="replace")
@@ -97,10 +105,14 @@ class FakeClient:
 
     stopped: bool = False
 
+    abilities: dict[str, Any] = field(default_factory=dict)
+    """Fields of EngineReady that differ from a model that writes text."""
+
     def __post_init__(self) -> None:
         self._loaded = EngineReady(
-            max_model_len=2048, vocab_size=257, num_blocks=64, block_size=16, kv_tokens=1024
-        )
+            max_model_len=2048, vocab_size=257, num_blocks=64, block_size=16, kv_tokens=1024,
+            **self.abilities,
+        )  # fmt: skip
 
     @property
     def ready(self) -> EngineReady | None:

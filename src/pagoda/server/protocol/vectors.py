@@ -34,7 +34,8 @@ class Embeddings(_List, kw_only=True):
 class Pooled(msgspec.Struct, kw_only=True):
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
+    """A vector, or one per token."""
 
 
 class PooledList(_List, kw_only=True):
