@@ -36,6 +36,7 @@ class Bert(Model):
         assert spec.encoder is not None
         hidden = spec.hidden_size
         self.offset = spec.encoder.position_offset
+        self.last_type = spec.encoder.num_token_types - 1
         self.embed = VocabTable(context, spec.vocab_size, hidden)
         self.positions = VocabTable(context, spec.encoder.num_positions, hidden)
         self.types = VocabTable(context, spec.encoder.num_token_types, hidden)
@@ -49,7 +50,7 @@ class Bert(Model):
         """Hidden states [tokens, hidden_size] of the last layer."""
         assert batch.token_types is not None
         x = self.embed(batch.token_ids) + self.positions(batch.positions + self.offset)
-        x = self.embed_norm(x + self.types(batch.token_types))
+        x = self.embed_norm(x + self.types(batch.token_types.clamp(max=self.last_type)))
         for layer in self.layers:
             x = layer(x, batch)
         return x

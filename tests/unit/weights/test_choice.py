@@ -85,3 +85,9 @@ def test_safetensors_win_and_pickles_never_come() -> None:
 def test_paths_that_leave_the_folder_are_ignored(path: str) -> None:
     with pytest.raises(SourceError, match="neither safetensors nor GGUF"):
         paths([path])
+
+
+def test_sentence_transformers_modules_come_along() -> None:
+    names = ["model.safetensors", "modules.json", "1_Pooling/config.json", "onnx/config.json",
+             "2_Dense/model.safetensors", "1_Pooling/sub/config.json"]  # fmt: skip
+    assert sorted(paths(names)) == ["1_Pooling/config.json", "model.safetensors", "modules.json"]

