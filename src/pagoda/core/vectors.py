@@ -27,7 +27,8 @@ def _finished(vectors: Vector, pooling: PoolingSpec, normalize: bool | None) -> 
     if not (pooling.normalize if normalize is None else normalize):
         return vectors
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    unit: Vector = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return unit
 
 
 def scores(logits: bytes, pooling: PoolingSpec, activated: bool | None) -> Vector:
@@ -38,10 +39,13 @@ def scores(logits: bytes, pooling: PoolingSpec, activated: bool | None) -> Vecto
     wide = values.astype(np.float64)
     if pooling.activation == "softmax":
         powers = np.exp(wide - wide.max())
-        return (powers / powers.sum()).astype(np.float32)
-    # exp of what is never positive: no overflow on either side of 0.
-    tail = np.exp(-np.abs(wide))
-    return np.where(wide >= 0, 1 / (1 + tail), tail / (1 + tail)).astype(np.float32)
+        found = powers / powers.sum()
+    else:
+        # exp of what is never positive: no overflow on either side of 0.
+        tail = np.exp(-np.abs(wide))
+        found = np.where(wide >= 0, 1, tail) / (1 + tail)
+    narrow: Vector = found.astype(np.float32)
+    return narrow
 
 
 def cosine(first: Vector, second: Vector) -> float:

@@ -36,6 +36,16 @@ class Model(nn.Module):
         """Hidden states [tokens, hidden_size] of the last layer."""
         raise NotImplementedError
 
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Of a model that writes text: hidden states [rows, hidden_size] of chosen rows -> fp32
+        [rows, vocab_size]."""
+        raise NotImplementedError
+
+    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """Of a model with labels: hidden states [texts, hidden_size] of first tokens -> logits
+        [texts, labels]."""
+        raise NotImplementedError
+
     def reserve(self, max_model_len: int) -> None:
         """Make all that grows with the context now, so that its address stays the same."""
         self.context.rotary.reserve(max_model_len)
@@ -75,5 +85,4 @@ class CausalLM(Model):
         return self.norm.add(hidden_states, residual)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states [rows, hidden_size] of chosen rows -> fp32 [rows, vocab_size]."""
         return self.head.logits(hidden_states)

@@ -56,7 +56,6 @@ class Bert(Model):
         return x
 
     def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Hidden states [texts, hidden_size] of first tokens -> logits [texts, labels]."""
         return self.classifier(torch.tanh(self.dense(first_tokens)))
 
 
