@@ -9,15 +9,7 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.kernels import ops
 from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
-from pagoda.runtime.draw import (
-    Limits,
-    draw,
-    draw_kept,
-    noise_width,
-    rows_at_once,
-)
 from pagoda.runtime.logprobs import token_logprobs
-from pagoda.runtime.noise import exponential
 from pagoda.runtime.penalties import apply_penalties
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
@@ -72,7 +64,8 @@ def sample(
     changed = needs & (need.RULES | need.PENALTIES)
     top, tokens = ops.first_max(logits) if changed or greedy is None else greedy
     if needs & need.RANDOM:
-        _draw_random(logits, top, params, positions, tokens)
+        columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
+        ops.draw(tokens, logits, top, ops.DrawParams(*columns, positions))
     chosen = tokens.cpu().numpy()
     faults = _faults(top.cpu().numpy())
     logprobs = {}
@@ -108,49 +101,6 @@ def _penalties(logits: torch.Tensor, rows: Ints, positions: Ints, states: Reques
 def _triples(flagged: Ints, rows: Ints, positions: Ints) -> list[tuple[int, int, int]]:
     columns = (flagged.tolist(), rows[flagged].tolist(), positions[flagged].tolist())
     return list(zip(*columns, strict=True))
-
-
-def _draw_random(
-    logits: torch.Tensor,
-    top: torch.Tensor,
-    params: np.ndarray,
-    positions: Ints,
-    tokens: torch.Tensor,
-) -> None:
-    """Replace the greedy choice of the rows that sample, a bounded number of rows at once."""
-    flags = params["flags"]
-    random = (flags & need.RANDOM) != 0
-    limited = random & ((flags & need.LIMITS) != 0)
-    chunk = rows_at_once(logits)
-    for rows, with_limits in ((np.flatnonzero(random & ~limited), False),
-                              (np.flatnonzero(limited), True)):  # fmt: skip
-        for start in range(0, len(rows), chunk):
-            part = rows[start : start + chunk]
-            index = to_tensor(part, logits.device)
-            tokens[index] = _draw_chunk(
-                logits[index], top[index], params[part], positions[part], with_limits
-            )
-
-
-def _draw_chunk(
-    logits: torch.Tensor,
-    top: torch.Tensor,
-    params: np.ndarray,
-    positions: Ints,
-    with_limits: bool,
-) -> torch.Tensor:
-    device = logits.device
-    width = noise_width(logits.shape[1])
-    noise = to_tensor(exponential(params["seed"], positions, width), device)
-    temperature = to_tensor(params["temperature"], device)
-    if not with_limits:
-        return draw(logits, top, temperature, noise)
-    limits = Limits(
-        top_k=to_tensor(params["top_k"].astype(np.int64), device),
-        top_p=to_tensor(params["top_p"], device),
-        min_p=to_tensor(params["min_p"], device),
-    )
-    return draw_kept(logits, top, temperature, limits, noise)
 
 
 def _faults(top: np.ndarray) -> dict[int, Fault]:
