@@ -15,12 +15,14 @@ from pagoda.kernels.ref import (
     activation,
     attention,
     dequant,
-    draw as drawing,
     embedding,
     kv_row,
     linear,
     norm,
     sampling,
+)
+from pagoda.kernels.ref import (
+    draw as drawing,
 )
 
 if TYPE_CHECKING:
