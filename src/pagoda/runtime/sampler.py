@@ -1,8 +1,10 @@
 """From logits to tokens."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagoda.core.messages import TokenLogprobs
@@ -34,10 +36,23 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
 
 
-def most_likely(greedy: tuple[torch.Tensor, torch.Tensor]) -> Sampled:
-    """The tokens of rows that need nothing else, from their `first_max`."""
-    values, tokens = greedy
-    return Sampled(tokens.cpu().numpy(), _faults(values.cpu().numpy()), {})
+@dataclass
+class FirstMax:
+    """The largest logit of each row and its token, as `ops.first_max` gives them."""
+
+    values: torch.Tensor
+    ids: torch.Tensor
+
+    @cached_property
+    def arrays(self) -> tuple[npt.NDArray[np.float32], Ints]:
+        """Both on the host; those of a CPU share the tensors' memory."""
+        return self.values.cpu().numpy(), self.ids.cpu().numpy()
+
+
+def most_likely(greedy: FirstMax) -> Sampled:
+    """The tokens of rows that need nothing else."""
+    values, tokens = greedy.arrays
+    return Sampled(tokens, _faults(values), {})
 
 
 def sample(
@@ -45,11 +60,11 @@ def sample(
     rows: Ints,
     positions: Ints,
     states: RequestStates,
-    greedy: tuple[torch.Tensor, torch.Tensor] | None = None,
+    greedy: FirstMax | None = None,
 ) -> Sampled:
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
-    `greedy` is their `first_max`, where it is known. Changes `logits`. Order: raw
+    `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
     log-probabilities are kept aside; rules, then penalties, change the logits; then greedy, or
     temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
     """
@@ -62,12 +77,12 @@ def sample(
     if needs & need.PENALTIES:
         _penalties(logits, rows, positions, states)
     changed = needs & (need.RULES | need.PENALTIES)
-    top, tokens = ops.first_max(logits) if changed or greedy is None else greedy
+    best = FirstMax(*ops.first_max(logits)) if changed or greedy is None else greedy
     if needs & need.RANDOM:
         columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
-        ops.draw(tokens, logits, top, ops.DrawParams(*columns, positions))
-    chosen = tokens.cpu().numpy()
-    faults = _faults(top.cpu().numpy())
+        ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
+    top, chosen = best.arrays
+    faults = _faults(top)
     logprobs = {}
     if raw is not None:
         entries = token_logprobs(raw, chosen[reporting], params["logprobs"][reporting])
