@@ -19,7 +19,7 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch
+from pagoda.runtime.inputs import KVCaches, build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.pooling import last_token
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
