@@ -48,7 +48,7 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
     samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
     with torch.inference_mode():
         computed = program.run(arrays, samples)
-    return computed.logits, computed.greedy[1]
+    return computed.logits, computed.greedy.ids
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,18 @@ class Native {
                 rows);
     }
 
+    void draw(uintptr_t logits, int64_t rows, int64_t size, uintptr_t top, uintptr_t temperature,
+              uintptr_t top_k, uintptr_t top_p, uintptr_t min_p, uintptr_t seed,
+              uintptr_t position, uintptr_t tokens) {
+        compute(kernels_->draw,
+                Draw{pointer<const float>(logits), size, pointer<const float>(top),
+                     pointer<const float>(temperature), pointer<const int32_t>(top_k),
+                     pointer<const double>(top_p), pointer<const float>(min_p),
+                     pointer<const uint64_t>(seed), pointer<const int64_t>(position),
+                     pointer<int64_t>(tokens)},
+                rows);
+    }
+
     // From now on ops are computed and also added to `program`, by its row count `count`; ops with
     // other than `rows` rows are an error. Null ends it.
     void record(Program* program, int count, int64_t rows) {
@@ -292,6 +304,7 @@ NB_MODULE(_native, module) {
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)
         .def("top_k", &Native::top_k)
+        .def("draw", &Native::draw)
         .def("probe_read", &Native::probe_read)
         .def("probe_floats", &Native::probe_floats)
         .def("probe_dots", &Native::probe_dots);
