@@ -66,6 +66,42 @@ def test_silu_at_its_ends(ops):
     assert out[0, 40].isnan() and out[0, 41:].isfinite().all()
 
 
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 7, 16, 100, 1536])
+def test_gelu(ops, rows, size, tanh):
+    x = torch.randn(rows, size) * 4
+    expected = F.gelu(x.double(), approximate="tanh" if tanh else "none")
+    torch.testing.assert_close(ops.gelu(x, tanh=tanh).double(), expected, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gelu_over_its_range(ops, tanh):
+    x = torch.cat((torch.linspace(-14, 14, 2801), torch.tensor([-1e30, -0.0, 0.0, 1e30])))[None]
+    expected = F.gelu(x.double(), approximate="tanh" if tanh else "none")
+    found = ops.gelu(x, tanh=tanh).double()
+    torch.testing.assert_close(found, expected, rtol=3e-7, atol=4e-7)
+    assert ops.gelu(torch.tensor([[torch.nan, 1.0]]), tanh=tanh).isnan().tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 16, 43, 384])
+@pytest.mark.parametrize("shift", [0, 1000])
+def test_layer_norm(ops, rows, size, shift):
+    """A large mean must not drown the variance."""
+    x, residual = torch.randn(rows, size) + shift, torch.randn(rows, size)
+    weight, bias = torch.randn(size), torch.randn(size)
+    for added in (None, residual):
+        total = x if added is None else x + added
+        # eps of 1e-3 where one column has no variance at all.
+        eps = 1e-3 if size == 1 else 1e-12
+        expected = F.layer_norm(total.double(), (size,), weight.double(), bias.double(), eps)
+        found = ops.layer_norm(x, weight, bias, eps, added).double()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5 if not shift else 1e-3)
+        reference = norm.layer_norm(x, weight, bias, eps, added).double()
+        torch.testing.assert_close(reference, expected, rtol=1e-5, atol=2e-5 if not shift else 1e-3)
+
+
 @pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(

@@ -115,10 +115,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return norm.add_rms_norm(x, residual, weight, eps)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean) / standard deviation * weight + bias over the last dimension, computed in fp32,
-    in x's dtype; weight and bias are fp32."""
-    return norm.layer_norm(x, weight, bias, eps)
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
+) -> Tensor:
+    """(x - mean) / standard deviation * weight + bias over the last dimension, of x + residual
+    where there is one; computed in fp32, in x's dtype. Weight and bias are fp32."""
+    native = _native(x)
+    if native is not None:
+        return native.layer_norm(x, weight, bias, eps, residual)
+    return norm.layer_norm(x, weight, bias, eps, residual)
 
 
 def kv_row_elements(head_dim: int, dtype: torch.dtype) -> int:
@@ -199,6 +204,10 @@ def encoder_attention(
     q, k, v [tokens, heads, dim], requests end to end: request i owns rows `query_start[i] :
     query_start[i + 1]`. Returns q's shape, contiguous.
     """
+    native = _native(q)
+    # The native kernels take heads of even sizes.
+    if native is not None and q.shape[-1] % 2 == 0:
+        return native.encoder_attention(q, k, v, query_start, scale=scale)
     return encoder.encoder_attention(q, k, v, query_start, scale=scale)
 
 
@@ -212,6 +221,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def activate(x: Tensor, kind: str) -> Tensor:
     """gelu (of the error function), gelu_tanh, relu or silu of each element."""
+    native = _native(x)
+    if native is not None and kind in ("gelu", "gelu_tanh"):
+        return native.gelu(x, tanh=kind == "gelu_tanh")
     return activation.activate(x, kind)
 
 

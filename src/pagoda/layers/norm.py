@@ -49,8 +49,9 @@ class LayerNorm(WeightedLayer):
         self.weight = torch.empty(size, dtype=torch.float32, device=context.device)
         self.bias = torch.empty(size, dtype=torch.float32, device=context.device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Of x + residual, if there is one."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         vector = self.weight if param == "weight" else self.bias

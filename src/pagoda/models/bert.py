@@ -26,8 +26,8 @@ class BertLayer(nn.Module):
         self.mlp_norm = LayerNorm(context, hidden, eps)
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        x = self.attention_norm(x + self.attention(x, batch))
-        return self.mlp_norm(x + self.mlp(x))
+        x = self.attention_norm(self.attention(x, batch), x)
+        return self.mlp_norm(self.mlp(x), x)
 
 
 class Bert(Model):

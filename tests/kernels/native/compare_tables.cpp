@@ -252,7 +252,7 @@ void test_attention(Test& test) {
     for (FloatType type : kTypes)
         for (int64_t dim : {2, 20, 64})
             for (int64_t group : {1, 3})
-                for (int64_t window : {0, 70}) {
+                for (int64_t window : {0, 70, -1}) {
                     const int64_t heads = kv_heads * group, rows = 1 + 9 + 70 + 2;
                     std::vector<int32_t> start = {0, 1, 10, 80, 80}, lens = {600, 9, 333, 0};
                     std::vector<int32_t> blocks(reqs * max_blocks);
@@ -271,8 +271,8 @@ void test_attention(Test& test) {
                                            reinterpret_cast<uintptr_t>(scratch.data()) % 64;
                         kernels.paged_attention(
                             {q.data(), heads * dim, heads, cache, blocks.data(), max_blocks,
-                             start.data(), lens.data(), reqs, 0.3f, window, out.data(), aligned,
-                             bytes}, rows, pool);
+                             start.data(), lens.data(), reqs, 0.3f, window > 0 ? window : 0,
+                             window < 0, out.data(), aligned, bytes}, rows, pool);
                         return out;
                     };
                     test.compare("paged_attention", run(test.kernels, test.pool),
@@ -290,6 +290,19 @@ void test_elementwise(Test& test) {
             test.kernels.silu_and_mul({x.data(), y.data(), size}, rows, test.pool);
             test.generic.silu_and_mul({x.data(), y2.data(), size}, rows, test.single);
             test.compare("silu_and_mul", y, y2, 1e-6);
+            for (bool tanh : {false, true}) {
+                test.kernels.gelu({x.data(), y.data(), size, tanh}, rows, test.pool);
+                test.generic.gelu({x.data(), y2.data(), size, tanh}, rows, test.single);
+                test.compare("gelu", y, y2, 1e-6);
+            }
+            const auto even = normals(rows * size), weight = normals(size), bias = normals(size);
+            for (const float* residual : {static_cast<const float*>(nullptr), even.data()}) {
+                test.kernels.layer_norm({even.data(), residual, weight.data(), bias.data(),
+                                         y.data(), size, 1e-3f}, rows, test.pool);
+                test.generic.layer_norm({even.data(), residual, weight.data(), bias.data(),
+                                         y2.data(), size, 1e-3f}, rows, test.single);
+                test.compare("layer_norm", y, y2, 4e-6);
+            }
         }
     for (FloatType type : kTypes)
         for (int64_t size : {3, 8, 50}) {

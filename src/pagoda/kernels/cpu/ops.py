@@ -107,8 +107,10 @@ class CpuOps:
         *,
         scale: float,
         window: int | None = None,
+        both_ways: bool = False,
     ) -> Tensor:
-        """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv."""
+        """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
+        `both_ways` every query sees all of its request's keys."""
         rows, heads, dim = _dims("q", q, 3)
         kv_heads = k_cache.shape[1]
         _check_rows("q", q, (rows, heads, head_dim(k_cache)))
@@ -123,9 +125,47 @@ class CpuOps:
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * k_cache.shape[2], scale, window or 0, out.data_ptr(),
+            max_blocks * k_cache.shape[2], scale, window or 0, out.data_ptr(), both_ways,
         )  # fmt: skip
         return out
+
+    def encoder_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    ) -> Tensor:
+        """As `kernels.ops.encoder_attention`; q may be rows of qkv. Each key is a block of one
+        token in a cache that lasts for this call."""
+        lens = query_start.diff()
+        longest = int(lens.max()) if len(lens) else 0
+        table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
+        cache = (x.contiguous().unsqueeze(2) for x in (k, v))
+        return self.paged_attention(q, *cache, table, query_start, lens, scale=scale,
+                                    both_ways=True)  # fmt: skip
+
+    def gelu(self, x: Tensor, *, tanh: bool) -> Tensor:
+        """x [rows, size] times the part of a normal distribution below x; with `tanh` by the
+        formula that approximates it."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        y = empty((rows, size))
+        self._native.gelu(x.data_ptr(), y.data_ptr(), rows, size, tanh)
+        return y
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
+    ) -> Tensor:
+        """x (plus residual) [rows, size] at mean 0 and variance 1, times weight, plus bias."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("weight", weight, torch.float32, (size,))
+        _check("bias", bias, torch.float32, (size,))
+        if residual is not None:
+            _check("residual", residual, torch.float32, (rows, size))
+        y = empty((rows, size))
+        self._native.layer_norm(
+            x.data_ptr(), _address(residual), weight.data_ptr(), bias.data_ptr(), y.data_ptr(),
+            rows, size, eps,
+        )  # fmt: skip
+        return y
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """silu(a) * b for x [rows, 2 * size] = [a, b]."""

@@ -18,6 +18,11 @@ def add_rms_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+    total = x.float() if residual is None else x.float() + residual.float()
+    return F.layer_norm(total, weight.shape, weight, bias, eps).to(x.dtype)

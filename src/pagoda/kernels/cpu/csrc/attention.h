@@ -153,7 +153,7 @@ class AttentionPlan {
         tile.tokens = first + share.tile_tokens < count ? share.tile_tokens : count - first;
         tile.position = op_.kv_lens[share.req] - count + first;
         tile.begin = first_visible(op_, tile.position);
-        tile.end = tile.position + tile.tokens;
+        tile.end = op_.both_ways ? op_.kv_lens[share.req] : tile.position + tile.tokens;
         return tile;
     }
 
@@ -363,7 +363,8 @@ class AttentionWorker {
     // The keys of a tile from `at` on that a query sees, counted from `at`; may be empty.
     Range visible(int64_t token, int64_t at) const {
         const int64_t position = tile_.position + token;
-        const int64_t begin = first_visible(op_, position) - at, end = position + 1 - at;
+        const int64_t begin = first_visible(op_, position) - at;
+        const int64_t end = (op_.both_ways ? tile_.end : position + 1) - at;
         return {begin > 0 ? begin : 0, end < kTileKeys ? end : kTileKeys};
     }
 

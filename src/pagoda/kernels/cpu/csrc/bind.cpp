@@ -138,13 +138,14 @@ class Native {
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
-                         int64_t max_kv_len, float scale, int64_t window, uintptr_t out) {
+                         int64_t max_kv_len, float scale, int64_t window, uintptr_t out,
+                         bool both_ways) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
-            max_reqs, scale, window, pointer<float>(out), nullptr, bytes};
+            max_reqs, scale, window, both_ways, pointer<float>(out), nullptr, bytes};
         const Kernels* kernels = kernels_;
         compute([op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
@@ -156,6 +157,19 @@ class Native {
     void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size) {
         compute(kernels_->silu_and_mul,
                 SiluAndMul{pointer<const float>(x), pointer<float>(y), size}, rows);
+    }
+
+    void gelu(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, bool tanh) {
+        compute(kernels_->gelu, Gelu{pointer<const float>(x), pointer<float>(y), size, tanh}, rows);
+    }
+
+    void layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t y,
+                    int64_t rows, int64_t size, float eps) {
+        compute(kernels_->layer_norm,
+                LayerNorm{pointer<const float>(x), pointer<const float>(residual),
+                          pointer<const float>(weight), pointer<const float>(bias),
+                          pointer<float>(y), size, eps},
+                rows);
     }
 
     void embed_rows(uintptr_t ids, uintptr_t table, FloatType type, uintptr_t y, int64_t rows,
@@ -301,6 +315,8 @@ NB_MODULE(_native, module) {
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
         .def("silu_and_mul", &Native::silu_and_mul)
+        .def("gelu", &Native::gelu)
+        .def("layer_norm", &Native::layer_norm)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)
         .def("top_k", &Native::top_k)

@@ -44,6 +44,8 @@ struct Kernels {
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);
+    void (*gelu)(const Gelu&, int64_t rows, Pool&);
+    void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);
     void (*top_k)(const TopK&, int64_t rows, Pool&);

@@ -26,6 +26,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     rotary_store,
     paged_attention,
     silu_and_mul,
+    gelu,
+    layer_norm,
     embed_rows,
     argmax,
     top_k,

@@ -40,8 +40,9 @@ struct RotaryStore {
     float eps;
 };
 
-// Causal attention over the cached tokens of each request. Request i owns the rows from
-// query_start[i] to query_start[i + 1], its last tokens of kv_lens[i]. Requests from the first
+// Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
+// all of them (an encoder's). Request i owns the rows from query_start[i] to query_start[i + 1],
+// its last tokens of kv_lens[i]. Requests from the first
 // that starts at `rows` on are not looked at; rows behind the last request become zero.
 struct PagedAttention {
     const float* q;              // [rows, q_stride], heads of dim
@@ -55,6 +56,7 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
     int64_t scratch_bytes;
@@ -65,6 +67,27 @@ struct SiluAndMul {
     const float* x;  // [rows, 2 * size]
     float* y;        // [rows, size]
     int64_t size;
+};
+
+// y = x / 2 * (1 + erf(x / sqrt 2)) (arXiv 1606.08415), or with `tanh` the formula of that paper
+// that approximates it by a hyperbolic tangent.
+struct Gelu {
+    const float* x;  // [rows, size]
+    float* y;        // [rows, size]
+    int64_t size;
+    bool tanh;
+};
+
+// y = (x - mean) / sqrt(variance + eps) * weight + bias per row, of x + residual where there is
+// one (arXiv 1607.06450).
+struct LayerNorm {
+    const float* x;         // [rows, size]
+    const float* residual;  // [rows, size] or null
+    const float* weight;    // [size]
+    const float* bias;      // [size]
+    float* y;               // [rows, size]
+    int64_t size;
+    float eps;
 };
 
 // Rows of a table, as fp32.

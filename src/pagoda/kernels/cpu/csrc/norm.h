@@ -1,4 +1,5 @@
-// RMSNorm (arXiv 1910.07467), with the residual's addition in the same pass.
+// RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450), with the residual's addition in the
+// same pass.
 #pragma once
 
 #include "isa.h"
@@ -35,6 +36,46 @@ void rms_norm_row(const RmsNorm& op, int64_t row) {
 
 void rms_norm(const RmsNorm& op, int64_t rows, Pool& pool) {
     pool.run(rows, [&](int64_t row) { rms_norm_row(op, row); });
+}
+
+// Mean first, then the squares around it: their difference from a sum of squares would lose what
+// a large mean leaves of the digits.
+void layer_norm_row(const LayerNorm& op, int64_t row) {
+    const float* x = op.x + row * op.size;
+    float* y = op.y + row * op.size;
+    constexpr int kStep = Floats::kSize;
+    const int64_t whole = op.size - op.size % kStep;
+    if (op.residual != nullptr) {
+        const float* residual = op.residual + row * op.size;
+        for (int64_t i = 0; i < whole; i += kStep)
+            (Floats::load(x + i) + Floats::load(residual + i)).store(y + i);
+        for (int64_t i = whole; i < op.size; ++i) y[i] = x[i] + residual[i];
+        x = y;
+    }
+    const float size = static_cast<float>(op.size);
+    Floats sums = Floats::zero();
+    for (int64_t i = 0; i < whole; i += kStep) sums = sums + Floats::load(x + i);
+    float total = sum(sums);
+    for (int64_t i = whole; i < op.size; ++i) total += x[i];
+    const float mean = total / size;
+    Floats squares = Floats::zero();
+    for (int64_t i = 0; i < whole; i += kStep) {
+        const Floats part = Floats::load(x + i) - Floats::all(mean);
+        squares = Floats::fma(part, part, squares);
+    }
+    float square = sum(squares);
+    for (int64_t i = whole; i < op.size; ++i) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / std::sqrt(square / size + op.eps);
+    for (int64_t i = 0; i < whole; i += kStep) {
+        const Floats part = (Floats::load(x + i) - Floats::all(mean)) * Floats::all(factor);
+        Floats::fma(part, Floats::load(op.weight + i), Floats::load(op.bias + i)).store(y + i);
+    }
+    for (int64_t i = whole; i < op.size; ++i)
+        y[i] = (x[i] - mean) * factor * op.weight[i] + op.bias[i];
+}
+
+void layer_norm(const LayerNorm& op, int64_t rows, Pool& pool) {
+    pool.run(rows, [&](int64_t row) { layer_norm_row(op, row); });
 }
 
 }  // namespace
