@@ -130,3 +130,9 @@ def test_an_encoder_generates_nothing(tmp_path: Path):
     llm = LLM(str(tmp_path), device="cpu", threads=1)
     with pytest.raises(RequestError, match="writes no text"):
         llm.generate("hello")
+
+
+def test_random_weights_serve_too(tmp_path: Path):
+    encoders.make("bert classifier", num_labels=2).save_pretrained(tmp_path)
+    core = start(tmp_path, load_format="dummy")
+    assert all(len(delta.embedding) == 2 * 4 for delta in run(core, texts("classify")))

@@ -281,10 +281,13 @@ def test_the_native_route_of_llama_server(path: str, embedder: RunningServer) ->
         (-1, [1, 2, 0, 0]),
         (0, [16380, 32760, 0, 0]),
         (1, [1 / 3, 2 / 3, 0, 0]),
+        (3, [9 ** (-1 / 3), 2 * 9 ** (-1 / 3), 0, 0]),
+        (10**6, [0.5, 1, 0, 0]),
     ):
         both = embedder.post(path, input=["abb", "b"], embd_normalize=norm).json()
         assert both[0]["embedding"] == [pytest.approx(expected)]
         assert both[1]["index"] == 1
+    assert embedder.post(path, content="xyz").json()[0]["embedding"] == [[0, 0, 0, 0]]
     assert embedder.post(path).status_code == 400
 
 

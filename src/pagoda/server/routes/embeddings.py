@@ -141,11 +141,10 @@ def _coded(vector: Vector, body: VectorBody) -> Any:
 
 
 def _scaled(raw: bytes, norm: int) -> Vector:
-    vector = np.frombuffer(raw, np.float32)
-    if norm == -1:
-        return vector
-    if norm == 0:
-        scale = np.abs(vector).max() / _INT16_SCALE
-    else:
-        scale = np.linalg.norm(vector.astype(np.float64), norm)
-    return (vector / max(scale, np.finfo(np.float32).tiny)).astype(np.float32)
+    vector = np.frombuffer(raw, np.float32).astype(np.float64)
+    largest = np.abs(vector).max()
+    if norm == -1 or largest == 0:
+        return vector.astype(np.float32)
+    vector /= largest  # so that no power overflows
+    scale = 1 / _INT16_SCALE if norm == 0 else np.sum(np.abs(vector) ** norm) ** (1 / norm)
+    return (vector / scale).astype(np.float32)
