@@ -2,7 +2,7 @@
 a rule a reader can follow."""
 
 import base64
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,15 @@ def pooled(request: AddRequest) -> np.ndarray:
 
 
 class PoolingClient(FakeClient):
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-        self.requests.append(request)
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
         assert request.kind == "pool"
-        yield RequestDelta(
-            req_id=request.req_id, embedding=pooled(request).tobytes(), finish_reason="stop",
-            num_cached_tokens=0, queue_seconds=0.0,
-        )  # fmt: skip
+        vector = pooled(request).tobytes()
+        return [
+            RequestDelta(
+                req_id=request.req_id, embedding=vector, finish_reason="stop",
+                num_cached_tokens=0, queue_seconds=0.0,
+            )
+        ]  # fmt: skip
 
 
 def encoder(**pooling: Any) -> PoolingClient:
@@ -293,13 +295,10 @@ def test_the_native_route_of_llama_server(path: str, embedder: RunningServer) ->
 
 def test_a_fault_of_one_text_is_the_requests(start: Callable[..., RunningServer]) -> None:
     class Failing(PoolingClient):
-        async def generate(self, request: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-            async for delta in super().generate(request):
-                if 98 in request.prompt_token_ids:
-                    delta = RequestDelta(
-                        req_id=request.req_id, error="broken", finish_reason="error"
-                    )
-                yield delta
+        def deltas(self, request: AddRequest) -> list[RequestDelta]:
+            if 98 not in request.prompt_token_ids:
+                return super().deltas(request)
+            return [RequestDelta(req_id=request.req_id, error="broken", finish_reason="error")]
 
     server = start(Failing(abilities=encoder().abilities))
     refused = server.post("/v1/embeddings", input=["a", "b", "a"])

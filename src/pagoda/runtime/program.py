@@ -183,8 +183,13 @@ class StepProgram:
     def run(self, arrays: StepArrays, samples: Ints) -> Computed:
         """Compute a step; logits are those of the hidden states' rows `samples`."""
         self._inputs.load(arrays, samples)
-        self._recording.replay((arrays.num_tokens, len(samples)))
-        return self._computed(arrays.num_tokens, len(samples))
+        self._rows = (arrays.num_tokens, len(samples))
+        self._recording.replay(self._rows)
+        return self._computed(*self._rows)
+
+    def profile(self) -> list[tuple[str, float]]:
+        """Compute the last step once more: each op's name and seconds, in order."""
+        return self._recording.profile(self._rows)
 
     def _trace(
         self, model: "Model", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]

@@ -1,7 +1,5 @@
 """Chat replies, whole and streamed, from the parts of a Generation."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -10,7 +8,7 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, Part
 from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.replies import (
@@ -23,7 +21,7 @@ from pagoda.server.protocol.replies import (
     ChatLogprobs,
     Usage,
 )
-from pagoda.server.sse import event
+from pagoda.server.sse import EventSource, event
 from pagoda.server.usage import UsageCounter, fingerprint
 from pagoda.text.parsers.base import OutputParser
 
@@ -58,8 +56,12 @@ class _Choice:
         deltas = self.parser.feed(output.text) if output.text else []
         if output.finish_reason is not None:
             deltas = [*deltas, *self.parser.finish()]
-        reasoning = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
-        text = "".join(delta.text for delta in deltas if delta.kind == "text")
+        reasoning = text = ""
+        for delta in deltas:
+            if delta.kind == "text":
+                text += delta.text
+            elif delta.kind == "reasoning":
+                reasoning += delta.text
         self.reasoning += reasoning
         return reasoning, text
 
@@ -95,9 +97,11 @@ class _ChatReply:
 
 class WholeChat(_ChatReply):
     async def reply(self) -> ChatCompletion:
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                for index, output in batch:
+        generation = self.job.generation
+        with generation.started():
+            while generation.running:
+                await generation.arrival()
+                for index, output in generation.take():
                     self._add(index, output)
         body, job, first = self.body, self.job, self.choices[0]
         return ChatCompletion(
@@ -142,44 +146,44 @@ class WholeChat(_ChatReply):
         )
 
 
-class StreamedChat(_ChatReply):
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those of one engine step travel in one write."""
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                written = b"".join(
-                    event(chunk) for part in batch for chunk in self._part_chunks(*part)
-                )
-                if written:
-                    yield written
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            yield event(self._chunk([], usage=self.final_usage()))
+class StreamedChat(_ChatReply, EventSource):
+    def __init__(self, job: ChatJob):
+        super().__init__(job)
+        body, options = job.body, job.body.stream_options
+        self._counts = options is not None and options.continuous_usage_stats
+        self._tells_tokens = body.return_token_ids or body.logprobs or self._counts
+        """There is a chunk for a token even where it adds no text."""
 
-    def _part_chunks(self, index: int, output: OutputDelta) -> list[ChatCompletionChunk]:
-        choice, body = self.choices[index], self.body
+    def events(self, parts: list[Part]) -> bytes:
+        return b"".join([self._events(index, output) for index, output in parts])
+
+    def end(self) -> bytes:
+        options = self.body.stream_options
+        if options is None or not options.include_usage:
+            return b""
+        return event(self._chunk([], usage=self.final_usage()))
+
+    def _events(self, index: int, output: OutputDelta) -> bytes:
+        choice, finished = self.choices[index], output.finish_reason is not None
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
         reasoning, text = choice.feed(output)
-        chunks = []
-        if not choice.started and (output.token_ids or output.finish_reason is not None):
+        written = b""
+        if not choice.started and (output.token_ids or finished):
             choice.started = True
-            chunks.append(self._first_chunk(index))
+            written = self._event(self._first_chunk(index))
         delta = ChatDelta()
-        if reasoning and body.include_reasoning:
+        if reasoning and self.body.include_reasoning:
             delta.reasoning = delta.reasoning_content = reasoning
         if text:
             delta.content = text
-        tells_tokens = bool(output.token_ids) and (body.return_token_ids or body.logprobs)
-        continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
-        if (
-            text or delta.reasoning or output.finish_reason is not None or tells_tokens
-            or (continuous and output.token_ids)
-        ):  # fmt: skip
-            chunks.append(self._delta_chunk(index, delta, output))
-        if continuous:
-            for chunk in chunks:
-                chunk.usage = self.usage.usage(body.n)
-        return chunks
+        if text or delta.reasoning or finished or (self._tells_tokens and output.token_ids):
+            written += self._event(self._delta_chunk(index, delta, output))
+        return written
+
+    def _event(self, chunk: ChatCompletionChunk) -> bytes:
+        if self._counts:
+            chunk.usage = self.usage.usage(self.body.n)
+        return event(chunk)
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:
         delta = ChatDelta(role="assistant", content=self.job.echoed)

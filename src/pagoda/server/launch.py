@@ -1,6 +1,5 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
-import asyncio
 import os
 import sys
 import time
@@ -45,9 +44,11 @@ def run_server(
             client = (launcher or _launch)(replace(engine_config, model=model), server_config)
             try:
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
+                import uvloop
+
                 from pagoda.server.lifecycle import Lifecycle
 
-                return asyncio.run(Lifecycle(listener, client, engine_config, server_config).run())
+                return uvloop.run(Lifecycle(listener, client, engine_config, server_config).run())
             finally:
                 client.kill()
     except PagodaError as error:

@@ -10,7 +10,7 @@ from pagoda.core.vectors import Vector, cosine, embedding, scores
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.generation import not_ready_message, open_inbox
+from pagoda.server.generation import not_ready_message
 from pagoda.server.metrics import RequestTimer
 from pagoda.server.protocol.pooling import PoolingBody
 from pagoda.server.protocol.vectors import PoolingUsage
@@ -56,22 +56,22 @@ class PoolingJob:
     async def run(self) -> list[bytes]:
         """Each text's result, as in RequestResult. Raises RequestError or ApiError when one of
         them fails and EngineDeadError when the engine does; leaving early aborts the rest."""
-        results: list[bytes] = [b""] * len(self._requests)
-        generate = self._served.client.generate
-        inbox = open_inbox([generate(request) for request in self._requests])
+        client, ids = self._served.client, [request.req_id for request in self._requests]
+        timers = dict(zip(ids, self._timers, strict=True))
+        results: dict[str, bytes] = {}
         try:
-            running = set(range(len(results)))
-            while running:
-                for index, delta in await inbox.take():
-                    self._timers[index].observe(delta, delta.finish_reason)
+            inbox = client.submit(self._requests)
+            while len(results) < len(ids):
+                await inbox.arrival()
+                for delta in inbox.take():
+                    timers[delta.req_id].observe(delta, delta.finish_reason)
                     if delta.finish_reason is not None:
-                        results[index] = _result(delta)
-                        running.discard(index)
+                        results[delta.req_id] = _result(delta)
         finally:
-            await inbox.close()
+            client.drop(ids)
             for timer in self._timers:
                 timer.close()
-        return results
+        return [results[req_id] for req_id in ids]
 
 
 def _result(delta: RequestDelta) -> bytes:

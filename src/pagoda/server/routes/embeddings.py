@@ -28,7 +28,7 @@ from pagoda.server.protocol.vectors import (
     Pooled,
     PooledList,
 )
-from pagoda.server.respond import respond
+from pagoda.server.respond import answer
 from pagoda.server.texts import body_texts, input_texts
 
 router = APIRouter()
@@ -53,7 +53,7 @@ async def create_embeddings(request: Request) -> Response:
         ]
         return Embeddings(**_fields(head), data=data, usage=job.usage)
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 @router.post("/pooling", openapi_extra=describe(PoolingRequest, PooledList))
@@ -77,7 +77,7 @@ async def pool(request: Request) -> Response:
         ]
         return PooledList(**_fields(head), data=data, usage=job.usage)
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 _NATIVE = describe(NativeEmbeddingRequest, NativeEmbedding, many=True)
@@ -103,7 +103,7 @@ async def create_native_embeddings(request: Request) -> Response:
             for index, raw in enumerate(await job.run())
         ]
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 def _head(request: Request, prefix: str, body: Any, served: ServedModel) -> ReplyHead:

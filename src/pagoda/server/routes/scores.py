@@ -21,7 +21,7 @@ from pagoda.server.protocol.vectors import (
     Score,
     Scores,
 )
-from pagoda.server.respond import respond
+from pagoda.server.respond import answer
 from pagoda.server.texts import MAX_TEXTS, bare_ids, body_texts
 
 router = APIRouter()
@@ -58,7 +58,7 @@ async def classify(request: Request) -> Response:
             id=head.id, created=head.created, model=head.model, data=data, usage=job.usage
         )
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 _SCORE = describe(ScoreRequest, Scores)
@@ -86,7 +86,7 @@ async def score(request: Request) -> Response:
             usage=usage,
         )
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 _RERANK = describe(RerankRequest, Ranking)
@@ -124,7 +124,7 @@ async def rerank(request: Request) -> Response:
             id=head.id, created=head.created, model=head.model, results=results, usage=usage
         )
 
-    return await respond(request, context, chunks=None, whole=reply)
+    return await answer(request, context, reply)
 
 
 def _text(document: str | dict[str, Any]) -> str:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 Kind = Literal["text", "reasoning", "tool_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """A piece of output. For `tool_call`, `text` is the next piece of the arguments' JSON."""
 
     kind: Kind
