@@ -61,13 +61,15 @@ class _HarmonyReply:
         reader = self._reader
         yield from reader.space()
         begins = yield from reader.literal(START, CHANNEL, "to=")
+        behind = reader.at
         rest = (yield from reader.word(MESSAGE)) if begins else None
         if rest is not None and _HEADER.fullmatch(begins + rest):
             yield from reader.literal(MESSAGE)
             return reader.take()
-        if begins == "to=" or not begins:
-            reader.at = 0
-        elif rest is None and reader.ended and _CUT_OFF.fullmatch(reader.text[reader.at :]):
+        # No header: its first token is no text all the same.
+        reader.at = behind if begins in (START, CHANNEL) else 0
+        cut_off = begins and rest is None and reader.ended
+        if cut_off and _CUT_OFF.fullmatch(begins + reader.text[behind:]):
             reader.at = len(reader.text)
         reader.take()
         return ""
