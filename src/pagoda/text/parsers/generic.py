@@ -20,6 +20,7 @@ MARKUP = Markup(
         **mistral.MARKUP.calls,
         **deepseek_v3.MARKUP.calls,
         **gemma4.MARKUP.calls,
+        "<tool_calls>": closed_by(("</tool_calls>",), json_calls),  # Apriel
         "<|tool_call|>": json_calls,  # Granite 3
         "<seed:tool_call>": closed_by(("</seed:tool_call>",), xml_calls(hermes.QWEN)),
         "<minimax:tool_call>": closed_by(("</minimax:tool_call>",), xml_calls(MINIMAX)),

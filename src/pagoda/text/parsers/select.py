@@ -50,6 +50,7 @@ _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("deepseek_r1", lambda text: "<｜tool▁sep｜>" in text and "```json" in text),
     ("deepseek_v3", lambda text: "<｜tool▁sep｜>" in text),
     ("qwen3_coder", lambda text: "<tool_call>" in text and "<parameter=" in text),
+    ("generic", lambda text: "<tool_calls>" in text),
     ("hermes", lambda text: "<tool_call>" in text and _JSON_ARGUMENTS.search(text) is not None),
     ("llama3", lambda text: "<|start_header_id|>" in text and '{"name": function name' in text),
     ("generic", lambda text: "</think>" in text or "tools" in text),

@@ -10,6 +10,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "weather",
+            "description": "What the weather will be.",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -24,7 +25,10 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "now"}},
+    {
+        "type": "function",
+        "function": {"name": "now", "description": "The time.", "parameters": {"properties": {}}},
+    },
 ]
 
 

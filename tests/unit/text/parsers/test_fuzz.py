@@ -27,7 +27,7 @@ PIECES = {
                 " to=functions.now", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>",
                 "<|return|>", "<|channel|>commentary to=functions.now<|message|>{"],
     "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "now",
-                 "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "function", "\n```json\n", "\n```", "<｜"],
+                 "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "function", "\n```json\n", "\n```"],
     "llama3": ["<|python_tag|>", ";"],
     "mistral": ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "now", "[ARGS]", "[TOOL_", "CALLS]",
                 "[CALL_ID]a1[ARGS]"],
