@@ -81,8 +81,12 @@ def load_text_side(config: ModelConfig) -> TextSide:
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
     )
-    override = None if config.reasoning_parser == "auto" else config.reasoning_parser
-    parser = parser_for(template.source if template is not None else None, override)
+    parser = parser_for(
+        template.source if template is not None else None,
+        config.reasoning_parser,
+        config.tool_call_parser,
+    )
+    log.info("Thought and tool calls are parsed as: %s.", parser.name)
     return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files))
 
 

@@ -40,7 +40,8 @@ class ChatTemplate:
         names: Mapping[str, str],
         content_format: ContentFormatName = "auto",
     ):
-        self.source = sources["default"]
+        self.source = "\n".join(sources.values())
+        """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._formats = {name: _format_of(text, content_format) for name, text in sources.items()}
