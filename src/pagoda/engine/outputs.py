@@ -1,6 +1,7 @@
 """From the engine's token deltas to text, log-probabilities and results, with vLLM's names."""
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,10 +45,17 @@ class OutputProcessor:
     """Turns the deltas of one request into text and finds its stop strings.
 
     When `matched_stop` turns True the caller aborts the request: the engine knows only stop
-    tokens, and what it still sends is not part of the result.
+    tokens, and what it still sends is not part of the result. `shown_ids`: special tokens that
+    become text whatever the request says (`TextSide.markup_ids`, for a parser).
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        prompt_ids: list[int],
+        shown_ids: Set[int] = frozenset(),
+    ):
         self._sampling = sampling
         self._detokenizer = (
             Detokenizer(
@@ -55,6 +63,7 @@ class OutputProcessor:
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
                 prompt_ids=prompt_ids,
+                shown_ids=shown_ids,
             )
             if sampling.detokenize
             else None

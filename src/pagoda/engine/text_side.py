@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +46,12 @@ class TextSide:
     parser: ParserFamily
     defaults: dict[str, Any]
     """Sampling defaults, by SamplingParams' names."""
+
+    @cached_property
+    def markup_ids(self) -> frozenset[int]:
+        """Special tokens that the parser must see; they never reach a client."""
+        wanted, text = set(self.parser.markup_tokens), self.tokenizer.token_text
+        return frozenset(index for index in self.tokenizer.special_ids if text(index) in wanted)
 
 
 def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = None) -> ModelConfig:

@@ -1,5 +1,6 @@
 """Chat replies, whole and streamed, from the parts of a Generation."""
 
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -21,11 +22,16 @@ from pagoda.server.protocol.replies import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from pagoda.server.sse import event
 from pagoda.server.usage import UsageCounter, fingerprint
-from pagoda.text.parsers.base import OutputParser
+from pagoda.text.parsers.base import Delta, OutputParser
+from pagoda.text.parsers.reply import ParsedReply
 
 
 @dataclass
@@ -44,8 +50,8 @@ class ChatJob:
 @dataclass
 class _Choice:
     parser: OutputParser
-    text: str = ""
-    reasoning: str = ""
+    parallel_calls: bool
+    parsed: ParsedReply = field(default_factory=ParsedReply)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -53,15 +59,19 @@ class _Choice:
     stop_reason: int | str | None = None
     started: bool = False
 
-    def feed(self, output: OutputDelta) -> tuple[str, str]:
-        """(reasoning, text) that became certain with this output."""
+    def feed(self, output: OutputDelta) -> list[Delta]:
+        """What became certain with this output; sets the finish reason with the last."""
         deltas = self.parser.feed(output.text) if output.text else []
         if output.finish_reason is not None:
             deltas = [*deltas, *self.parser.finish()]
-        reasoning = "".join(delta.text for delta in deltas if delta.kind == "reasoning")
-        text = "".join(delta.text for delta in deltas if delta.kind == "text")
-        self.reasoning += reasoning
-        return reasoning, text
+        if not self.parallel_calls:
+            deltas = [delta for delta in deltas if not delta.tool_index]
+        self.parsed.add(deltas)
+        if output.finish_reason is not None:
+            called = output.finish_reason == "stop" and self.parsed.tool_calls
+            self.finish_reason = "tool_calls" if called else output.finish_reason
+            self.stop_reason = output.stop_reason
+        return deltas
 
 
 class _ChatReply:
@@ -72,7 +82,11 @@ class _ChatReply:
         self.body = job.body
         self.usage = UsageCounter(job.generation.num_prompt_tokens)
         self.choices = [
-            _Choice(job.served.parser(job.prompt_text)) for _ in range(job.generation.num_choices)
+            _Choice(
+                job.served.parser(job.prompt_text, job.body.offered_tools),
+                job.body.parallel_tool_calls,
+            )
+            for _ in range(job.generation.num_choices)
         ]
         self._formatter = LogprobFormatter(
             job.served.tokenizer, job.body.return_tokens_as_token_ids
@@ -84,7 +98,8 @@ class _ChatReply:
         return self._formatter.chat(entries or [], self.body.top_logprobs or 0)
 
     def final_usage(self) -> Usage:
-        reasoning = [choice.reasoning for choice in self.choices if choice.reasoning]
+        thoughts = [choice.parsed.reasoning for choice in self.choices]
+        reasoning = [thought for thought in thoughts if thought]
         if reasoning:
             encode = self.job.served.tokenizer.encode
             self.usage.reasoning = sum(
@@ -118,20 +133,24 @@ class WholeChat(_ChatReply):
 
     def _add(self, index: int, output: OutputDelta) -> None:
         choice = self.choices[index]
-        _, text = choice.feed(output)
-        choice.text += text
+        choice.feed(output)
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
-        if output.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
-        message = AssistantMessage(content=self.job.echoed + choice.text)
-        if choice.reasoning and self.body.include_reasoning:
-            message.reasoning = message.reasoning_content = choice.reasoning
+        parsed = choice.parsed
+        message = AssistantMessage(content=self.job.echoed + parsed.text)
+        if parsed.reasoning and self.body.include_reasoning:
+            message.reasoning = message.reasoning_content = parsed.reasoning
+        if parsed.tool_calls:
+            message.content = message.content or None
+            message.tool_calls = [
+                ToolCall(id=_call_id(), function=FunctionCall(call.name, call.arguments))
+                for call in parsed.tool_calls
+            ]
         return ChatChoice(
             index=index,
             message=message,
@@ -159,20 +178,15 @@ class StreamedChat(_ChatReply):
     def _part_chunks(self, index: int, output: OutputDelta) -> list[ChatCompletionChunk]:
         choice, body = self.choices[index], self.body
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
-        reasoning, text = choice.feed(output)
+        delta = self._delta(choice.feed(output))
         chunks = []
         if not choice.started and (output.token_ids or output.finish_reason is not None):
             choice.started = True
             chunks.append(self._first_chunk(index))
-        delta = ChatDelta()
-        if reasoning and body.include_reasoning:
-            delta.reasoning = delta.reasoning_content = reasoning
-        if text:
-            delta.content = text
         tells_tokens = bool(output.token_ids) and (body.return_token_ids or body.logprobs)
         continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
         if (
-            text or delta.reasoning or output.finish_reason is not None or tells_tokens
+            not _is_empty(delta) or output.finish_reason is not None or tells_tokens
             or (continuous and output.token_ids)
         ):  # fmt: skip
             chunks.append(self._delta_chunk(index, delta, output))
@@ -180,6 +194,19 @@ class StreamedChat(_ChatReply):
             for chunk in chunks:
                 chunk.usage = self.usage.usage(body.n)
         return chunks
+
+    def _delta(self, deltas: list[Delta]) -> ChatDelta:
+        new = ParsedReply()
+        new.add(delta for delta in deltas if delta.kind != "tool_call")
+        delta = ChatDelta()
+        if new.reasoning and self.body.include_reasoning:
+            delta.reasoning = delta.reasoning_content = new.reasoning
+        if new.text:
+            delta.content = new.text
+        calls = [_call_delta(call) for call in deltas if call.kind == "tool_call"]
+        if calls:
+            delta.tool_calls = calls
+        return delta
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:
         delta = ChatDelta(role="assistant", content=self.job.echoed)
@@ -197,7 +224,7 @@ class StreamedChat(_ChatReply):
             index=index,
             delta=delta,
             logprobs=self.logprobs(output.logprobs),
-            finish_reason=output.finish_reason,
+            finish_reason=self.choices[index].finish_reason,
         )
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids
@@ -205,7 +232,7 @@ class StreamedChat(_ChatReply):
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
             chunk.system_fingerprint = fingerprint(self.job.served)
-        elif delta.content is UNSET and delta.reasoning is UNSET:
+        elif _is_empty(delta):
             delta.content = ""
         return chunk
 
@@ -220,3 +247,20 @@ class StreamedChat(_ChatReply):
             choices=choices,
             usage=UNSET if usage is None else usage,
         )
+
+
+def _call_delta(delta: Delta) -> ToolCallDelta:
+    """With an id, type and name where the call begins."""
+    function = FunctionDelta(arguments=delta.text)
+    call = ToolCallDelta(index=delta.tool_index or 0, function=function)
+    if delta.tool_name is not None:
+        call.id, call.type, function.name = _call_id(), "function", delta.tool_name
+    return call
+
+
+def _is_empty(delta: ChatDelta) -> bool:
+    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Set
 from contextlib import aclosing
 
 from pagoda.base.errors import RequestError
@@ -34,6 +34,7 @@ class Generation:
         body: GenerationBody,
         response_id: str,
         metrics: Metrics,
+        shown_ids: Set[int] = frozenset(),
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
         if served.client.state != "ready":
@@ -41,6 +42,7 @@ class Generation:
         check_volume(sampling, len(prompts) * sampling.n)
         self.prompts = prompts
         self.sampling = sampling
+        self._shown_ids = shown_ids
         self._served = served
         self._requests: list[AddRequest] = []
         for prompt_ids in prompts:
@@ -78,7 +80,9 @@ class Generation:
         does. Closing the generator aborts what still runs.
         """
         processors = [
-            OutputProcessor(self._served.tokenizer, self.sampling, self.prompt_ids(i))
+            OutputProcessor(
+                self._served.tokenizer, self.sampling, self.prompt_ids(i), self._shown_ids
+            )
             for i in range(self.num_choices)
         ]
         generate = self._served.client.generate

@@ -1,0 +1,39 @@
+"""A reply put together from its deltas."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pagoda.text.parsers.base import Delta, OutputParser
+
+
+@dataclass
+class ToolCall:
+    name: str
+    arguments: str = ""
+    """JSON of an object, unless the reply was cut off or the model wrote it wrong."""
+
+
+@dataclass
+class ParsedReply:
+    reasoning: str = ""
+    text: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            if delta.tool_name is not None:
+                self.tool_calls.append(ToolCall(delta.tool_name))
+            if delta.kind == "text":
+                self.text += delta.text
+            elif delta.kind == "reasoning":
+                self.reasoning += delta.text
+            else:
+                self.tool_calls[-1].arguments += delta.text
+
+
+def parse_reply(parser: OutputParser, text: str) -> ParsedReply:
+    """A whole reply at once."""
+    reply = ParsedReply()
+    reply.add(parser.feed(text))
+    reply.add(parser.finish())
+    return reply
