@@ -8,6 +8,8 @@ from typing import NamedTuple
 from pagoda.core.messages import RequestDelta, TokenLogprobs
 from pagoda.core.sampling import SamplingParams
 from pagoda.text.detokenizer import Detokenizer
+from pagoda.text.parsers.base import OutputParser
+from pagoda.text.parsers.reply import ToolCall, parse_reply
 from pagoda.text.stop import StopMatcher
 from pagoda.text.tokenizer import Tokenizer
 
@@ -145,9 +147,21 @@ class CompletionOutput:
     logprobs: list[TokenTable] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    reasoning: str | None = None
+    """With `LLM.chat`: the model's thought, None where it had none. `text` is all that it wrote."""
+    content: str | None = None
+    """With `LLM.chat`: the answer."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """With `LLM.chat`: names and arguments, which are JSON."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def parse(self, parser: OutputParser) -> None:
+        """Tell thought, answer and calls apart; the text is complete."""
+        reply = parse_reply(parser, self.text)
+        self.reasoning, self.content = reply.reasoning or None, reply.text
+        self.tool_calls = reply.tool_calls
 
     def add(self, delta: OutputDelta, tokenizer: Tokenizer) -> None:
         self.text += delta.text
