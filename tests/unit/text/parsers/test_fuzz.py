@@ -1,7 +1,7 @@
 """Whatever a model writes: the cut of the stream changes nothing, and no character is lost."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda.text.parsers.select import FAMILIES, parser_for
@@ -62,6 +62,7 @@ def test_every_family_is_fuzzed():
 
 
 @pytest.mark.parametrize("name", USED)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data(), cuts=CUTS, prompt=PROMPTS, tools=st.sampled_from([TOOLS, []]))
 def test_any_cut_gives_the_same_and_nothing_is_lost(name, data, cuts, prompt, tools):
     reply = data.draw(replies(name))
@@ -76,6 +77,7 @@ def test_any_cut_gives_the_same_and_nothing_is_lost(name, data, cuts, prompt, to
 
 
 @pytest.mark.parametrize("name", USED)
+@settings(deadline=None, max_examples=60)
 @given(text=st.text(st.characters(exclude_characters="<[")), cuts=CUTS)
 def test_text_without_markup_comes_through_unchanged(name, text, cuts):
     family = parser_for(None, name, name)
@@ -83,6 +85,7 @@ def test_text_without_markup_comes_through_unchanged(name, text, cuts):
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "generic"])
+@settings(deadline=None, max_examples=60)
 @given(data=st.data(), tools=st.sampled_from([TOOLS, []]))
 def test_markup_that_makes_no_call_is_text(name, data, tools):
     """Where only text comes out, all of it does; tags of thought are markup only as the first."""
@@ -92,6 +95,7 @@ def test_markup_that_makes_no_call_is_text(name, data, tools):
         assert whole == [("text", reply)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(data=st.data(), case=st.sampled_from(CASES), cuts=CUTS)
 def test_damaged_replies(data, case, cuts):
     name, reply, _ = case.values
