@@ -5,7 +5,8 @@ it decides depends on the characters alone, never on how they were cut.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 from pagoda.text.parsers.base import Delta, OutputParser
@@ -73,15 +74,18 @@ class Reader:
                 return rest[:start]
             yield None
 
-    def until(self, tags: Sequence[str], give: Give, *, hold_space: bool = False) -> Steps[str]:
+    def until(self, tags: tuple[str, ...], give: Give, *, hold_space: bool = False) -> Steps[str]:
         """Give on what precedes the first of the tags, pass that and return it.
 
         Empty at the end of the reply. With `hold_space`, white space before the tag (or the end)
         is passed with it, for the caller to take or to give on.
         """
+        beginning = _beginning(tags)
         while True:
-            start, tag = first_of(tags, self.text)
-            held = held_from(self.text, tags)
+            start, tag, held = len(self.text), "", len(self.text)
+            if beginning.search(self.text):  # most pieces of text have not even one "<"
+                start, tag = first_of(tags, self.text)
+                held = held_from(self.text, tags)
             found = tag if start <= held or self.ended else ""
             before = self.text[: start if found else len(self.text) if self.ended else held]
             if hold_space:
@@ -121,6 +125,13 @@ class Reader:
             if closed or self.ended:
                 return closed
             yield None
+
+
+@lru_cache(maxsize=256)
+def _beginning(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """What the first character of a tag matches."""
+    firsts = "".join(re.escape(tag[0]) for tag in tags)
+    return re.compile(f"[{firsts}]" if firsts else "(?!)")
 
 
 def first_of(tags: Iterable[str], text: str) -> tuple[int, str]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from pagoda.text.parsers.base import Delta, OutputParser
 
+_PIECE = 1024
+
 
 @dataclass
 class ToolCall:
@@ -34,6 +36,8 @@ class ParsedReply:
 def parse_reply(parser: OutputParser, text: str) -> ParsedReply:
     """A whole reply at once."""
     reply = ParsedReply()
-    reply.add(parser.feed(text))
+    # A parser copies what is left of a piece at every tag, so pieces are short.
+    for start in range(0, len(text), _PIECE):
+        reply.add(parser.feed(text[start : start + _PIECE]))
     reply.add(parser.finish())
     return reply
