@@ -3,7 +3,7 @@
 
 from pagoda.text.parsers.calls import Calls, arguments, pass_if
 from pagoda.text.parsers.reader import Reader, Steps
-from pagoda.text.parsers.tagged import Markup, Thought
+from pagoda.text.parsers.tagged import THINK, Markup
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -34,7 +34,7 @@ def deepseek_calls(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 MARKUP = Markup(
-    thought=Thought("<think>", ("</think>",)),
+    thought=THINK,
     calls={BEGIN: deepseek_calls},
     control=(BEGIN, END, CALL_BEGIN, CALL_END, SEPARATOR),
 )

@@ -3,7 +3,7 @@ else. What a plain reply could contain, such as bare JSON, is text here."""
 
 from pagoda.text.parsers import deepseek_v3, gemma4, hermes, mistral, qwen3_coder
 from pagoda.text.parsers.calls import closed_by, json_calls
-from pagoda.text.parsers.tagged import Markup
+from pagoda.text.parsers.tagged import THINK, Markup
 from pagoda.text.parsers.xml_calls import XmlForm, xml_calls
 
 MINIMAX = XmlForm(
@@ -14,7 +14,7 @@ MINIMAX = XmlForm(
 )
 
 MARKUP = Markup(
-    hermes.THINK,
+    THINK,
     {
         **qwen3_coder.MARKUP.calls,
         **mistral.MARKUP.calls,

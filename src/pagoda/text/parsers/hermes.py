@@ -3,7 +3,7 @@
 
 from pagoda.text.parsers.calls import Calls, closed_by, json_calls
 from pagoda.text.parsers.reader import Reader, Steps
-from pagoda.text.parsers.tagged import Markup, Thought
+from pagoda.text.parsers.tagged import THINK, Markup
 from pagoda.text.parsers.xml_calls import XmlForm, xml_calls
 
 QWEN = XmlForm(
@@ -27,6 +27,5 @@ def tool_call(reader: Reader, calls: Calls) -> Steps[None]:
     yield from _READERS.get((yield from reader.peek()), xml_calls(GLM))(reader, calls)
 
 
-THINK = Thought("<think>", ("</think>",), calls_inside=True)
 TOOL_CALL = closed_by(("</tool_call>",), tool_call)
 MARKUP = Markup(THINK, {"<tool_call>": TOOL_CALL})

@@ -21,8 +21,6 @@ class Thought:
     with one, as models write about such tags, too."""
     label: str = ""
     """A word that may follow the opening tag and is no thought."""
-    calls_inside: bool = False
-    """Calls of known tools count in mid-thought: Qwen3.5 forgets to close its thought first."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class Markup:
         return ParserFamily(name, create, end, self.tokens())
 
 
+THINK = Thought("<think>", ("</think>",))
 PLAIN = Markup()
 """Models without markup: everything is text."""
 
@@ -102,10 +101,12 @@ class _TaggedReply:
         return True
 
     def _think(self, thought: Thought) -> Steps[None]:
-        openers = tuple(self._openers) if thought.calls_inside else ()
-        tags = (*thought.closes, *openers, *(set(self._strays) - {*thought.closes}))
+        """To the end of the thought. Calls of known tools count: models forget to close it first
+        (Qwen 3.5: https://github.com/vllm-project/vllm/pull/35687)."""
+        strays = (tag for tag in self._strays if tag not in thought.closes)
+        tags = (*thought.closes, *self._openers, *strays)
         while tag := (yield from self._reader.until(tags, _reasoning)):
-            if tag in openers:
+            if tag in self._openers:
                 self._calls.known_only = True
                 yield from self._call(tag, _reasoning)
                 self._calls.known_only = False
