@@ -8,7 +8,6 @@ from pagoda.text.parsers.base import ToolSpecs
 
 STRING = frozenset({"string"})
 ANYTHING = STRING | {"number", "integer", "boolean", "null", "array", "object"}
-_DEEPEST = 16
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -35,7 +34,7 @@ class Tools:
         properties = _mapping(schema.get("properties"))
         if parameter not in properties:
             return STRING
-        return frozenset(_kinds(properties[parameter], schema, 0))
+        return frozenset(_kinds(properties[parameter], schema))
 
 
 def as_json(raw: str, kinds: frozenset[str]) -> str:
@@ -50,20 +49,25 @@ def as_json(raw: str, kinds: frozenset[str]) -> str:
     return text if fits and kind != "string" else json.dumps(raw, ensure_ascii=False)
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    schema = _mapping(schema)
-    stated = schema.get("type")
-    if stated is not None:
-        yield from [stated] if isinstance(stated, str) else filter(_is_name, stated)
-    elif isinstance(schema.get("enum"), list):
-        yield from map(_kind_of, schema["enum"])
-    elif "const" in schema:
-        yield _kind_of(schema["const"])
-    elif depth < _DEEPEST and (inner := _alternatives(schema, root)):
-        for alternative in inner:
-            yield from _kinds(alternative, root, depth + 1)
-    else:
-        yield from ANYTHING
+def _kinds(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    """Types that a schema allows; each part of it is looked at once, though it refer to itself."""
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        schema = _mapping(waiting.pop())
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        stated = schema.get("type")
+        if stated is not None:
+            yield from filter(_is_name, stated if isinstance(stated, list) else [stated])
+        elif isinstance(schema.get("enum"), list):
+            yield from map(_kind_of, schema["enum"])
+        elif "const" in schema:
+            yield _kind_of(schema["const"])
+        elif inner := _alternatives(schema, root):
+            waiting += inner
+        else:
+            yield from ANYTHING
 
 
 def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
