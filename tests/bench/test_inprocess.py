@@ -29,6 +29,9 @@ class Engine:
     def forward_passes(self):
         return 10 * len(self.batches), self.kernel_seconds
 
+    def op_times(self):
+        return {"rms_norm": (61, 0.001), "matmul": (121, 0.003)}
+
 
 def test_latency_leaves_the_warm_up_out():
     engine = Engine([9.0, 9.0, 1.0, 2.0, 3.0])
@@ -42,6 +45,10 @@ def test_latency_leaves_the_warm_up_out():
     assert latency_lines(result).splitlines()[0] == "Avg latency: 2.0 seconds"
     assert "50% percentile latency: 2.0 seconds" in latency_lines(result)
     assert "Outside kernels: 50000 us per step, 25.0% of the time" in latency_lines(result)
+    assert latency_lines(result).splitlines()[-2:] == [
+        "          matmul:     3000 us in 121 calls, 75.0%",
+        "        rms_norm:     1000 us in 61 calls, 25.0%",
+    ]
 
 
 def test_throughput():

@@ -12,9 +12,15 @@ OPENED = "{{ messages[0].content }}<think>\n"
 ANSWER = [("reasoning", "Hm."), ("text", "Well.")]
 
 
+class Client(FakeClient):
+    async def generate(self, request):
+        for delta in self.deltas(request):
+            yield delta
+
+
 def source_of(reply: bytes) -> EngineSource:
     template = ChatTemplate({"default": OPENED}, {})
-    client = FakeClient(script=lambda request: reply)
+    client = Client(script=lambda request: reply)
     parser = parser_for("</think>")
     return EngineSource(served_model(client, chat_template=template, parser=parser))
 

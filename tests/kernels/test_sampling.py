@@ -13,11 +13,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from pagoda.kernels.ref.draw import Limits, draw, draw_kept, noise_width, top_tokens
+from pagoda.kernels.ref.noise import exponential, splitmix
 from pagoda.kernels.ref.sampling import first_max
-from pagoda.runtime.draw import Limits, draw, draw_kept, noise_width, top_tokens
 from pagoda.runtime.logprobs import token_logprobs
-from pagoda.runtime.noise import exponential, request_seed, splitmix
-from pagoda.runtime.params import PARAMS, Rules
+from pagoda.runtime.params import PARAMS, Rules, request_seed
 from pagoda.runtime.penalties import TokenCounts, apply_penalties
 from pagoda.runtime.rules import apply_rules
 

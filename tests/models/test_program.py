@@ -48,7 +48,7 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
     samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
     with torch.inference_mode():
         computed = program.run(arrays, samples)
-    return computed.logits, computed.greedy[1]
+    return computed.logits, computed.greedy.ids
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,14 @@ def test_a_step_of_other_rows_is_refused():
         ops.rms_norm(x, weight, 1e-5)
     ops.rms_norm(x, weight, 1e-5)  # recording has ended all the same
     assert recording.num_ops == 1
+
+
+def test_a_profile_computes_the_last_step_again(tmp_path):
+    driver = Driver(load("llama", tmp_path))
+    program = record(driver)
+    logits = replay(program, driver, {"a": [1, 2, 3]})[0].clone()
+    times = program.profile()
+    assert len(times) == program._recording.num_ops
+    assert {name for name, _ in times} > {"matmul", "paged_attention", "rms_norm", "argmax"}
+    assert all(seconds >= 0 for _, seconds in times)
+    assert torch.equal(program._computed(3, 1).logits, logits)

@@ -17,6 +17,7 @@ from pagoda.config.server import ServerConfig
 from pagoda.engine.directory import ModelDirectory
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
+from pagoda.server.http1 import StreamingProtocol
 from tests.server.fakes import FakeClient, served_model
 
 
@@ -46,7 +47,14 @@ def running(
     app = create_app(directory, config or ServerConfig(disable_uvicorn_access_log=True))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app,
+            log_config=None,
+            lifespan="off",
+            http=StreamingProtocol,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -2,12 +2,11 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagoda.base.errors import EngineDeadError
 from pagoda.core.messages import (
     AddRequest,
     EngineReady,
@@ -16,6 +15,7 @@ from pagoda.core.messages import (
     TokenLogprobs,
 )
 from pagoda.engine.directory import ServedModel
+from pagoda.engine.inbox import Inbox
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
 
@@ -88,7 +88,7 @@ class FakeClient:
     cause: str | None = None
     requests: list[AddRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
+    running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     stats: EngineStats = field(
         default_factory=lambda: EngineStats(
             blocks_total=64, blocks_free=48, generation_tokens=7, prefix_queries=10, prefix_hits=4
@@ -109,26 +109,39 @@ class FakeClient:
     def stop(self) -> None:
         self.stopped, self.state = True, "stopped"
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-        self.requests.append(request)
-        self.running.add(request.req_id)
-        finished = False
-        try:
-            for position, delta in enumerate(deltas_of(request, self.script(request))):
-                if position == self.die_after:
-                    finished = True
-                    self.state, self.cause = "dead", "killed by a test"
-                    raise EngineDeadError("killed by a test")
-                finished = delta.finish_reason is not None
-                yield delta
-                await asyncio.sleep(self.delay)
-                if self.stopped:
-                    finished = True
-                    raise EngineDeadError("The engine was stopped.")
-        finally:
-            self.running.discard(request.req_id)
-            if not finished:
-                self.aborted.append(request.req_id)
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
+        return deltas_of(request, self.script(request))
+
+    def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+        inbox = Inbox()
+        for request in requests:
+            self.requests.append(request)
+            self.running[request.req_id] = asyncio.create_task(
+                self._feed(inbox, request.req_id, self.deltas(request))
+            )
+        return inbox
+
+    def drop(self, req_ids: Iterable[str]) -> None:
+        for req_id in req_ids:
+            task = self.running.pop(req_id, None)
+            if task is not None:
+                task.cancel()
+                self.aborted.append(req_id)
+
+    async def _feed(self, inbox: Inbox, req_id: str, deltas: list[RequestDelta]) -> None:
+        for position, delta in enumerate(deltas):
+            if position == self.die_after:
+                self.state, self.cause = "dead", "killed by a test"
+                inbox.end("killed by a test")
+                break
+            inbox.put(delta)
+            if delta.finish_reason is not None:
+                break
+            await asyncio.sleep(self.delay)
+            if self.stopped:
+                inbox.end("The engine was stopped.")
+                break
+        self.running.pop(req_id, None)
 
 
 def deltas_of(request: AddRequest, reply: bytes) -> list[RequestDelta]:

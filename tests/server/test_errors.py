@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -340,10 +339,9 @@ def test_no_cors_by_default(shared: RunningServer) -> None:
 class RefusingClient(FakeClient):
     """Finds only while it runs that a request asks for the impossible."""
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-        yield RequestDelta(
-            req_id=request.req_id, finish_reason="error", error="No token left.", bad_request=True
-        )
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
+        reason = {"finish_reason": "error", "error": "No token left.", "bad_request": True}
+        return [RequestDelta(req_id=request.req_id, **reason)]
 
 
 def test_refusal_by_the_engine(start) -> None:

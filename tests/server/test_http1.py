@@ -1,48 +1,138 @@
-"""Chunks framed by ourselves are the bytes that h11 writes, and h11 still knows where it is."""
+"""The short way of chunks writes the bytes of the long one, and steps aside where that waits."""
 
-import h11
+import asyncio
+
 import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
-from pagoda.server.http1 import _Connection
+from pagoda.server.http1 import StreamingProtocol, chunk_writer
 
-HEADS = {
-    "chunked": [("content-type", "text/event-stream")],
-    "sized": [("content-length", "7")],
-}
-
-
-def requested(connection: h11.Connection, version: bytes = b"1.1") -> h11.Connection:
-    connection.receive_data(b"GET / HTTP/" + version + b"\r\nHost: here\r\n\r\n")
-    assert isinstance(connection.next_event(), h11.Request)
-    assert isinstance(connection.next_event(), h11.EndOfMessage)
-    return connection
+DATA = (b"abc", b"", b"wxyz" * 10)
 
 
-def reply(connection: h11.Connection, headers: list[tuple[str, str]]) -> list[bytes | None]:
-    written = [connection.send(h11.Response(status_code=200, headers=headers, reason="OK"))]
-    written += [connection.send(h11.Data(data=data)) for data in (b"abc", b"", b"wxyz")]
-    return [*written, connection.send(h11.EndOfMessage())]
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
 
 
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@pytest.mark.parametrize("head", HEADS)
-def test_the_bytes_are_those_of_h11(head, version):
-    ours, theirs = (requested(kind(h11.SERVER), version) for kind in (_Connection, h11.Connection))
-    assert reply(ours, HEADS[head]) == reply(theirs, HEADS[head])
-    assert ours.states == theirs.states
+class Application:
+    """Streams DATA, by the writer where there is one."""
+
+    def __init__(self, before_chunk=lambda: None):
+        self.shortcuts = []
+        self._before_chunk = before_chunk
+
+    async def __call__(self, scope, receive, send):
+        write = chunk_writer(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for data in DATA:
+            self._before_chunk()
+            self.shortcuts.append(write(data))
+            if not self.shortcuts[-1]:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
 
 
-def test_a_second_reply_on_the_same_connection():
-    ours, theirs = (requested(kind(h11.SERVER)) for kind in (_Connection, h11.Connection))
-    for head in ("chunked", "sized", "chunked"):
-        assert reply(ours, HEADS[head]) == reply(theirs, HEADS[head])
-        for connection in (ours, theirs):
-            connection.start_next_cycle()
-            requested(connection)
+def connect(kind, application):
+    config = uvicorn.Config(application, log_config=None, lifespan="off", ws="none")
+    config.load()
+    protocol = kind(config, ServerState(), {})
+    protocol.connection_made(Transport())
+    return protocol
 
 
-def test_data_behind_the_end_is_refused():
-    ours = requested(_Connection(h11.SERVER))
-    reply(ours, HEADS["chunked"])
-    with pytest.raises(h11.LocalProtocolError):
-        ours.send(h11.Data(data=b"late"))
+async def request(protocol, method=b"POST", version=b"1.1"):
+    protocol.data_received(
+        method + b" / HTTP/" + version + b"\r\nHost: here\r\nContent-Length: 0\r\n\r\n"
+    )
+    await asyncio.gather(*protocol.tasks)
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "shortcuts"),
+    [
+        (b"POST", b"1.1", [True, False, True]),
+        (b"POST", b"1.0", [False, False, False]),
+        (b"HEAD", b"1.1", [False, False, False]),
+    ],
+)
+async def test_the_bytes_are_those_of_uvicorn(method, version, shortcuts):
+    application = Application()
+    ours, theirs = connect(StreamingProtocol, application), connect(H11Protocol, Application())
+    for _ in range(1 if version == b"1.0" else 2):  # again on the same connection
+        application.shortcuts.clear()
+        for protocol in (ours, theirs):
+            await request(protocol, method, version)
+        assert application.shortcuts == shortcuts
+        assert ours.transport.written == theirs.transport.written
+        assert ours.conn.states == theirs.conn.states
+        assert ours.transport.closed == theirs.transport.closed
+
+
+async def test_a_slow_reader_is_waited_for():
+    application = Application(before_chunk=lambda: protocol.pause_writing())
+    protocol = connect(StreamingProtocol, application)
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n")
+    for _ in range(3):
+        await asyncio.sleep(0)
+        assert application.shortcuts == [False]
+    while protocol.tasks:
+        protocol.resume_writing()
+        await asyncio.sleep(0)
+    assert application.shortcuts == [False] * 3
+    assert protocol.transport.written.endswith(
+        b"\r\nwxyz%b\r\n3\r\nend\r\n0\r\n\r\n" % (b"wxyz" * 9)
+    )
+
+
+async def test_nothing_is_written_for_a_client_that_left():
+    left = []
+
+    def leave():
+        if not left:
+            left.append(protocol.transport.written)
+            protocol.connection_lost(None)
+
+    application = Application(before_chunk=leave)
+    protocol = connect(StreamingProtocol, application)
+    await request(protocol)
+    assert application.shortcuts == [False] * 3
+    assert [protocol.transport.written] == left
+
+
+async def test_chunks_do_not_wait_for_the_next_one():
+    class Endless(Application):
+        async def __call__(self, scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            assert chunk_writer(scope)(b"abc")
+            await asyncio.Event().wait()
+
+    protocol = connect(StreamingProtocol, Endless())
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert protocol.transport.written.endswith(b"\r\n\r\n3\r\nabc\r\n")
+    for task in protocol.tasks:
+        task.cancel()
+    await asyncio.gather(*protocol.tasks, return_exceptions=True)

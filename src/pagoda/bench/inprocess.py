@@ -2,8 +2,11 @@
 
 import itertools
 import random
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
@@ -13,6 +16,9 @@ from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.startup import start_engine
+
+if TYPE_CHECKING:
+    from pagoda.runtime.runner import ModelRunner
 
 
 class BenchEngine:
@@ -66,13 +72,30 @@ class BenchEngine:
 
     def forward_passes(self) -> tuple[int, float]:
         """How many steps were computed so far, and the seconds that their kernels took."""
+        times = self._runner().times
+        return times.steps, times.seconds["forward"]
+
+    def op_times(self, repeats: int = 100) -> dict[str, tuple[int, float]]:
+        """Of the last step, computed again and again: calls of each kind of op, and the seconds
+        of all of them together (median). Empty where steps run op by op."""
+        program = self._runner().program
+        if program is None:
+            return {}
+        replays = [program.profile() for _ in range(repeats)]
+        calls = Counter(name for name, _ in replays[0])
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for replay in replays:
+            for name, values in seconds.items():
+                values.append(sum(took for other, took in replay if other == name))
+        return {name: (calls[name], statistics.median(seconds[name])) for name in calls}
+
+    def _runner(self) -> "ModelRunner":
         # Loads torch, which must not be there before the engine has told OpenMP how to wait.
         from pagoda.runtime.runner import ModelRunner
 
         executor = self._core.executor
         assert isinstance(executor, LocalExecutor) and isinstance(executor.runner, ModelRunner)
-        times = executor.runner.times
-        return times.steps, times.seconds["forward"]
+        return executor.runner
 
     def run_decode(
         self, prompts: Sequence[list[int]], output_tokens: Sequence[int]

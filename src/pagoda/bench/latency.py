@@ -23,6 +23,7 @@ class LatencyConfig(Options):
     batch_size: int = option(8, "Prompts per batch.", bounds=(1, 10**6))
     num_iters_warmup: int = option(10, "Batches before the clock starts.", bounds=(0, 10**6))
     num_iters: int = option(30, "Batches that are timed.", bounds=(1, 10**6))
+    temperature: float = option(1.0, "Of sampling; 0 is greedy.", bounds=(0, 100))
 
 
 def bench_latency(
@@ -37,7 +38,7 @@ def bench_latency(
             steps_before, kernels_before = engine.forward_passes()
         prompts = [engine.random_prompt(config.input_len) for _ in range(config.batch_size)]
         outputs = [config.output_len] * config.batch_size
-        seconds.append(engine.run(prompts, outputs, temperature=1.0))
+        seconds.append(engine.run(prompts, outputs, temperature=config.temperature))
         progress(done + 1, total)
     steps, kernels = engine.forward_passes()
     timed = seconds[config.num_iters_warmup :]
@@ -49,6 +50,7 @@ def bench_latency(
         "percentiles": dict(zip(map(str, _PERCENTILES), map(float, percentiles), strict=True)),
         "outside_kernels_per_step": outside / max(1, steps - steps_before),
         "outside_kernels_share": outside / sum(timed),
+        "ops": engine.op_times(),
     }
 
 
@@ -61,4 +63,7 @@ def latency_lines(result: dict[str, Any]) -> str:
     microseconds = 1e6 * result["outside_kernels_per_step"]
     share = result["outside_kernels_share"]
     lines.append(f"Outside kernels: {microseconds:.0f} us per step, {share:.1%} of the time")
+    whole = sum(took for _, took in result["ops"].values())
+    for name, (calls, took) in sorted(result["ops"].items(), key=lambda item: -item[1][1]):
+        lines.append(f"{name:>16}: {1e6 * took:8.0f} us in {calls} calls, {took / whole:.1%}")
     return "\n".join(lines)

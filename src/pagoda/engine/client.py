@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from pagoda.base.errors import EngineDeadError, RequestError
@@ -31,7 +31,7 @@ from pagoda.core.messages import (
     UtilityResult,
 )
 from pagoda.engine.child import EngineChild, LaunchOptions
-from pagoda.engine.deltas import merged
+from pagoda.engine.inbox import Inbox
 from pagoda.engine.progress import StartupDisplay
 
 log = get_logger(__name__)
@@ -49,42 +49,6 @@ _EXIT_SECONDS = 1.5
 
 State = Literal["starting", "ready", "dead", "stopped"]
 Progress = Callable[[EngineProgress], None]
-
-
-class _Stream:
-    """What arrived for one request, merged into one delta until its reader takes it.
-
-    A reader that is slow makes the delta longer; nothing piles up.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
-        self._delta: RequestDelta | None = None
-        self._death: str | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, delta: RequestDelta) -> None:
-        self._delta = delta if self._delta is None else merged(self._delta, delta)
-        self._wake()
-
-    def end(self, cause: str) -> None:
-        """The engine ended: the reader is told after what came before."""
-        self._death = cause
-        self._wake()
-
-    async def take(self) -> RequestDelta:
-        """Wait for what comes next; EngineDeadError, one for each stream, at the end."""
-        while self._delta is None:
-            if self._death is not None:
-                raise EngineDeadError(self._death)
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        delta, self._delta = self._delta, None
-        return delta
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class EngineClient:
@@ -105,7 +69,8 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settled = asyncio.Event()
         self._exited = asyncio.Event()
-        self._streams: dict[str, _Stream] = {}
+        self._inboxes: dict[str, Inbox] = {}
+        """Of the requests that run, by their ids."""
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count(1)
         self._progress: Progress | None = None
@@ -159,35 +124,46 @@ class EngineClient:
             raise EngineDeadError(self.cause or "The engine was stopped.")
         return self.ready
 
-    async def generate(self, req: AddRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Send `req` and yield what was added to it since the last look, one step's work or
-        several; the last delta has a finish_reason.
+    def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+        """Send requests. What each step adds to them arrives in the inbox; the last delta of each
+        has a finish_reason. Who leaves earlier calls `drop`.
 
-        Closing the iterator early aborts the request. Use an id once only: what a closed request
-        still sends would be taken for the next one's. Raises EngineDeadError when the engine is
-        not ready or ends on the way, RequestError for an id that is already running.
+        Use an id once only: what a dropped request still sends would be taken for the next one's.
+        Raises EngineDeadError when the engine is not ready, RequestError for an id that is
+        already running, and sends nothing then.
         """
         self._require_ready()
-        if req.req_id in self._streams:
-            raise RequestError(f"A request with the id {req.req_id!r} is already running.")
-        stream = _Stream(asyncio.get_running_loop())
-        self._streams[req.req_id] = stream
-        running = True
+        for request in requests:
+            if request.req_id in self._inboxes:
+                raise RequestError(f"A request with the id {request.req_id!r} is already running.")
+        inbox = Inbox()
+        for request in requests:
+            self._inboxes[request.req_id] = inbox
+            self._child.end.send(request)
+        return inbox
+
+    def drop(self, req_ids: Iterable[str]) -> None:
+        """Hear no more of requests, and stop those that still run."""
+        running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
+        if running:
+            self._child.end.send(AbortRequests(running))
+
+    async def generate(self, req: AddRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Send `req` and yield what was added to it since the last look, one step's work or
+        several; the last delta has a finish_reason. Closing the iterator early aborts the request.
+
+        Raises as `submit`, and EngineDeadError when the engine ends on the way.
+        """
+        inbox = self.submit([req])
         try:
-            self._child.end.send(req)
+            running = True
             while running:
-                try:
-                    delta = await stream.take()
-                except EngineDeadError:
-                    running = False
-                    raise
-                running = delta.finish_reason is None
-                yield delta
+                await inbox.arrival()
+                for delta in inbox.take():
+                    running = delta.finish_reason is None
+                    yield delta
         finally:
-            if self._streams.get(req.req_id) is stream:
-                del self._streams[req.req_id]
-            if running:
-                await self.abort([req.req_id])
+            self.drop([req.req_id])
 
     async def abort(self, req_ids: Iterable[str]) -> None:
         """Stop requests; their streams end with finish_reason `abort`. Unknown ids are harmless."""
@@ -276,9 +252,11 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self.stats = message.stats
             for delta in message.deltas:
-                stream = self._streams.get(delta.req_id)
-                if stream is not None:
-                    stream.put(delta)
+                inbox = self._inboxes.get(delta.req_id)
+                if inbox is not None:
+                    inbox.put(delta)
+                    if delta.finish_reason is not None:
+                        del self._inboxes[delta.req_id]
         elif isinstance(message, UtilityResult):
             self._resolve(message)
         elif isinstance(message, EngineProgress):
@@ -350,9 +328,9 @@ class EngineClient:
             self._watch(self._child)
 
     def _end_streams(self, cause: str) -> None:
-        for stream in self._streams.values():
-            stream.end(cause)
-        self._streams.clear()
+        for inbox in self._inboxes.values():
+            inbox.end(cause)
+        self._inboxes.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(cause))

@@ -5,6 +5,8 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from pagoda.core.messages import RequestDelta, TokenLogprobs
 from pagoda.core.sampling import SamplingParams
 from pagoda.text.detokenizer import Detokenizer
@@ -26,14 +28,13 @@ TokenTable = dict[int, Logprob]
 """Alternatives by token id; the token itself comes first, whatever its rank."""
 
 
-@dataclass
-class OutputDelta:
+class OutputDelta(msgspec.Struct):
     """What one step added to a request, as text."""
 
     text: str = ""
     """Final: later deltas never change it. May lag behind `token_ids` (partial characters,
     a stop string that may be beginning)."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None

@@ -20,6 +20,8 @@ _FROM_ENGINE: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(E
 _LINGER_MS = 500
 # Longest wait until a sender notices that its receiver has bound; ZMQ's own default is 100.
 _RECONNECT_MS = 10
+# Operations of zmq's own flag type take a microsecond each.
+_POLLIN = int(zmq.POLLIN)
 
 
 class Launch(msgspec.Struct):
@@ -98,7 +100,7 @@ class ClientEnd:
 
     def pending(self) -> bool:
         """Asking re-arms `fileno`, so ask until it says False."""
-        return bool(int(self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._outputs.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def receive(self) -> EngineMessage:
         """The next message; ask `pending` first."""

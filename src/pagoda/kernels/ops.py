@@ -21,6 +21,9 @@ from pagoda.kernels.ref import (
     norm,
     sampling,
 )
+from pagoda.kernels.ref import (
+    draw as drawing,
+)
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
@@ -56,6 +59,33 @@ def first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
     lowest id of equals; the value is NaN where the row has one."""
     native = _native(logits)
     return sampling.first_max(logits) if native is None else native.argmax(logits)
+
+
+DrawParams = drawing.DrawParams
+rows_at_once = drawing.rows_at_once
+
+
+def draw(tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
+    """Replace int64 tokens [rows] by draws from softmax(logits / temperature) among the tokens
+    that min-p, top-k and top-p keep, applied in that order; where temperature is 0, stay.
+
+    fp32 logits [rows, vocab]; top [rows], each row's largest. Top-k keeps all tokens equal to the
+    k-th; top-p the smallest set of most likely tokens that reaches p, lower ids first of equals.
+    """
+    native = _native(logits)
+    if native is None:
+        drawing.draw_into(tokens, logits, top, params)
+    else:
+        native.draw(tokens, logits, top, params)
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(values, int64 ids) [rows, count] of the largest logits, falling; lower ids first of
+    equals. Rows with NaN hold any ids."""
+    native = _native(logits)
+    if native is not None and count <= min(native.max_top_k, logits.shape[1]):
+        return native.top_k(logits, count)
+    return drawing.top_tokens(logits, count)
 
 
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ import numpy.typing as npt
 import torch
 
 from pagoda.core.messages import TokenLogprobs
+from pagoda.kernels import ops
 from pagoda.runtime.device import to_tensor
-from pagoda.runtime.draw import rows_at_once, top_tokens
 
 
 def token_logprobs(
@@ -16,7 +16,7 @@ def token_logprobs(
 
     Of equal logits the lower id comes first; the rank counts the tokens that are more likely.
     """
-    chunk = rows_at_once(logits)
+    chunk = ops.rows_at_once(logits)
     result: list[TokenLogprobs] = []
     for start in range(0, len(logits), chunk):
         part = slice(start, start + chunk)
@@ -48,7 +48,7 @@ def _top_lists(
     for count in np.unique(counts[counts > 0]).tolist():
         rows = np.flatnonzero(counts == count)
         index = to_tensor(rows, logits.device)
-        values, ids = top_tokens(logits[index], count)
+        values, ids = ops.top_tokens(logits[index], count)
         values = values - total[index][:, None]
         for row, *pair in zip(rows.tolist(), ids.tolist(), values.tolist(), strict=True):
             lists[row] = (pair[0], pair[1])

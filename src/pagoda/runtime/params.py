@@ -1,5 +1,6 @@
 """Sampling parameters, compiled once per request into the columns of a table."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,10 +10,9 @@ import numpy.typing as npt
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import MAX_LOGIT_BIAS
-from pagoda.runtime.noise import request_seed
 
 # What a row needs beyond the largest logit; a step does only what some row of it needs.
-RANDOM, LIMITS, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL = (1 << i for i in range(7))
+RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL = (1 << i for i in range(6))
 
 PARAMS = np.dtype(
     [
@@ -32,6 +32,9 @@ PARAMS = np.dtype(
     # torch takes columns only at strides that are multiples of their element.
     align=True,
 )
+
+
+_SEEDS = (1 << 64) - 1
 
 
 @dataclass
@@ -75,8 +78,6 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= POOL
     if not sampling.greedy:
         flags |= RANDOM
-        if limits != {"top_p": 1.0, "top_k": 0, "min_p": 0.0}:
-            flags |= LIMITS
     if penalties != {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}:
         flags |= PENALTIES
     for name, flag in (("logprobs", LOGPROBS), ("prompt_logprobs", PROMPT_LOGPROBS)):
@@ -86,7 +87,7 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
             record[name] = vocab_size if count == -1 else min(count, vocab_size)
     for name, value in (limits | penalties).items():
         record[name] = value
-    record["temperature"] = sampling.temperature
+    record["temperature"] = 0.0 if sampling.greedy else sampling.temperature
     record["seed"] = request_seed(sampling.seed, engine_seed, request.req_id)
     record["prompt_len"] = len(request.prompt_token_ids)
     record["flags"] = flags
@@ -124,3 +125,15 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
     raise RequestError(
         f"{param} holds token id {wrong}; this model's ids go from 0 to {vocab_size - 1}.", param
     )
+
+
+def request_seed(seed: int | None, engine_seed: int, req_id: str) -> int:
+    """The request's own seed, else one made of the engine's seed and the request's id.
+
+    The id and not a counter: the order of arrival changes nothing, and every rank agrees.
+    """
+    if seed is not None:
+        return seed & _SEEDS
+    key = (engine_seed & _SEEDS).to_bytes(8, "little")
+    digest = hashlib.blake2b(req_id.encode(), digest_size=8, key=key).digest()
+    return int.from_bytes(digest, "little")

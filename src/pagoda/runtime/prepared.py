@@ -37,20 +37,29 @@ class PreparedStep:
 class DecodeRun:
     """Steps in a row in which the same requests generate one token each.
 
-    Most steps are of this kind, and only positions move from one to the next. Preparing each from
-    its plan was over half of what a step of one request spent outside kernels (docs/log.md).
+    Most steps are of this kind, and only positions move from one to the next: the arrays of the
+    first step are moved on in place. Preparing each step from its plan was over half of what a
+    step of one request spent outside kernels (docs/log.md).
     """
 
     def __init__(self, step: PreparedStep, states: RequestStates):
         self.step = step
         self._states = states
-        self._starts: list[int] = step.plan.starts.tolist()
+        scheduled = step.plan
+        self._moving = np.stack([scheduled.starts, scheduled.ends])
+        scheduled.starts, scheduled.ends = self._moving
+        step.places.positions = scheduled.ends
+        self._starts: list[int] = scheduled.starts.tolist()
+        self._ahead = 0
+        """Steps since the one that had these starts."""
+        self._steps_in_block = self._count_steps()
 
     @classmethod
     def begin(cls, step: PreparedStep, plan: StepPlan, states: RequestStates) -> Self | None:
         """The run that a step begins; None if it is of another kind."""
-        count = len(step.places.requests)
-        if count != len(plan.requests) or step.arrays.num_tokens != count:
+        if not step.places.one_each or len(step.places.requests) != len(plan.requests):
+            return None
+        if step.arrays.num_tokens != len(plan.requests):
             return None
         return cls(step, states)
 
@@ -58,48 +67,74 @@ class DecodeRun:
         """Make `step` the next plan's; False, with nothing changed, if that ends the run."""
         if plan.freed or plan.rows or not self._continues(plan.requests):
             return False
-        scheduled, states = self.step.plan, self._states
-        positions = scheduled.ends
-        blocks = [positions // table.block_size for table in states.tables]
-        grown = [request.new_block_ids for request in plan.requests]
-        for index, (table, needed) in enumerate(zip(states.tables, blocks, strict=True)):
-            for i in np.flatnonzero(needed >= table.used[scheduled.rows]).tolist():
-                if not grown[i] or not grown[i][index]:
-                    return False
-        self._append(grown)
-        self._starts = [start + 1 for start in self._starts]
-        scheduled.starts, scheduled.ends = positions, positions + 1
-        self.step.places.positions = scheduled.ends
-        arrays = self.step.arrays
-        arrays.token_ids = states.token_ids[scheduled.rows, positions].astype(np.int64)
-        arrays.positions = positions
-        arrays.kv_lens = scheduled.ends.astype(np.int32)
-        for table, group, block in zip(states.tables, arrays.groups, blocks, strict=True):
-            first = table.entries[scheduled.rows, block].astype(np.int64) - block
-            group.slot_mapping = first * table.block_size + positions
+        next_blocks = self._steps_in_block == 1
+        if next_blocks and not self._have_blocks(plan.requests):
+            return False
+        self._grow(plan.requests)
+        scheduled, arrays, states = self.step.plan, self.step.arrays, self._states
+        self._ahead += 1
+        self._moving += 1
+        arrays.positions[:] = scheduled.starts
+        arrays.kv_lens += 1
+        arrays.token_ids[:] = states.token_ids[scheduled.rows, scheduled.starts]
+        self._steps_in_block -= 1
+        if next_blocks:
+            self._enter_blocks()
+        else:
+            for group in arrays.groups:
+                group.slot_mapping += 1
         return True
 
     def _continues(self, requests: list[PlannedRequest]) -> bool:
-        ids, starts = self.step.plan.req_ids, self._starts
+        ids = self.step.plan.req_ids
         if len(requests) != len(ids):
             return False
+        ahead = self._ahead + 1
         last = self._states.max_model_len - 1
         return all(
             request.req_id == req_id
-            and request.num_computed_tokens == start + 1 <= last
+            and request.num_computed_tokens == start + ahead <= last
             and request.num_tokens == 1
             and request.samples
             and not request.draft_token_ids
-            for request, req_id, start in zip(requests, ids, starts, strict=True)
+            for request, req_id, start in zip(requests, ids, self._starts, strict=True)
         )
 
-    def _append(self, grown: list[list[list[int]]]) -> None:
+    def _have_blocks(self, requests: list[PlannedRequest]) -> bool:
+        scheduled = self.step.plan
+        for index, table in enumerate(self._states.tables):
+            missing = scheduled.ends // table.block_size >= table.used[scheduled.rows]
+            for i in np.flatnonzero(missing).tolist():
+                block_ids = requests[i].new_block_ids
+                if not block_ids or not block_ids[index]:
+                    return False
+        return True
+
+    def _grow(self, requests: list[PlannedRequest]) -> None:
+        grown = [i for i, request in enumerate(requests) if any(request.new_block_ids)]
+        if not grown:
+            return
         rows = self.step.plan.rows
         for index, (table, group) in enumerate(
             zip(self._states.tables, self.step.arrays.groups, strict=True)
         ):
-            new = [i for i, block_ids in enumerate(grown) if block_ids and block_ids[index]]
-            for i in new:
-                table.append(int(rows[i]), grown[i][index])
-            if new:
-                group.block_table = GroupArrays.table_of(table, rows)
+            for i in grown:
+                table.append(int(rows[i]), requests[i].new_block_ids[index])
+            group.block_table = GroupArrays.table_of(table, rows)
+
+    def _enter_blocks(self) -> None:
+        """Slots anew, now that a request is in its next block."""
+        scheduled = self.step.plan
+        for table, group in zip(self._states.tables, self.step.arrays.groups, strict=True):
+            blocks = scheduled.starts // table.block_size
+            first = table.entries[scheduled.rows, blocks].astype(np.int64) - blocks
+            group.slot_mapping[:] = first * table.block_size + scheduled.starts
+        self._steps_in_block = self._count_steps()
+
+    def _count_steps(self) -> int:
+        """Until a request leaves one of its blocks."""
+        starts = self.step.plan.starts
+        return min(
+            table.block_size - int((starts % table.block_size).max())
+            for table in self._states.tables
+        )

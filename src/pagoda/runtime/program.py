@@ -12,6 +12,7 @@ from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.runtime.inputs import GroupArrays, KVCaches, StepArrays
+from pagoda.runtime.sampler import FirstMax
 from pagoda.runtime.states import Ints
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Computed:
     """[num_tokens, hidden]."""
     logits: torch.Tensor | None
     """fp32 [num_samples, vocab]; None without samples."""
-    greedy: tuple[torch.Tensor, torch.Tensor] | None = None
-    """(values, int64 ids) [num_samples] of the largest logits, where they are known."""
+    greedy: FirstMax | None = None
+    """Of the logits, where it is known."""
 
 
 class _Inputs:
@@ -62,8 +63,25 @@ class _Inputs:
             for size in block_sizes
         ]
         self._loaded: list[object] = [None] * len(self.groups)
+        self._adopted: StepArrays | None = None
+
+    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
+        """Load `arrays` and let them lie here from now on: who changes them in place changes the
+        next replay. Block tables stay where they are."""
+        self.load(arrays, samples)
+        num_tokens = arrays.num_tokens
+        arrays.kv_lens = self.kv_lens[: arrays.num_reqs]
+        arrays.token_ids = self.token_ids[:num_tokens]
+        arrays.positions = self.positions[:num_tokens]
+        for theirs, mine in zip(arrays.groups, self.groups, strict=True):
+            theirs.slot_mapping = mine.slot_mapping[:num_tokens]
+        self._adopted = arrays
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
+        self._load_tables(arrays)
+        if arrays is self._adopted:
+            return
+        self._adopted = None
         num_tokens, num_reqs = arrays.num_tokens, arrays.num_reqs
         self.token_ids[:num_tokens] = arrays.token_ids
         self.positions[:num_tokens] = arrays.positions
@@ -72,12 +90,15 @@ class _Inputs:
         self.query_start[num_reqs + 1 :] = num_tokens
         self.kv_lens[:num_reqs] = arrays.kv_lens
         self.samples[: len(samples)] = samples
-        for index, group in enumerate(arrays.groups):
-            mine = self.groups[index]
-            if group.block_table is not self._loaded[index]:
-                mine.block_table[:num_reqs, : group.block_table.shape[1]] = group.block_table
-                self._loaded[index] = group.block_table
-            mine.slot_mapping[:num_tokens] = group.slot_mapping
+        for theirs, mine in zip(arrays.groups, self.groups, strict=True):
+            mine.slot_mapping[:num_tokens] = theirs.slot_mapping
+
+    def _load_tables(self, arrays: StepArrays) -> None:
+        for index, (theirs, mine) in enumerate(zip(arrays.groups, self.groups, strict=True)):
+            table = theirs.block_table
+            if table is not self._loaded[index]:
+                mine.block_table[: len(table), : table.shape[1]] = table
+                self._loaded[index] = table
 
     def batch(
         self, num_tokens: int, limits: StepLimits, layer_group: list[int], kv_caches: KVCaches
@@ -154,11 +175,21 @@ class StepProgram:
             and num_samples <= limits.max_reqs
         )
 
+    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
+        """Let `arrays` lie where replays read them, so that the steps which change them in place
+        and run with the same `samples` need no copies. Until another step runs."""
+        self._inputs.adopt(arrays, samples)
+
     def run(self, arrays: StepArrays, samples: Ints) -> Computed:
         """Compute a step; logits are those of the hidden states' rows `samples`."""
         self._inputs.load(arrays, samples)
-        self._recording.replay((arrays.num_tokens, len(samples)))
-        return self._computed(arrays.num_tokens, len(samples))
+        self._rows = (arrays.num_tokens, len(samples))
+        self._recording.replay(self._rows)
+        return self._computed(*self._rows)
+
+    def profile(self) -> list[tuple[str, float]]:
+        """Compute the last step once more: each op's name and seconds, in order."""
+        return self._recording.profile(self._rows)
 
     def _trace(
         self, model: "CausalLM", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
@@ -177,7 +208,7 @@ class StepProgram:
         self._outputs = Computed(
             all_rows(hidden_states, limits.max_tokens),
             all_rows(logits, limits.max_reqs),
-            (all_rows(values, limits.max_reqs), all_rows(ids, limits.max_reqs)),
+            FirstMax(all_rows(values, limits.max_reqs), all_rows(ids, limits.max_reqs)),
         )
 
     def _computed(self, num_tokens: int, num_samples: int) -> Computed:
@@ -186,11 +217,11 @@ class StepProgram:
         if part is None:
             whole = self._outputs
             assert whole.logits is not None and whole.greedy is not None
-            values, ids = whole.greedy
+            values, ids = whole.greedy.values, whole.greedy.ids
             part = Computed(
                 whole.hidden_states[:num_tokens],
                 whole.logits[:num_samples],
-                (values[:num_samples], ids[:num_samples]),
+                FirstMax(values[:num_samples], ids[:num_samples]),
             )
             if num_tokens == num_samples:
                 self._parts[num_tokens, num_samples] = part
@@ -200,10 +231,10 @@ class StepProgram:
         """Whether a replay gives the recorded step's bits, all else in its memory being NaN."""
         samples = np.array([arrays.num_tokens - 1])
         first = self._computed(arrays.num_tokens, 1)
-        expected = first.hidden_states.clone(), first.logits.clone(), first.greedy[1].clone()
+        expected = first.hidden_states.clone(), first.logits.clone(), first.greedy.ids.clone()
         self._recording.workspace.poison()
         again = self.run(arrays, samples)
-        found = again.hidden_states, again.logits, again.greedy[1]
+        found = again.hidden_states, again.logits, again.greedy.ids
         return all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
 
 

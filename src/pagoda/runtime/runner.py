@@ -19,7 +19,7 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.inputs import KVCaches, StepArrays, build_batch
+from pagoda.runtime.inputs import KVCaches, build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.pooling import last_token
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
@@ -152,11 +152,14 @@ class ModelRunner:
             return None
         step = PreparedStep.of(scheduled, self.states)
         self._run = DecodeRun.begin(step, plan, self.states)
+        program = self._program_for(step)
+        if self._run is not None and program is not None:
+            program.adopt(step.arrays, step.places.hidden_rows)
         return step
 
     def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> None:
         begun = time.perf_counter()
-        computed = self._forward(step.arrays, step.places.hidden_rows)
+        computed = self._forward(step)
         done = time.perf_counter()
         self.times.add("forward", done - begun)
         plan, flags = step.plan, step.flags
@@ -169,10 +172,11 @@ class ModelRunner:
         self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
 
-    def _forward(self, arrays: StepArrays, samples: Ints) -> Computed:
-        """Hidden states of the step's tokens, and logits behind those of its rows `samples`."""
-        program = self.program
-        if program is not None and program.fits(arrays.num_tokens, arrays.num_reqs, len(samples)):
+    def _forward(self, step: PreparedStep) -> Computed:
+        """Hidden states of the step's tokens, and logits where a token is sampled."""
+        arrays, samples = step.arrays, step.places.hidden_rows
+        program = self._program_for(step)
+        if program is not None:
             return program.run(arrays, samples)
         device = self.device.torch_device
         hidden_states = self.model.forward(
@@ -182,6 +186,13 @@ class ModelRunner:
         if len(samples):
             logits = self.model.compute_logits(_take(hidden_states, samples))
         return Computed(hidden_states, logits)
+
+    def _program_for(self, step: PreparedStep) -> StepProgram | None:
+        program, arrays = self.program, step.arrays
+        if program is None:
+            return None
+        num_samples = len(step.places.hidden_rows)
+        return program if program.fits(arrays.num_tokens, arrays.num_reqs, num_samples) else None
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
@@ -199,8 +210,12 @@ class ModelRunner:
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
             self._run = None
-        accepted = self.states.accept(plan, places.requests, places.first, sampled.tokens, faulty)
+        accepted = self.states.accept(plan, places, sampled.tokens, faulty)
         tokens = sampled.tokens.tolist()
+        if places.one_each and not faulty and not sampled.logprobs:
+            for req_id, token in zip(plan.req_ids, tokens, strict=True):
+                results[req_id].token_ids = [token]
+            return
         for i, start, count in zip(
             places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True
         ):

@@ -1,23 +1,17 @@
 """From logits to tokens."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagoda.core.messages import TokenLogprobs
 from pagoda.kernels import ops
 from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
-from pagoda.runtime.draw import (
-    Limits,
-    draw,
-    draw_kept,
-    noise_width,
-    rows_at_once,
-)
 from pagoda.runtime.logprobs import token_logprobs
-from pagoda.runtime.noise import exponential
 from pagoda.runtime.penalties import apply_penalties
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
@@ -42,10 +36,23 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
 
 
-def most_likely(greedy: tuple[torch.Tensor, torch.Tensor]) -> Sampled:
-    """The tokens of rows that need nothing else, from their `first_max`."""
-    values, tokens = greedy
-    return Sampled(tokens.cpu().numpy(), _faults(values.cpu().numpy()), {})
+@dataclass
+class FirstMax:
+    """The largest logit of each row and its token, as `ops.first_max` gives them."""
+
+    values: torch.Tensor
+    ids: torch.Tensor
+
+    @cached_property
+    def arrays(self) -> tuple[npt.NDArray[np.float32], Ints]:
+        """Both on the host; those of a CPU share the tensors' memory."""
+        return self.values.cpu().numpy(), self.ids.cpu().numpy()
+
+
+def most_likely(greedy: FirstMax) -> Sampled:
+    """The tokens of rows that need nothing else."""
+    values, tokens = greedy.arrays
+    return Sampled(tokens, _faults(values), {})
 
 
 def sample(
@@ -53,11 +60,11 @@ def sample(
     rows: Ints,
     positions: Ints,
     states: RequestStates,
-    greedy: tuple[torch.Tensor, torch.Tensor] | None = None,
+    greedy: FirstMax | None = None,
 ) -> Sampled:
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
-    `greedy` is their `first_max`, where it is known. Changes `logits`. Order: raw
+    `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
     log-probabilities are kept aside; rules, then penalties, change the logits; then greedy, or
     temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
     """
@@ -70,11 +77,12 @@ def sample(
     if needs & need.PENALTIES:
         _penalties(logits, rows, positions, states)
     changed = needs & (need.RULES | need.PENALTIES)
-    top, tokens = ops.first_max(logits) if changed or greedy is None else greedy
+    best = FirstMax(*ops.first_max(logits)) if changed or greedy is None else greedy
     if needs & need.RANDOM:
-        _draw_random(logits, top, params, positions, tokens)
-    chosen = tokens.cpu().numpy()
-    faults = _faults(top.cpu().numpy())
+        columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
+        ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
+    top, chosen = best.arrays
+    faults = _faults(top)
     logprobs = {}
     if raw is not None:
         entries = token_logprobs(raw, chosen[reporting], params["logprobs"][reporting])
@@ -108,49 +116,6 @@ def _penalties(logits: torch.Tensor, rows: Ints, positions: Ints, states: Reques
 def _triples(flagged: Ints, rows: Ints, positions: Ints) -> list[tuple[int, int, int]]:
     columns = (flagged.tolist(), rows[flagged].tolist(), positions[flagged].tolist())
     return list(zip(*columns, strict=True))
-
-
-def _draw_random(
-    logits: torch.Tensor,
-    top: torch.Tensor,
-    params: np.ndarray,
-    positions: Ints,
-    tokens: torch.Tensor,
-) -> None:
-    """Replace the greedy choice of the rows that sample, a bounded number of rows at once."""
-    flags = params["flags"]
-    random = (flags & need.RANDOM) != 0
-    limited = random & ((flags & need.LIMITS) != 0)
-    chunk = rows_at_once(logits)
-    for rows, with_limits in ((np.flatnonzero(random & ~limited), False),
-                              (np.flatnonzero(limited), True)):  # fmt: skip
-        for start in range(0, len(rows), chunk):
-            part = rows[start : start + chunk]
-            index = to_tensor(part, logits.device)
-            tokens[index] = _draw_chunk(
-                logits[index], top[index], params[part], positions[part], with_limits
-            )
-
-
-def _draw_chunk(
-    logits: torch.Tensor,
-    top: torch.Tensor,
-    params: np.ndarray,
-    positions: Ints,
-    with_limits: bool,
-) -> torch.Tensor:
-    device = logits.device
-    width = noise_width(logits.shape[1])
-    noise = to_tensor(exponential(params["seed"], positions, width), device)
-    temperature = to_tensor(params["temperature"], device)
-    if not with_limits:
-        return draw(logits, top, temperature, noise)
-    limits = Limits(
-        top_k=to_tensor(params["top_k"].astype(np.int64), device),
-        top_p=to_tensor(params["top_p"], device),
-        min_p=to_tensor(params["min_p"], device),
-    )
-    return draw_kept(logits, top, temperature, limits, noise)
 
 
 def _faults(top: np.ndarray) -> dict[int, Fault]:

@@ -111,6 +111,8 @@ class SamplePlaces:
     """Of each row, the position of the token that is sampled."""
     hidden_rows: Ints
     """Of each row, the row of the step's tokens in front of it."""
+    one_each: bool
+    """All of the plan's requests sample one token."""
 
     @classmethod
     def of(cls, plan: Scheduled, requests: Ints) -> "SamplePlaces":
@@ -121,7 +123,8 @@ class SamplePlaces:
         offsets = np.arange(len(owners)) - np.repeat(first, counts)
         query_end = np.cumsum(plan.ends - plan.starts)
         hidden_rows = query_end[owners] - plan.num_drafts[owners] - 1 + offsets
-        return cls(requests, first, owners, plan.known[owners] + offsets, hidden_rows)
+        one_each = len(requests) == len(owners) == len(plan.rows)
+        return cls(requests, first, owners, plan.known[owners] + offsets, hidden_rows, one_each)
 
 
 class RequestStates:
@@ -190,19 +193,19 @@ class RequestStates:
     def accept(
         self,
         plan: Scheduled,
-        sampling: Ints,
-        first: Ints,
+        places: SamplePlaces,
         tokens: Ints,
         faulty: Collection[int],
     ) -> Ints:
-        """Append sampled tokens; returns how many each request of `sampling` keeps.
+        """Append sampled tokens; returns how many each request of `places` keeps.
 
         `tokens[first[i] + j]` was sampled behind draft j - 1: it counts while every draft before
         it equals the token sampled in its place. Requests in `faulty` keep none.
         """
+        sampling, first = places.requests, places.first
         accepted = np.ones(len(sampling), np.int64)
-        if not faulty and not plan.num_drafts.any():
-            self._append(plan.rows[sampling], plan.ends[sampling], tokens)
+        if places.one_each and not faulty:
+            self._append(plan.rows, plan.ends, tokens)
             return accepted
         for i in np.flatnonzero(plan.num_drafts[sampling]).tolist():
             owner, start = sampling[i], first[i]

@@ -1,8 +1,6 @@
 """Chat replies, whole and streamed, from the parts of a Generation."""
 
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -11,7 +9,7 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, Part
 from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.replies import (
@@ -28,7 +26,7 @@ from pagoda.server.protocol.replies import (
     ToolCallDelta,
     Usage,
 )
-from pagoda.server.sse import event
+from pagoda.server.sse import EventSource, event
 from pagoda.server.usage import UsageCounter, fingerprint
 from pagoda.text.parsers.base import Delta, OutputParser
 from pagoda.text.parsers.reply import ParsedReply
@@ -51,7 +49,10 @@ class ChatJob:
 class _Choice:
     parser: OutputParser
     parallel_calls: bool
+    thought: list[str] = field(default_factory=list)
+    called: bool = False
     parsed: ParsedReply = field(default_factory=ParsedReply)
+    """Of a whole reply; what was streamed is not kept."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -66,9 +67,13 @@ class _Choice:
             deltas = [*deltas, *self.parser.finish()]
         if not self.parallel_calls:
             deltas = [delta for delta in deltas if not delta.tool_index]
-        self.parsed.add(deltas)
+        for delta in deltas:
+            if delta.kind == "reasoning":
+                self.thought.append(delta.text)
+            elif delta.kind == "tool_call":
+                self.called = True
         if output.finish_reason is not None:
-            called = output.finish_reason == "stop" and self.parsed.tool_calls
+            called = self.called and output.finish_reason == "stop"
             self.finish_reason = "tool_calls" if called else output.finish_reason
             self.stop_reason = output.stop_reason
         return deltas
@@ -98,8 +103,7 @@ class _ChatReply:
         return self._formatter.chat(entries or [], self.body.top_logprobs or 0)
 
     def final_usage(self) -> Usage:
-        thoughts = [choice.parsed.reasoning for choice in self.choices]
-        reasoning = [thought for thought in thoughts if thought]
+        reasoning = ["".join(choice.thought) for choice in self.choices if choice.thought]
         if reasoning:
             encode = self.job.served.tokenizer.encode
             self.usage.reasoning = sum(
@@ -110,9 +114,11 @@ class _ChatReply:
 
 class WholeChat(_ChatReply):
     async def reply(self) -> ChatCompletion:
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                for index, output in batch:
+        generation = self.job.generation
+        with generation.started():
+            while generation.running:
+                await generation.arrival()
+                for index, output in generation.take():
                     self._add(index, output)
         body, job, first = self.body, self.job, self.choices[0]
         return ChatCompletion(
@@ -133,7 +139,7 @@ class WholeChat(_ChatReply):
 
     def _add(self, index: int, output: OutputDelta) -> None:
         choice = self.choices[index]
-        choice.feed(output)
+        choice.parsed.add(choice.feed(output))
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
@@ -161,51 +167,54 @@ class WholeChat(_ChatReply):
         )
 
 
-class StreamedChat(_ChatReply):
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those of one engine step travel in one write."""
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                written = b"".join(
-                    event(chunk) for part in batch for chunk in self._part_chunks(*part)
-                )
-                if written:
-                    yield written
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            yield event(self._chunk([], usage=self.final_usage()))
+class StreamedChat(_ChatReply, EventSource):
+    def __init__(self, job: ChatJob):
+        super().__init__(job)
+        body, options = job.body, job.body.stream_options
+        self._counts = options is not None and options.continuous_usage_stats
+        self._tells_tokens = body.return_token_ids or body.logprobs or self._counts
+        """There is a chunk for a token even where it adds no text."""
 
-    def _part_chunks(self, index: int, output: OutputDelta) -> list[ChatCompletionChunk]:
-        choice, body = self.choices[index], self.body
+    def events(self, parts: list[Part]) -> bytes:
+        return b"".join([self._events(index, output) for index, output in parts])
+
+    def end(self) -> bytes:
+        options = self.body.stream_options
+        if options is None or not options.include_usage:
+            return b""
+        return event(self._chunk([], usage=self.final_usage()))
+
+    def _events(self, index: int, output: OutputDelta) -> bytes:
+        choice, finished = self.choices[index], output.finish_reason is not None
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
         delta = self._delta(choice.feed(output))
-        chunks = []
-        if not choice.started and (output.token_ids or output.finish_reason is not None):
+        written = b""
+        if not choice.started and (output.token_ids or finished):
             choice.started = True
-            chunks.append(self._first_chunk(index))
-        tells_tokens = bool(output.token_ids) and (body.return_token_ids or body.logprobs)
-        continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
-        if (
-            not _is_empty(delta) or output.finish_reason is not None or tells_tokens
-            or (continuous and output.token_ids)
-        ):  # fmt: skip
-            chunks.append(self._delta_chunk(index, delta, output))
-        if continuous:
-            for chunk in chunks:
-                chunk.usage = self.usage.usage(body.n)
-        return chunks
+            written = self._event(self._first_chunk(index))
+        if not _is_empty(delta) or finished or (self._tells_tokens and output.token_ids):
+            written += self._event(self._delta_chunk(index, delta, output))
+        return written
+
+    def _event(self, chunk: ChatCompletionChunk) -> bytes:
+        if self._counts:
+            chunk.usage = self.usage.usage(self.body.n)
+        return event(chunk)
 
     def _delta(self, deltas: list[Delta]) -> ChatDelta:
-        new = ParsedReply()
-        new.add(delta for delta in deltas if delta.kind != "tool_call")
+        text = reasoning = ""
         delta = ChatDelta()
-        if new.reasoning and self.body.include_reasoning:
-            delta.reasoning = delta.reasoning_content = new.reasoning
-        if new.text:
-            delta.content = new.text
-        calls = [_call_delta(call) for call in deltas if call.kind == "tool_call"]
-        if calls:
-            delta.tool_calls = calls
+        for part in deltas:
+            if part.kind == "text":
+                text += part.text
+            elif part.kind == "reasoning":
+                reasoning += part.text
+            else:
+                delta.tool_calls = [*(delta.tool_calls or ()), _call_delta(part)]
+        if reasoning and self.body.include_reasoning:
+            delta.reasoning = delta.reasoning_content = reasoning
+        if text:
+            delta.content = text
         return delta
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:

@@ -1,7 +1,5 @@
 """Completion replies, whole and streamed, from the parts of a Generation."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -10,7 +8,7 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, Part
 from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.replies import (
@@ -21,7 +19,7 @@ from pagoda.server.protocol.replies import (
     CompletionLogprobs,
     Usage,
 )
-from pagoda.server.sse import event
+from pagoda.server.sse import EventSource, event
 from pagoda.server.usage import UsageCounter, fingerprint
 
 
@@ -86,9 +84,11 @@ class _CompletionReply:
 
 class WholeCompletion(_CompletionReply):
     async def reply(self) -> Completion:
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                for index, output in batch:
+        generation = self.job.generation
+        with generation.started():
+            while generation.running:
+                await generation.arrival()
+                for index, output in generation.take():
                     self._add(index, output)
         head = self.job.head
         return Completion(
@@ -128,17 +128,15 @@ class WholeCompletion(_CompletionReply):
         )
 
 
-class StreamedCompletion(_CompletionReply):
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those of one engine step travel in one write."""
-        async with aclosing(self.job.generation.run()) as batches:
-            async for batch in batches:
-                written = b"".join(self._part(*part) for part in batch)
-                if written:
-                    yield written
+class StreamedCompletion(_CompletionReply, EventSource):
+    def events(self, parts: list[Part]) -> bytes:
+        return b"".join([self._part(index, output) for index, output in parts])
+
+    def end(self) -> bytes:
         options = self.body.stream_options
-        if options is not None and options.include_usage:
-            yield event(self._chunk([], usage=self.usage.usage(self.body.n)))
+        if options is None or not options.include_usage:
+            return b""
+        return event(self._chunk([], usage=self.usage.usage(self.body.n)))
 
     def _part(self, index: int, output: OutputDelta) -> bytes:
         self.count(index, output)

@@ -2,13 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Set
-from contextlib import aclosing
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.deltas import merged
 from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
@@ -42,7 +42,6 @@ class Generation:
         check_volume(sampling, len(prompts) * sampling.n)
         self.prompts = prompts
         self.sampling = sampling
-        self._shown_ids = shown_ids
         self._served = served
         self._requests: list[AddRequest] = []
         for prompt_ids in prompts:
@@ -59,6 +58,14 @@ class Generation:
         self._timers = [
             RequestTimer(metrics.of(served), request, sampling.n) for request in self._requests
         ]
+        self._running = {
+            request.req_id: _Choice(
+                index,
+                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids, shown_ids),
+                self._timers[index],
+            )
+            for index, request in enumerate(self._requests)
+        }
 
     @property
     def num_choices(self) -> int:
@@ -73,124 +80,59 @@ class Generation:
         """Each prompt once: its choices share it."""
         return sum(len(self.prompt_ids(i)) for i in range(0, self.num_choices, self.sampling.n))
 
-    async def run(self) -> AsyncGenerator[list[Part], None]:
-        """Yield what arrived since the last look, at least one part each time.
-
-        Raises RequestError or ApiError when a choice fails and EngineDeadError when the engine
-        does. Closing the generator aborts what still runs.
-        """
-        processors = [
-            OutputProcessor(
-                self._served.tokenizer, self.sampling, self.prompt_ids(i), self._shown_ids
-            )
-            for i in range(self.num_choices)
-        ]
-        generate = self._served.client.generate
-        inbox = _inbox([generate(request) for request in self._requests])
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """The engine has all of it inside; leaving aborts what still runs."""
+        client = self._served.client
         try:
-            running = set(range(self.num_choices))
-            while running:
-                batch = []
-                for index, delta in await inbox.take():
-                    if index not in running:
-                        continue
-                    output = self._process(index, processors[index], delta)
-                    batch.append((index, output))
-                    if output.finish_reason is not None:
-                        running.discard(index)
-                        inbox.drop(index)
-                if batch:
-                    yield batch
+            self._inbox = client.submit(self._requests)
+            yield
         finally:
-            await inbox.close()
+            client.drop([request.req_id for request in self._requests])
             for timer in self._timers:
                 timer.close()
 
-    def _process(self, index: int, processor: OutputProcessor, delta: RequestDelta) -> OutputDelta:
-        output = processor.process(delta)
-        self._timers[index].observe(delta, output.finish_reason)
-        if output.bad_request:
-            raise RequestError(output.error or "The request cannot be served.")
-        if output.error is not None or output.finish_reason == "error":
-            raise ApiError(500, f"The request failed: {output.error or 'unknown cause'}")
+    @property
+    def running(self) -> bool:
+        """Whether there is more to come."""
+        return bool(self._running)
+
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done as soon as `take` has something to tell."""
+        return self._inbox.arrival()
+
+    def take(self) -> list[Part]:
+        """What arrived since the last look.
+
+        Raises RequestError or ApiError when a choice fails and EngineDeadError when the engine
+        does.
+        """
+        parts = []
+        for delta in self._inbox.take():
+            choice = self._running.get(delta.req_id)
+            if choice is not None:
+                parts.append((choice.index, self._process(choice, delta)))
+        return parts
+
+    def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
+        output = choice.processor.process(delta)
+        choice.timer.observe(delta, output.finish_reason)
+        if output.finish_reason is not None:
+            del self._running[delta.req_id]
+            if choice.processor.matched_stop:
+                self._served.client.drop([delta.req_id])
+            if output.bad_request:
+                raise RequestError(output.error or "The request cannot be served.")
+            if output.error is not None or output.finish_reason == "error":
+                raise ApiError(500, f"The request failed: {output.error or 'unknown cause'}")
         return output
 
 
-Deltas = AsyncGenerator[RequestDelta, None]
-
-
-def _inbox(sources: list[Deltas]) -> "_Single | _Merged":
-    return _Single(sources[0]) if len(sources) == 1 else _Merged(sources)
-
-
-class _Single:
-    """The deltas of the one choice that most requests have, without a task beside the reader's."""
-
-    def __init__(self, source: Deltas):
-        self._source = source
-
-    async def take(self) -> list[tuple[int, RequestDelta]]:
-        return [(0, await anext(self._source))]
-
-    def drop(self, index: int) -> None:
-        """Closing is near."""
-
-    async def close(self) -> None:
-        await self._source.aclose()
-
-
-class _Merged:
-    """Deltas of a few engine requests, merged per request until they are taken.
-
-    A reader that is slow makes entries longer, never more of them.
-    """
-
-    def __init__(self, sources: list[Deltas]) -> None:
-        self._pending: dict[int, RequestDelta] = {}
-        self._changed = asyncio.Event()
-        self._error: BaseException | None = None
-        self._tasks = [self._start(index, source) for index, source in enumerate(sources)]
-
-    def drop(self, index: int) -> None:
-        """Abort a choice that is complete, unless the engine ended it."""
-        self._tasks[index].cancel()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def take(self) -> list[tuple[int, RequestDelta]]:
-        """What arrived since the last call, after waiting for it.
-
-        Raises the error that ended a request, once everything before it is taken.
-        """
-        await self._changed.wait()
-        self._changed.clear()
-        taken = list(self._pending.items())
-        self._pending.clear()
-        if self._error is not None:
-            if not taken:
-                raise self._error
-            self._changed.set()
-        return taken
-
-    def _start(self, index: int, deltas: Deltas) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self._fill(index, deltas))
-        task.add_done_callback(self._ended)
-        return task
-
-    async def _fill(self, index: int, deltas: Deltas) -> None:
-        async with aclosing(deltas):
-            async for delta in deltas:
-                earlier = self._pending.get(index)
-                self._pending[index] = delta if earlier is None else merged(earlier, delta)
-                self._changed.set()
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._error = self._error or task.exception()
-            self._changed.set()
+@dataclass
+class _Choice:
+    index: int
+    processor: OutputProcessor
+    timer: RequestTimer
 
 
 def _apply_default_length(

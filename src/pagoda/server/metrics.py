@@ -1,11 +1,17 @@
 """Prometheus metrics under vLLM's names, so that dashboards made for it work."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -52,12 +58,31 @@ _HISTOGRAMS = {
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
+class Buckets:
+    """A histogram without the lock that prometheus_client's takes, and the walk over its bounds:
+    it counts each token."""
+
+    def __init__(self, bounds: Sequence[float]):
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        counts = list(zip(names, accumulate(self._counts), strict=True))
+        family.add_metric(labels, counts, self._sum)
+
+
 class ModelMetrics:
-    """The children of one model: label look-ups are done once, not per token."""
+    """What is counted of one model: label look-ups are done once, not per token."""
 
     def __init__(self, registry: "Metrics", name: str):
         labels = (name, _ENGINE)
-        self.histogram = {key: h.labels(*labels) for key, h in registry.histograms.items()}
+        self.histogram = {key: Buckets(bounds) for key, (_, bounds) in _HISTOGRAMS.items()}
         self.finished = {r: registry.success.labels(*labels, r) for r in _FINISH_REASONS}
         self.prompt_tokens = registry.prompt_tokens.labels(*labels)
         self.cached_tokens = registry.cached_tokens.labels(*labels)
@@ -74,10 +99,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_EngineCollector(models))
-        self.histograms = {
-            name: Histogram(f"vllm:{name}", doc, _LABELS, buckets=buckets, registry=self.registry)
-            for name, (doc, buckets) in _HISTOGRAMS.items()
-        }
+        self._models: dict[str, ModelMetrics] = {}
+        self.registry.register(_HistogramCollector(self._models))
         self.success = self._counter("request_success", "Finished requests.", "finished_reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Those found in the cache.")
@@ -94,7 +117,6 @@ class Metrics:
         )  # fmt: skip
         self.load = 0
         """Generating HTTP requests in flight."""
-        self._models: dict[str, ModelMetrics] = {}
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(f"vllm:{name}", doc, (*_LABELS, *labels), registry=self.registry)
@@ -199,6 +221,18 @@ class _EngineCollector(Collector):
                 shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
                 info.add_metric((name, _ENGINE, *shape), 1)
         yield info
+
+
+class _HistogramCollector(Collector):
+    def __init__(self, models: dict[str, ModelMetrics]):
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        for key, (doc, _) in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"vllm:{key}", doc, labels=_LABELS)
+            for name, metrics in self._models.items():
+                metrics.histogram[key].add_to(family, (name, _ENGINE))
+            yield family
 
 
 def _family(kind: Any, name: str, doc: str, values: Iterator[tuple[str, float]]) -> Metric:

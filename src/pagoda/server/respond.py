@@ -1,6 +1,6 @@
 """The last step of a generating route: one JSON reply, or a stream of events."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,20 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.server.context import Context
+from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
-from pagoda.server.sse import EventStream, unless_disconnected
+from pagoda.server.sse import EventSource, EventStream, unless_disconnected
 
 
 async def respond(
     request: Request,
     context: Context,
+    generation: Generation,
     *,
-    chunks: Callable[[], AsyncGenerator[bytes, None]] | None,
+    streamed: EventSource | None,
     whole: Callable[[], Coroutine[Any, Any, msgspec.Struct]],
 ) -> Response:
-    """Stream `chunks` where given, else answer with the struct of `whole`."""
-    if chunks is not None:
-        return EventStream(_counted(context.metrics, chunks()))
+    """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
+    if streamed is not None:
+        return EventStream(generation, streamed, _load(context.metrics))
 
     async def reply() -> Response:
         with _load(context.metrics):
@@ -42,11 +44,3 @@ def _load(metrics: Metrics) -> Iterator[None]:
         yield
     finally:
         metrics.load -= 1
-
-
-async def _counted(
-    metrics: Metrics, chunks: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    with _load(metrics):
-        async for chunk in chunks:
-            yield chunk

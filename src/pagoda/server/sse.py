@@ -1,7 +1,9 @@
 """Server-sent events, and replies that end when their client leaves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -10,6 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda.server.errors import to_api_error
+from pagoda.server.generation import Generation, Part
+from pagoda.server.http1 import ChunkWriter, chunk_writer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -20,34 +24,55 @@ def event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends what the generator yields; stops it when the client goes away.
+class EventSource(ABC):
+    """Makes the events of a reply."""
 
-    An exception of the generator becomes an error event: the status line is long gone by then.
-    Writing waits for a slow reader, so what piles up meanwhile is the generator's affair.
+    @abstractmethod
+    def events(self, parts: list[Part]) -> bytes:
+        """Those that tell the parts; empty if there is nothing to tell yet."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """What follows the last part."""
+
+
+class EventStream(Response):
+    """Sends what a source makes of its generation; stops that when the client goes away.
+
+    An exception of either becomes an error event: the status line is long gone by then.
+    Writing waits for a slow reader, so what piles up meanwhile is the generation's affair.
+    `during` is entered while it runs.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None]):
+    def __init__(
+        self, generation: Generation, source: EventSource, during: AbstractContextManager[None]
+    ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # Response counts an empty body; a stream's length is unknown.
         del self.headers["content-length"]
-        self._chunks = chunks
+        self._generation = generation
+        self._source = source
+        self._during = during
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _first_of(self._write(send), _disconnected(receive))
+        with self._during:
+            await _first_of(self._write(send, chunk_writer(scope)), _disconnected(receive))
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        generation, source = self._generation, self._source
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = DONE
+            with generation.started():
+                while generation.running:
+                    await generation.arrival()
+                    chunk = source.events(generation.take())
+                    if chunk and not write(chunk):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            last = source.end() + DONE
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
             last = b"data: " + to_api_error(error).body() + b"\n\n" + DONE
-        finally:
-            await self._chunks.aclose()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

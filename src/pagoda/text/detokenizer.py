@@ -1,6 +1,6 @@
 """Token ids to text, piece by piece."""
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence, Set
 
 from pagoda.text.tokenizer import Tokenizer
@@ -36,25 +36,28 @@ class Detokenizer:
     ):
         self._token_bytes = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = b""
+        """The bytes of a character that is not complete."""
         self._strips = tokenizer.strips_leading_space
         self._prime(prompt_ids)
 
     def append(self, ids: Iterable[int]) -> str:
         """The text that became certain with these ids."""
-        skipped, token_bytes = self._skipped, self._token_bytes
-        data = b"".join([token_bytes(index) for index in ids if index not in skipped])
-        return self._decoder.decode(self._without_first_space(data))
+        data = b"".join([self._token_bytes(index) for index in ids if index not in self._skipped])
+        if self._strips and data:
+            self._strips = False
+            data = data.removeprefix(b" ")
+        return self._decode(data)
 
     def finish(self) -> str:
         """What an unfinished character leaves: U+FFFD, or nothing. The stream has ended."""
-        return self._decoder.decode(b"", True)
+        return self._decode(b"", last=True)
 
-    def _without_first_space(self, data: bytes) -> bytes:
-        if self._strips and data:
-            self._strips = False
-            return data.removeprefix(b" ")
-        return data
+    def _decode(self, data: bytes, last: bool = False) -> str:
+        data = self._partial + data
+        text, used = utf_8_decode(data, "replace", last)
+        self._partial = data[used:]
+        return text
 
     def _prime(self, prompt_ids: Sequence[int]) -> None:
         """Take over the prompt's unfinished character; at most its last three bytes matter."""
@@ -65,4 +68,4 @@ class Detokenizer:
             if len(tail) >= 4:
                 break
         self._strips = self._strips and not tail
-        self._decoder.decode(tail)
+        self._decode(tail)

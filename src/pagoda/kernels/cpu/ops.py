@@ -1,8 +1,10 @@
 """The native kernels on torch tensors: shapes and dtypes are checked here, addresses passed on."""
 
+import numpy as np
 import torch
 
 from pagoda.kernels.cpu._native import MAX_TOP_K, CacheType, FloatType, KvCache, Native
+from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_row import head_dim
 from pagoda.kernels.workspace import empty
 
@@ -19,10 +21,13 @@ _CACHE_TYPES = {
     torch.float16: CacheType.float16,
     torch.int8: CacheType.int8,
 }
+_DRAW_DTYPES = (np.float32, np.int32, np.float64, np.float32, np.uint64, np.int64)
 
 
 class CpuOps:
     """Ops on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
+
+    max_top_k = MAX_TOP_K
 
     def __init__(self, native: Native):
         self._native = native
@@ -168,6 +173,24 @@ class CpuOps:
         ids = empty((rows, count), torch.int64)
         self._native.top_k(logits.data_ptr(), rows, size, count, values.data_ptr(), ids.data_ptr())
         return values, ids
+
+    def draw(self, tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
+        """As `kernels.ops.draw`."""
+        rows, size = _dims("logits", logits, 2)
+        _check("logits", logits, torch.float32)
+        _check("tokens", tokens, torch.int64, (rows,))
+        _check("top", top, torch.float32, (rows,))
+        columns = [
+            np.ascontiguousarray(column, dtype)
+            for column, dtype in zip(params, _DRAW_DTYPES, strict=True)
+        ]
+        for name, column in zip(DrawParams._fields, columns, strict=True):
+            if column.shape != (rows,):
+                raise ValueError(f"{name} has shape {column.shape}; it must be {(rows,)}.")
+        self._native.draw(
+            logits.data_ptr(), rows, size, top.data_ptr(),
+            *(column.ctypes.data for column in columns), tokens.data_ptr(),
+        )  # fmt: skip
 
 
 def _address(tensor: Tensor | None) -> int:

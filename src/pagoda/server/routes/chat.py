@@ -33,7 +33,8 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(
         request,
         context,
-        chunks=StreamedChat(job).chunks if body.stream else None,
+        job.generation,
+        streamed=StreamedChat(job) if body.stream else None,
         whole=WholeChat(job).reply,
     )
 

@@ -35,7 +35,8 @@ async def create_completion(request: Request) -> Response:
     return await respond(
         request,
         context,
-        chunks=StreamedCompletion(job).chunks if body.stream else None,
+        job.generation,
+        streamed=StreamedCompletion(job) if body.stream else None,
         whole=WholeCompletion(job).reply,
     )
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 Kind = Literal["text", "reasoning", "tool_call"]
 ToolSpecs = Sequence[Mapping[str, Any]]
 """Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """A piece of output. For `tool_call`, `text` is the next piece of the arguments' JSON."""
 
     kind: Kind

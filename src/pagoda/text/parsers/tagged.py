@@ -39,6 +39,8 @@ class Markup:
 
     def family(self, name: str) -> ParserFamily:
         def create(prompt: str, tools: ToolSpecs) -> OutputParser:
+            if self == PLAIN:
+                return _PlainParser()
             reader = Reader()
             return SteppedParser(reader, _TaggedReply(self, reader, Tools(tools)).read(prompt))
 
@@ -49,6 +51,14 @@ class Markup:
 THINK = Thought("<think>", ("</think>",))
 PLAIN = Markup()
 """Models without markup: everything is text."""
+
+
+class _PlainParser(OutputParser):
+    def feed(self, text: str) -> list[Delta]:
+        return [Delta("text", text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
 
 
 class _TaggedReply:

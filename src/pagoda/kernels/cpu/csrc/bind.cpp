@@ -1,5 +1,6 @@
 // The Python face of the kernels: pointers and sizes in, nothing of torch.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_scratch.h"
@@ -73,7 +75,7 @@ class Native {
 
     void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t y, int64_t rows,
                   int64_t size, float eps) {
-        compute(kernels_->rms_norm,
+        compute("rms_norm", kernels_->rms_norm,
                 RmsNorm{pointer<const float>(x), pointer<float>(residual),
                         pointer<const float>(weight), pointer<float>(y), size, eps},
                 rows);
@@ -91,7 +93,7 @@ class Native {
             if (rows[i] < 0 || rows[i] >= matrix.rows())
                 throw nb::index_error("a row's index is outside the matrix");
         float* to = pointer<float>(out);
-        compute([&matrix, rows, to](int64_t count, uint8_t*, Pool& pool) {
+        compute("gather", [&matrix, rows, to](int64_t count, uint8_t*, Pool& pool) {
             matrix.gather(rows, count, to, pool);
         }, count);
     }
@@ -113,13 +115,13 @@ class Native {
         const auto kept = std::make_shared<const std::vector<MatrixView>>(std::move(views));
         op.matrices = kept->data();
         const Kernels* kernels = kernels_;
-        compute([op, kept, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+        compute("matmul", [op, kept, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             MatMul step = op;
             step.scratch = scratch;
             kernels->matmul(step, rows, pool);
         }, tokens, [&op, kernels](int64_t rows) {
             return kernels->matmul_scratch_bytes(op, rows);
-        });
+        }, op.matrices[0].panels);
     }
 
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
@@ -127,7 +129,7 @@ class Native {
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
                       float eps) {
         compute(
-            kernels_->rotary_store,
+            "rotary_store", kernels_->rotary_store,
             RotaryStore{pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
              pointer<const float>(q_norm), pointer<const float>(k_norm), eps},
@@ -146,7 +148,7 @@ class Native {
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
             max_reqs, scale, window, pointer<float>(out), nullptr, bytes};
         const Kernels* kernels = kernels_;
-        compute([op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+        compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
             step.scratch = scratch;
             kernels->paged_attention(step, rows, pool);
@@ -154,20 +156,20 @@ class Native {
     }
 
     void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size) {
-        compute(kernels_->silu_and_mul,
+        compute("silu_and_mul", kernels_->silu_and_mul,
                 SiluAndMul{pointer<const float>(x), pointer<float>(y), size}, rows);
     }
 
     void embed_rows(uintptr_t ids, uintptr_t table, FloatType type, uintptr_t y, int64_t rows,
                     int64_t size) {
-        compute(kernels_->embed_rows,
+        compute("embed_rows", kernels_->embed_rows,
                 EmbedRows{pointer<const int64_t>(ids), pointer<const void>(table), type,
                           pointer<float>(y), size},
                 rows);
     }
 
     void argmax(uintptr_t logits, int64_t rows, int64_t size, uintptr_t values, uintptr_t ids) {
-        compute(kernels_->argmax,
+        compute("argmax", kernels_->argmax,
                 ArgMax{pointer<const float>(logits), size, pointer<float>(values),
                        pointer<int64_t>(ids)},
                 rows);
@@ -175,9 +177,21 @@ class Native {
 
     void top_k(uintptr_t logits, int64_t rows, int64_t size, int64_t count, uintptr_t values,
                uintptr_t ids) {
-        compute(kernels_->top_k,
+        compute("top_k", kernels_->top_k,
                 TopK{pointer<const float>(logits), size, count, pointer<float>(values),
                      pointer<int64_t>(ids)},
+                rows);
+    }
+
+    void draw(uintptr_t logits, int64_t rows, int64_t size, uintptr_t top, uintptr_t temperature,
+              uintptr_t top_k, uintptr_t top_p, uintptr_t min_p, uintptr_t seed,
+              uintptr_t position, uintptr_t tokens) {
+        compute("draw", kernels_->draw,
+                Draw{pointer<const float>(logits), size, pointer<const float>(top),
+                     pointer<const float>(temperature), pointer<const int32_t>(top_k),
+                     pointer<const double>(top_p), pointer<const float>(min_p),
+                     pointer<const uint64_t>(seed), pointer<const int64_t>(position),
+                     pointer<int64_t>(tokens)},
                 rows);
     }
 
@@ -197,6 +211,13 @@ class Native {
         program.run(rows, scratch_.at_least(program.scratch_bytes()), *pool_);
     }
 
+    std::vector<std::pair<std::string, double>> profile(const Program& program,
+                                                        const std::vector<int64_t>& rows) {
+        program.check(rows);
+        Turn turn(busy_);
+        return program.profile(rows, scratch_.at_least(program.scratch_bytes()), *pool_);
+    }
+
     void probe_read(uintptr_t data, int64_t bytes) {
         Turn turn(busy_);
         kernels_->probe_read(pointer<const uint8_t>(data), bytes, *pool_);
@@ -214,24 +235,27 @@ class Native {
 
    private:
     template <typename Op>
-    void compute(void (*kernel)(const Op&, int64_t, Pool&), const Op& op, int64_t rows) {
-        compute([kernel, op](int64_t count, uint8_t*, Pool& pool) { kernel(op, count, pool); },
-                rows);
+    void compute(const char* name, void (*kernel)(const Op&, int64_t, Pool&), const Op& op,
+                 int64_t rows) {
+        compute(name, [kernel, op](int64_t count, uint8_t*, Pool& pool) {
+            kernel(op, count, pool);
+        }, rows);
     }
 
     template <typename Op>
-    void compute(const Op& op, int64_t rows) {
-        compute(op, rows, [](int64_t) { return int64_t{0}; });
+    void compute(const char* name, const Op& op, int64_t rows) {
+        compute(name, op, rows, [](int64_t) { return int64_t{0}; });
     }
 
     // `op(rows, scratch, pool)`; `scratch_bytes(rows)` is what it works in.
     template <typename Op, typename ScratchBytes>
-    void compute(const Op& op, int64_t rows, const ScratchBytes& scratch_bytes) {
+    void compute(const char* name, const Op& op, int64_t rows, const ScratchBytes& scratch_bytes,
+                 const void* reads = nullptr) {
         Turn turn(busy_);
         if (program_ != nullptr) {
             if (rows != recorded_rows_)
                 throw std::invalid_argument("an op of this step has rows of its own number");
-            program_->add(count_, op, scratch_bytes(program_->max_rows(count_)));
+            program_->add(name, count_, op, scratch_bytes(program_->max_rows(count_)), reads);
         }
         op(rows, scratch_.at_least(scratch_bytes(rows)), *pool_);
     }
@@ -279,6 +303,7 @@ NB_MODULE(_native, module) {
         .def("record", &Native::record, nb::arg("program").none(), nb::arg("count") = 0,
              nb::arg("rows") = 0)
         .def("replay", &Native::replay, nb::arg("program"), nb::arg("rows"))
+        .def("profile", &Native::profile, nb::arg("program"), nb::arg("rows"))
         .def("rms_norm", &Native::rms_norm)
         .def("load", &Native::load, nb::arg("matrix"), nb::arg("first_row"), nb::arg("num_rows"),
              nb::arg("address"), nb::arg("row_stride"))
@@ -292,6 +317,7 @@ NB_MODULE(_native, module) {
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)
         .def("top_k", &Native::top_k)
+        .def("draw", &Native::draw)
         .def("probe_read", &Native::probe_read)
         .def("probe_floats", &Native::probe_floats)
         .def("probe_dots", &Native::probe_dots);

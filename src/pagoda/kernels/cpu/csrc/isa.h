@@ -47,6 +47,7 @@ struct Kernels {
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);
     void (*top_k)(const TopK&, int64_t rows, Pool&);
+    void (*draw)(const Draw&, int64_t rows, Pool&);
     // See probes.h.
     void (*probe_read)(const uint8_t* data, int64_t bytes, Pool&);
     int64_t (*probe_floats)(int64_t steps, Pool&);

@@ -3,6 +3,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "draw.h"
 #include "logits.h"
 #include "matmul.h"
 #include "norm.h"
@@ -28,6 +29,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     embed_rows,
     argmax,
     top_k,
+    draw,
     probe_read,
     probe_floats,
     probe_dots,

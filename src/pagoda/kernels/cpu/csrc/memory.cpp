@@ -1,22 +1,76 @@
 #include "memory.h"
 
-#if defined(__linux__)
+#include <algorithm>
+#include <mutex>
+#include <new>
+
 #include <sys/mman.h>
-#endif
 
 namespace pagoda {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+// Addresses, not memory: what no matrix fills is never touched.
+constexpr size_t kRegion = size_t{64} << 20;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+class Region {
+   public:
+    explicit Region(size_t bytes) : size_(bytes + kHugePage) {
+        void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                            -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        memory_ = static_cast<uint8_t*>(memory);
+        use_huge_pages(memory_, static_cast<int64_t>(size_));
+        next_ = reinterpret_cast<uint8_t*>(
+            round_up(reinterpret_cast<uintptr_t>(memory_), kHugePage));
+    }
+    ~Region() { munmap(memory_, size_); }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+
+    // Null where there is no room.
+    uint8_t* take(size_t bytes) {
+        if (bytes > static_cast<size_t>(memory_ + size_ - next_)) return nullptr;
+        uint8_t* const taken = next_;
+        next_ += std::min(round_up(bytes, 64), static_cast<size_t>(memory_ + size_ - next_));
+        return taken;
+    }
+
+   private:
+    size_t size_;
+    uint8_t* memory_;
+    uint8_t* next_;
+};
+
+}  // namespace
 
 bool use_huge_pages(void* data, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    constexpr uintptr_t kPage = 2 << 20;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data), kHugePage);
+    const uintptr_t end =
+        (reinterpret_cast<uintptr_t>(data) + static_cast<size_t>(bytes)) / kHugePage * kHugePage;
     return begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
 #else
     (void)data;
     (void)bytes;
     return false;
 #endif
+}
+
+std::shared_ptr<uint8_t> allocate_weights(size_t bytes) {
+    static std::mutex busy;
+    static std::weak_ptr<Region> current;
+    const std::lock_guard<std::mutex> turn(busy);
+    std::shared_ptr<Region> region = current.lock();
+    uint8_t* memory = region == nullptr ? nullptr : region->take(bytes);
+    if (memory == nullptr) {
+        region = std::make_shared<Region>(std::max(bytes, kRegion));
+        memory = region->take(bytes);
+        current = region;
+    }
+    return {std::move(region), memory};
 }
 
 }  // namespace pagoda

@@ -1,7 +1,9 @@
-// What the system can be told about large memory.
+// Large memory: where it comes from, and what the system can be told about it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace pagoda {
 
@@ -9,5 +11,10 @@ namespace pagoda {
 // written to yet to profit at once. False where the system has none. One layer's attention over
 // 4096 scattered tokens: 142 us with them, 189 us without.
 bool use_huge_pages(void* data, int64_t bytes);
+
+// Zeros, not touched yet, aligned to 64 bytes. Consecutive pieces lie side by side in regions of
+// huge pages: a small model's matrices are each smaller than one, and a step reads all of them.
+// A region goes when its last piece does. Throws std::bad_alloc.
+std::shared_ptr<uint8_t> allocate_weights(size_t bytes);
 
 }  // namespace pagoda

@@ -96,4 +96,20 @@ struct TopK {
 
 constexpr int64_t kMaxTopK = 64;
 
+// Draws tokens[i] from softmax(logits[i] / temperature[i]) among the tokens that min-p, top-k and
+// top-p keep, by noise made of (seed, position). Rows with temperature 0 or without a token that
+// has weight are left as they are.
+struct Draw {
+    const float* logits;       // [rows, size]
+    int64_t size;
+    const float* top;          // [rows], each row's largest logit
+    const float* temperature;  // [rows]
+    const int32_t* top_k;      // [rows]; 0 keeps all
+    const double* top_p;       // [rows]; 1 keeps all
+    const float* min_p;        // [rows]; 0 keeps all
+    const uint64_t* seed;      // [rows]
+    const int64_t* position;   // [rows]
+    int64_t* tokens;           // [rows]
+};
+
 }  // namespace pagoda

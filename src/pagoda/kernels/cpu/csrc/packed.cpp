@@ -1,7 +1,5 @@
 #include "packed.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -11,6 +9,7 @@
 
 #include "formats.h"
 #include "half.h"
+#include "memory.h"
 
 namespace pagoda {
 namespace {
@@ -349,17 +348,9 @@ PackedMatrix::PackedMatrix(const std::string& storage, int64_t rows, int64_t col
     view_.rows = rows;
     view_.units = (columns + unit - 1) / unit;
     view_.panel_bytes = view_.units * unit_bytes(kind);
-    memory_bytes_ = static_cast<size_t>(nbytes());
-    if (memory_bytes_ == 0) return;
-    void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    memory_ = static_cast<uint8_t*>(memory);
-    view_.panels = memory_;
-}
-
-PackedMatrix::~PackedMatrix() {
-    if (memory_ != nullptr) munmap(memory_, memory_bytes_);
+    if (nbytes() == 0) return;
+    memory_ = allocate_weights(static_cast<size_t>(nbytes()));
+    view_.panels = memory_.get();
 }
 
 std::string PackedMatrix::storage() const { return kStorageNames[view_.storage]; }
@@ -380,14 +371,14 @@ void PackedMatrix::load(int64_t first_row, int64_t num_rows, const uint8_t* sour
         for (int64_t row = std::max(first_row, start); row < std::min(end, start + kPanelRows);
              ++row)
             load_row(source + (row - first_row) * row_stride, columns_,
-                     static_cast<int>(row - start), memory_ + panel * view_.panel_bytes);
+                     static_cast<int>(row - start), memory_.get() + panel * view_.panel_bytes);
     });
 }
 
 void PackedMatrix::gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const {
     const auto decode_row = row_functions(view_.storage).decode;
     pool.run(count, [&](int64_t i) {
-        decode_row(memory_ + ids[i] / kPanelRows * view_.panel_bytes, columns_,
+        decode_row(memory_.get() + ids[i] / kPanelRows * view_.panel_bytes, columns_,
                    static_cast<int>(ids[i] % kPanelRows), out + i * columns_);
     });
 }

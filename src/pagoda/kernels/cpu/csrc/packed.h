@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,6 @@ class PackedMatrix {
     // Throws std::invalid_argument for an unknown storage or columns that fill no whole blocks,
     // std::bad_alloc where memory is short.
     PackedMatrix(const std::string& storage, int64_t rows, int64_t columns);
-    ~PackedMatrix();
     PackedMatrix(const PackedMatrix&) = delete;
     PackedMatrix& operator=(const PackedMatrix&) = delete;
 
@@ -46,8 +46,7 @@ class PackedMatrix {
     void gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const;
 
    private:
-    uint8_t* memory_ = nullptr;
-    size_t memory_bytes_ = 0;
+    std::shared_ptr<uint8_t> memory_;
     MatrixView view_{};
     int64_t columns_ = 0;
 };

@@ -1,9 +1,11 @@
 // A step of a model, recorded op by op and replayed with one call.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,8 +27,12 @@ class Program {
     int64_t scratch_bytes() const { return scratch_bytes_; }
     int64_t max_rows(int count) const { return max_rows_.at(static_cast<size_t>(count)); }
 
-    void add(int count, Op op, int64_t scratch_bytes) {
-        ops_.emplace_back(count, std::move(op));
+    // `reads` is where its weights begin, null if it has none.
+    void add(const char* name, int count, Op op, int64_t scratch_bytes, const void* reads) {
+        ops_.push_back({name, count, std::move(op), nullptr});
+        if (reads != nullptr)
+            for (auto step = ops_.rbegin() + 1; step != ops_.rend() && !step->reads_next; ++step)
+                step->reads_next = reads;
         if (scratch_bytes > scratch_bytes_) scratch_bytes_ = scratch_bytes;
     }
 
@@ -39,14 +45,38 @@ class Program {
 
     // Ops without rows are left out. `scratch` has `scratch_bytes()`, aligned to 64.
     void run(const std::vector<int64_t>& rows, uint8_t* scratch, Pool& pool) const {
-        for (const auto& [count, op] : ops_)
-            if (rows[static_cast<size_t>(count)] > 0)
-                op(rows[static_cast<size_t>(count)], scratch, pool);
+        for (const Step& step : ops_) {
+            pool.expect(step.reads_next);
+            if (rows[static_cast<size_t>(step.count)] > 0)
+                step.op(rows[static_cast<size_t>(step.count)], scratch, pool);
+        }
+    }
+
+    // As `run`; the name of each op and the seconds that it took.
+    std::vector<std::pair<std::string, double>> profile(const std::vector<int64_t>& rows,
+                                                        uint8_t* scratch, Pool& pool) const {
+        std::vector<std::pair<std::string, double>> times;
+        for (const Step& step : ops_) {
+            const auto begun = std::chrono::steady_clock::now();
+            pool.expect(step.reads_next);
+            if (rows[static_cast<size_t>(step.count)] > 0)
+                step.op(rows[static_cast<size_t>(step.count)], scratch, pool);
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+            times.emplace_back(step.name, took.count());
+        }
+        return times;
     }
 
    private:
+    struct Step {
+        const char* name;
+        int count;
+        Op op;
+        const void* reads_next;  // weights of the next op that has some
+    };
+
     std::vector<int64_t> max_rows_;
-    std::vector<std::pair<int, Op>> ops_;
+    std::vector<Step> ops_;
     int64_t scratch_bytes_ = 0;
 };
 

@@ -4,8 +4,6 @@ No generator state: a request draws the same number for the same token whether i
 a batch, after preemption, in other chunks, or as the verification of a draft.
 """
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +11,6 @@ import numpy.typing as npt
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_MASK = (1 << 64) - 1
 
 UInts = npt.NDArray[np.uint64]
 
@@ -41,15 +38,3 @@ def exponential(
     # A draw of exactly 1 would be a division by zero; this is beyond any other one's reach.
     noise: npt.NDArray[np.float64] = np.maximum(-np.log(uniform), 1e-300)
     return noise
-
-
-def request_seed(seed: int | None, engine_seed: int, req_id: str) -> int:
-    """The request's own seed, else one made of the engine's seed and the request's id.
-
-    The id and not a counter: the order of arrival changes nothing, and every rank agrees.
-    """
-    if seed is not None:
-        return seed & _MASK
-    key = (engine_seed & _MASK).to_bytes(8, "little")
-    digest = hashlib.blake2b(req_id.encode(), digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "little")

@@ -8,8 +8,13 @@ the sum of all roundings exceeds a token's share, and seeded answers drifted apa
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from pagoda.kernels.ref.noise import exponential
 
 Tensor = torch.Tensor
 
@@ -22,6 +27,22 @@ _CANDIDATES = 256
 # Histogram of a whole row: exp(-32) is below fp32's resolution of the sum, so the last bin, which
 # holds all the rest, is rarely the one that gets sorted.
 _BINS_PER_UNIT, _BINS = 64, 64 * 32
+
+
+class DrawParams(NamedTuple):
+    """How each row is drawn; one entry per row."""
+
+    temperature: npt.NDArray[np.float32]
+    """0 leaves the row's token as it is."""
+    top_k: npt.NDArray[np.int32]
+    """Below the vocabulary's size; 0 keeps all."""
+    top_p: npt.NDArray[np.float64]
+    """In (0, 1]; 1 keeps all."""
+    min_p: npt.NDArray[np.float32]
+    """In [0, 1]; 0 keeps all."""
+    seed: npt.NDArray[np.uint64]
+    position: npt.NDArray[np.int64]
+    """The noise depends on seed and position and on nothing else."""
 
 
 @dataclass
@@ -37,6 +58,33 @@ class Limits:
 
     def select(self, rows: Tensor) -> "Limits":
         return Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def draw_into(tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
+    """As `kernels.ops.draw`, a bounded number of rows at once."""
+    limited = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
+    random = params.temperature > 0
+    chunk = rows_at_once(logits)
+    for group, with_limits in ((random & ~limited, False), (random & limited, True)):
+        rows = np.flatnonzero(group)
+        for start in range(0, len(rows), chunk):
+            part = rows[start : start + chunk]
+            index = torch.from_numpy(part).to(logits.device)
+            one = DrawParams(*(column[part] for column in params))
+            tokens[index] = _draw_chunk(logits[index], top[index], one, with_limits)
+
+
+def _draw_chunk(logits: Tensor, top: Tensor, params: DrawParams, with_limits: bool) -> Tensor:
+    numbers = exponential(params.seed, params.position, noise_width(logits.shape[1]))
+    noise, temperature, top_k, top_p, min_p = (
+        torch.from_numpy(column).to(logits.device)
+        for column in (
+            numbers, params.temperature, params.top_k.astype(np.int64), params.top_p, params.min_p,
+        )
+    )  # fmt: skip
+    if not with_limits:
+        return draw(logits, top, temperature, noise)
+    return draw_kept(logits, top, temperature, Limits(top_k, top_p, min_p), noise)
 
 
 def noise_width(vocab: int) -> int:

@@ -1,0 +1,73 @@
+"""Where what the engine says about requests waits for its reader."""
+
+import asyncio
+from typing import Any
+
+from pagoda.base.errors import EngineDeadError
+from pagoda.core.messages import RequestDelta
+
+
+class Inbox:
+    """What arrived for some requests, merged into one delta of each until the reader takes it.
+
+    A reader that is slow makes deltas longer; nothing piles up.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deltas: dict[str, RequestDelta] = {}
+        self._death: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: RequestDelta) -> None:
+        earlier = self._deltas.get(delta.req_id)
+        self._deltas[delta.req_id] = delta if earlier is None else _merged(earlier, delta)
+        self._wake()
+
+    def end(self, cause: str) -> None:
+        """The engine ended: the reader is told after what came before."""
+        self._death = cause
+        self._wake()
+
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done as soon as `take` has something to tell."""
+        self._waiter = asyncio.Future(loop=self._loop)
+        if self._deltas or self._death is not None:
+            self._waiter.set_result(None)
+        return self._waiter
+
+    def take(self) -> list[RequestDelta]:
+        """What arrived since the last look; EngineDeadError, one for each reader, at the end."""
+        if not self._deltas and self._death is not None:
+            raise EngineDeadError(self._death)
+        taken = list(self._deltas.values())
+        self._deltas.clear()
+        return taken
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
+    """One delta that says what the two say."""
+    return RequestDelta(
+        req_id=older.req_id,
+        token_ids=older.token_ids + newer.token_ids,
+        logprobs=_joined(older.logprobs, newer.logprobs),
+        prompt_logprobs=_joined(older.prompt_logprobs, newer.prompt_logprobs),
+        num_cached_tokens=(
+            newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
+        ),
+        queue_seconds=newer.queue_seconds if older.queue_seconds is None else older.queue_seconds,
+        finish_reason=newer.finish_reason,
+        stop_reason=newer.stop_reason,
+        error=newer.error,
+        bad_request=newer.bad_request,
+    )
+
+
+def _joined(older: list[Any] | None, newer: list[Any] | None) -> list[Any] | None:
+    if older is None or newer is None:
+        return newer if older is None else older
+    return older + newer
