@@ -141,6 +141,12 @@ def test_complete_goes_on_with_the_text(fake_server):
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 128)
 
 
+def test_complete_keeps_thought_apart(fake_server):
+    done = pagoda("complete", "--url", fake_server.url, "-q", "<think> hm </think> yes")
+    assert done.stdout.strip() == "yes"
+    assert done.stderr.strip() == "hm"
+
+
 class Terminal:
     """A program on a pseudo-terminal."""
 

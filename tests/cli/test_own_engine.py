@@ -85,14 +85,16 @@ def test_a_bench_refuses_what_exceeds_the_context(smollm2_gguf, kind, flags, lim
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_parser_flag_reaches_the_parser(smollm2_gguf):
+def test_the_parser_flags_reach_the_parser(smollm2_gguf):
+    from pagoda.base.errors import ConfigError
     from pagoda.config.engine import ModelConfig
     from pagoda.engine.text_side import load_text_side
-    from pagoda.text.parsers.select import FAMILIES
 
-    def family(name):
-        config = ModelConfig(model=str(smollm2_gguf), reasoning_parser=name)
-        return load_text_side(config).parser
+    def family(**flags):
+        return load_text_side(ModelConfig(model=str(smollm2_gguf), **flags)).parser.name
 
-    assert family("think") is FAMILIES.get("think")
-    assert family("auto") is FAMILIES.get("none")
+    assert family() == "none"
+    assert family(reasoning_parser="qwen3") == "hermes+none"
+    assert family(tool_call_parser="mistral") == "none+mistral"
+    with pytest.raises(ConfigError, match="no output parser 'think' "):
+        family(reasoning_parser="think")

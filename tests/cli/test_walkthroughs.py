@@ -92,20 +92,22 @@ def test_the_lines_of_a_2080_ti_command():
         "--enable-flashinfer-autotune",
         "--mode",
         "--enable-auto-tool-choice",
-        "--tool-call-parser",
         "--kv-cache-dtype",
     }
 
 
-def test_a_parser_of_a_later_version_is_said():
+def test_parsers_are_taken_by_vllms_names():
     args = parse(GEMMA)
-    (line,) = (answer for answer in compat.answers(args) if "reasoning" in answer)
-    assert line.startswith("--reasoning-parser gemma4 is not supported yet")
-    assert flags.engine_config(args).model.reasoning_parser == "auto"
-    assert (
-        flags.engine_config(parse("serve m --reasoning-parser none")).model.reasoning_parser
-        == "none"
-    )
+    assert not any("parser" in answer for answer in compat.answers(args))
+    assert flags.engine_config(args).model.reasoning_parser == "gemma4"
+
+
+def test_a_parser_of_a_later_version_is_said():
+    args = parse("serve m --reasoning-parser none --tool-call-parser kimi_k2")
+    (line,) = compat.answers(args)
+    assert line.startswith("--tool-call-parser kimi_k2 is not supported yet")
+    model = flags.engine_config(args).model
+    assert (model.reasoning_parser, model.tool_call_parser) == ("none", "auto")
 
 
 def test_a_length_of_256k_is_binary():

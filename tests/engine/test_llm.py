@@ -120,6 +120,8 @@ def test_chat_renders_the_template(llm):
     one = llm.chat(messages, sampling)[0]
     assert one.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert one.prompt_token_ids == tokenizer.encode(one.prompt, add_special_tokens=False)
+    (reply,) = one.outputs
+    assert (reply.content, reply.reasoning, reply.tool_calls) == (reply.text, None, [])
     both = llm.chat([messages, [*messages, *messages]], sampling)
     assert len(both) == 2 and both[1].prompt.count("hi") == 2
     bare = llm.chat(messages, sampling, add_generation_prompt=False)[0]

@@ -6,7 +6,8 @@ import pytest
 
 from pagoda.core.messages import RequestDelta, TokenLogprobs
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.outputs import OutputProcessor
+from pagoda.engine.outputs import CompletionOutput, OutputProcessor
+from pagoda.text.parsers.select import parser_for
 from pagoda.text.tokenizer import load_tokenizer
 from pagoda.weights.files import open_model
 from tests.engine.conftest import write_byte_tokenizer
@@ -92,3 +93,22 @@ def test_an_error_passes_through(tokenizer):
     processor = OutputProcessor(tokenizer, SamplingParams(), [])
     output = processor.process(RequestDelta(req_id="r", finish_reason="error", error="no"))
     assert (output.finish_reason, output.error, output.text) == ("error", "no", "")
+
+
+def test_a_parsed_reply_has_thought_answer_and_calls():
+    text = '<think>Hm.</think>Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    output = CompletionOutput(0, text=text)
+    output.parse(parser_for(None, "hermes", "hermes")("", [{"function": {"name": "f"}}]))
+    assert (output.reasoning, output.content, output.text) == ("Hm.", "Well.", text)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("f", '{"a": 1}')]
+
+
+def test_markup_is_shown_where_other_special_tokens_are_skipped(tokenizer):
+    special = sorted(tokenizer.special_ids)
+    assert len(special) > 1
+    delta = RequestDelta(
+        req_id="r", token_ids=[*tokenizer.encode("a", add_special_tokens=False), *special]
+    )
+    shown = OutputProcessor(tokenizer, SamplingParams(), [], frozenset(special[:1]))
+    assert shown.process(delta).text == "a" + tokenizer.token_text(special[0])
+    assert OutputProcessor(tokenizer, SamplingParams(), []).process(delta).text == "a"

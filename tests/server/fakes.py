@@ -200,7 +200,8 @@ class FakeTextSide:
     files: Any = None
     tokenizer: Any = field(default_factory=ByteTokenizer)
     chat_template: Any = field(default_factory=lambda: ChatTemplate({"default": TEMPLATE}, {}))
-    parser: Any = field(default_factory=lambda: ParserFamily("test", lambda prompt: ThinkParser()))
+    parser: Any = field(default_factory=lambda: ParserFamily("test", lambda *_: ThinkParser()))
+    markup_ids: frozenset[int] = frozenset()
     defaults: dict[str, Any] = field(default_factory=dict)
 
 

@@ -15,7 +15,7 @@ from pagoda.cli.connect import (
     request_options,
 )
 from pagoda.cli.conversation import Conversation
-from pagoda.cli.reply import ReplyPrinter, describe, show
+from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
 from pagoda.cli.source import Source
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ async def _chat(args: argparse.Namespace) -> int:
 
 async def _answer_once(chat: Conversation, source: Source) -> int:
     """The answer on stdout, nothing else; thought is not part of it."""
-    terminal = sys.stdout.isatty()
-    printer = ReplyPrinter(sys.stdout, color=terminal, thoughts=None if terminal else sys.stderr)
-    reply = await show(source.chat(chat.messages(), chat.options), printer)
+    reply = await show(source.chat(chat.messages(), chat.options), once_printer())
     return 130 if reply.stopped else 0
 
 

@@ -12,7 +12,7 @@ from pagoda.cli.connect import (
     refuse_text_as_model,
     request_options,
 )
-from pagoda.cli.reply import ReplyPrinter, describe, show
+from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
 from pagoda.cli.source import Source
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ async def _complete(args: argparse.Namespace) -> int:
     try:
         if text is None:
             return await _prompt_loop(source, options)
-        printer = ReplyPrinter(sys.stdout, color=sys.stdout.isatty(), strip=False)
-        reply = await show(source.complete(text, options), printer)
+        reply = await show(source.complete(text, options), once_printer(strip=False))
         return 130 if reply.stopped else 0
     finally:
         await source.close()

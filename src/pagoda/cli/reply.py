@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import unicodedata
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -69,6 +70,13 @@ class ReplyPrinter:
             target.write((_RESET if self._color else "") + ("\n\n" if self._begun else ""))
         target.flush()
         self._kind, self._begun = kind, False
+
+
+def once_printer(*, strip: bool = True) -> ReplyPrinter:
+    """For a single reply: where stdout is no terminal it gets the answer and stderr the thought."""
+    terminal = sys.stdout.isatty()
+    thoughts = None if terminal else sys.stderr
+    return ReplyPrinter(sys.stdout, color=terminal, thoughts=thoughts, strip=strip)
 
 
 async def show(stream: AsyncIterator[Piece | Usage], printer: ReplyPrinter) -> Reply:

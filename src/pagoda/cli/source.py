@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pagoda.text.parsers.base import Delta
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -12,6 +14,11 @@ class Piece:
 
     kind: Literal["text", "reasoning"]
     text: str
+
+
+def piece_of(delta: Delta) -> Piece:
+    """What is shown of a parser's delta: thought apart; no tools are offered, so none is called."""
+    return Piece("reasoning" if delta.kind == "reasoning" else "text", delta.text)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from typing import Any
 
 from pagoda.base.errors import EngineDeadError, PagodaError, RequestError
 from pagoda.base.log import setup_logging
-from pagoda.cli.source import Clock, Piece, Usage
+from pagoda.cli.source import Clock, Piece, Usage, piece_of
 from pagoda.config.engine import EngineConfig
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel, start_served_model
 from pagoda.engine.outputs import OutputProcessor
 from pagoda.engine.progress import StartupDisplay
-from pagoda.text.parsers.base import Delta
 
 
 class EngineSource:
@@ -48,26 +47,30 @@ class EngineSource:
                 "`pagoda complete`."
             )
         prompt = template.render(messages)
-        parser = self.served.parser()
-        stream = self._generate(prompt, options, special=False)
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, Usage):
-                    for piece in _pieces(parser.finish()):
-                        yield piece
-                    yield item
-                    return
-                for piece in _pieces(parser.feed(item)):
-                    yield piece
+        async for piece in self._reply(prompt, options, special=False):
+            yield piece
 
     async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]:
-        stream = self._generate(prompt, options, special=True)
-        async with aclosing(stream):
-            async for item in stream:
-                yield item if isinstance(item, Usage) else Piece("text", item)
+        async for piece in self._reply(prompt, options, special=True):
+            yield piece
 
     async def close(self) -> None:
         await self.served.client.shutdown()
+
+    async def _reply(
+        self, prompt: str, options: dict[str, Any], *, special: bool
+    ) -> AsyncIterator[Piece | Usage]:
+        parser = self.served.parser(prompt)
+        stream = self._generate(prompt, options, special=special)
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, Usage):
+                    for delta in parser.finish():
+                        yield piece_of(delta)
+                    yield item
+                    return
+                for delta in parser.feed(item):
+                    yield piece_of(delta)
 
     async def _generate(
         self, prompt: str, options: dict[str, Any], *, special: bool
@@ -77,7 +80,7 @@ class EngineSource:
         ids = served.tokenizer.encode(prompt, add_special_tokens=special)
         sampling = SamplingParams(**({"max_tokens": None} | served.defaults | options))
         request = served.make_request(f"chat-{next(self._ids)}", ids, sampling)
-        processor = OutputProcessor(served.tokenizer, request.sampling, ids)
+        processor = OutputProcessor(served.tokenizer, request.sampling, ids, served.text.markup_ids)
         clock, count, cached, finish = Clock(), 0, 0, None
         deltas = served.client.generate(request)
         async with aclosing(deltas):
@@ -111,9 +114,3 @@ async def open_served_model(config: EngineConfig) -> ServedModel:
         display.close()
         sys.stderr.flush()
     return served
-
-
-def _pieces(deltas: list[Delta]) -> list[Piece]:
-    """What a chat shows of the parser's deltas: thought apart, all else as text."""
-    kinds: dict[str, Any] = {"reasoning": "reasoning"}
-    return [Piece(kinds.get(delta.kind, "text"), delta.text) for delta in deltas if delta.text]

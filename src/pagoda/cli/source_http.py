@@ -7,7 +7,8 @@ import httpx
 
 from pagoda.base.errors import ConfigError
 from pagoda.bench.sse import ServerError, error_message, events, transport_message
-from pagoda.cli.source import Clock, Piece, Usage
+from pagoda.cli.source import Clock, Piece, Usage, piece_of
+from pagoda.text.parsers.select import parser_for
 
 _CONNECT_SECONDS = 5.0
 _PROBE_SECONDS = 0.5
@@ -49,8 +50,14 @@ class HttpSource:
             yield item
 
     async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]:
+        # Completions come raw, and nothing tells the model's family: think tags are for all.
+        parser = parser_for(None, reasoning="generic")(prompt)
         async for item in self._stream("/completions", {"prompt": prompt, **options}):
-            yield item
+            deltas = parser.finish() if isinstance(item, Usage) else parser.feed(item.text)
+            for delta in deltas:
+                yield piece_of(delta)
+            if isinstance(item, Usage):
+                yield item
 
     async def close(self) -> None:
         await self._client.aclose()

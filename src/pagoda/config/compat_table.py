@@ -75,10 +75,9 @@ _SERVER = (
 )
 
 _CHAT = (
-    Compat("--enable-auto-tool-choice", "-", "later", "tool calls stay in the text"),
-    Compat("--tool-call-parser", "v", "later", "tool calls stay in the text"),
+    Compat("--enable-auto-tool-choice", "-", "none", "models may always call their tools"),
     Compat("--tool-parser-plugin", "v", "refused", "no code from outside is loaded"),
-    Compat("--tool-strict-level", "v", "later", "tool calls stay in the text", ("auto",)),
+    Compat("--tool-strict-level", "v", "later", "arguments are not constrained", ("auto",)),
     Compat("--tool-server", "v", "later", "no tools are called by the server"),
     Compat("--reasoning-parser-plugin", "v", "refused", "no code from outside is loaded"),
     Compat("--enable-reasoning", "-", "none", _PARSER),
@@ -377,14 +376,14 @@ _SCALED_CACHE_TYPES = (
 _OTHER_READERS = ("runai_streamer", "fastsafetensors", "instanttensor", "hf", "mistral")
 _OTHER_FILES = ("pt", "npcache", "tensorizer", "sharded_state", "bitsandbytes")
 
-_TEMPLATE_DECIDES = ("auto", "what the chat template shows is split off, and nothing else")
+_TEMPLATE_DECIDES = ("auto", "the chat template decides, and what it does not show stays text")
 _OTHER_PARSERS = (
-    "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v4", "deepseek_v41",
-    "ernie45", "gemma4", "glm45", "glm47", "gpt_oss", "granite", "granite_thinking_parser", "hf",
-    "holo2", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "k2_horizon", "kimi_k2", "kimi_k3",
-    "ling3", "mimo", "minicpmv", "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral",
-    "muse_glimmer", "nemotron_v3", "olmo3", "openai_gptoss", "plamo3", "poolside_v1", "seed_oss",
-    "step3", "step3p5",
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v32", "deepseek_v4", "deepseek_v41",
+    "dots", "ernie45", "functiongemma", "gigachat3", "granite-20b-fc", "granite_thinking_parser",
+    "hf", "holo2", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba", "k2_horizon",
+    "kimi_k2", "kimi_k3", "lfm2", "ling3", "llama4_pythonic", "longcat", "mimo", "minicpm5",
+    "minicpmv", "minimax_m2_append_think", "minimax_m3", "muse_glimmer", "olmo3",
+    "phi4_mini_json", "plamo3", "poolside_v1", "pythonic", "step3", "xlam",
 )  # fmt: skip
 
 FOREIGN_VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
@@ -392,6 +391,7 @@ FOREIGN_VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
     "load_format": dict.fromkeys(_OTHER_READERS, _OWN_READER)
     | dict.fromkeys(_OTHER_FILES, _UNREAD),
     "reasoning_parser": dict.fromkeys(_OTHER_PARSERS, _TEMPLATE_DECIDES),
+    "tool_call_parser": dict.fromkeys(_OTHER_PARSERS, _TEMPLATE_DECIDES),
     "log_level": {
         "critical": ("error", "no level is above error"),
         "trace": ("debug", "no level is below debug"),

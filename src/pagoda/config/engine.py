@@ -83,8 +83,14 @@ class ModelConfig(Options):
     reasoning_parser: str = option(
         "auto",
         "What splits thought from answer: `auto` reads it from the chat template, `none` leaves "
-        "the text as it is.",
-        choices=("auto", "none", "think", "deepseek_r1", "qwen3"),
+        "the text as it is, other names are families of models (`qwen3`, `deepseek_r1`, "
+        "`gemma4`, `openai`, `mistral`, ...).",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "What finds tool calls: `auto` reads it from the chat template, `none` leaves them in the "
+        "text, other names are families of models (`hermes`, `qwen3_coder`, `llama3_json`, "
+        "`mistral`, `deepseek_v3`, `gemma4`, `openai`, `generic`, ...).",
     )
     generation_config: str = option(
         "auto",

@@ -96,6 +96,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
+        Outputs have `reasoning`, `content` and `tool_calls` beside `text`, the raw reply.
         `template`: chat_template (text or file), tools, add_generation_prompt (True),
         continue_final_message (False), chat_template_kwargs (further template variables).
         """
@@ -107,7 +108,14 @@ class LLM:
         for conversation in conversations:
             text = render(conversation)
             tokenized.append((text, tokenizer.encode(text, add_special_tokens=False)))
-        return self._run(tokenized, sampling_params, use_tqdm, None)
+        shown = self._text.markup_ids
+        outputs = self._run(tokenized, sampling_params, use_tqdm, None, shown)
+        for output in outputs:
+            for completion in output.outputs:
+                completion.parse(
+                    self._text.parser(output.prompt or "", template.get("tools") or ())
+                )
+        return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""
@@ -165,8 +173,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
         priority: Sequence[int] | None,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> list[RequestOutput]:
-        batch = _Batch(self._text.tokenizer)
+        batch = _Batch(self._text.tokenizer, shown_ids)
         every = _per_prompt(
             self.get_default_sampling_params() if sampling_params is None else sampling_params,
             len(prompts),
@@ -202,8 +211,9 @@ class LLM:
 class _Batch:
     """The requests of one call, and where their deltas belong."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, shown_ids: frozenset[int]):
         self._tokenizer = tokenizer
+        self._shown_ids = shown_ids
         self.outputs: list[RequestOutput] = []
         self.requests: list[AddRequest] = []
         self.pending: dict[str, tuple[RequestOutput, int, OutputProcessor]] = {}
@@ -216,7 +226,7 @@ class _Batch:
         self.outputs.append(output)
         self.requests += fanned
         for index, part in enumerate(fanned):
-            processor = OutputProcessor(self._tokenizer, part.sampling, ids)
+            processor = OutputProcessor(self._tokenizer, part.sampling, ids, self._shown_ids)
             self.pending[part.req_id] = (output, index, processor)
 
     def take(self, delta: RequestDelta) -> str | None:

@@ -1,6 +1,7 @@
 """From the engine's token deltas to text, log-probabilities and results, with vLLM's names."""
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +10,8 @@ import msgspec
 from pagoda.core.messages import RequestDelta, TokenLogprobs
 from pagoda.core.sampling import SamplingParams
 from pagoda.text.detokenizer import Detokenizer
+from pagoda.text.parsers.base import OutputParser
+from pagoda.text.parsers.reply import ToolCall, parse_reply
 from pagoda.text.stop import StopMatcher
 from pagoda.text.tokenizer import Tokenizer
 
@@ -45,10 +48,17 @@ class OutputProcessor:
     """Turns the deltas of one request into text and finds its stop strings.
 
     When `matched_stop` turns True the caller aborts the request: the engine knows only stop
-    tokens, and what it still sends is not part of the result.
+    tokens, and what it still sends is not part of the result. `shown_ids`: special tokens that
+    become text whatever the request says (`TextSide.markup_ids`, for a parser).
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: list[int]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        prompt_ids: list[int],
+        shown_ids: Set[int] = frozenset(),
+    ):
         self._sampling = sampling
         self._detokenizer = (
             Detokenizer(
@@ -56,6 +66,7 @@ class OutputProcessor:
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
                 prompt_ids=prompt_ids,
+                shown_ids=shown_ids,
             )
             if sampling.detokenize
             else None
@@ -137,9 +148,21 @@ class CompletionOutput:
     logprobs: list[TokenTable] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    reasoning: str | None = None
+    """With `LLM.chat`: the model's thought, None where it had none. `text` is all that it wrote."""
+    content: str | None = None
+    """With `LLM.chat`: the answer."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """With `LLM.chat`: names and arguments, which are JSON."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def parse(self, parser: OutputParser) -> None:
+        """Tell thought, answer and calls apart; the text is complete."""
+        reply = parse_reply(parser, self.text)
+        self.reasoning, self.content = reply.reasoning or None, reply.text
+        self.tool_calls = reply.tool_calls
 
     def add(self, delta: OutputDelta, tokenizer: Tokenizer) -> None:
         self.text += delta.text

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +47,12 @@ class TextSide:
     defaults: dict[str, Any]
     """Sampling defaults, by SamplingParams' names."""
 
+    @cached_property
+    def markup_ids(self) -> frozenset[int]:
+        """Special tokens that the parser must see; they never reach a client."""
+        wanted, text = set(self.parser.markup_tokens), self.tokenizer.token_text
+        return frozenset(index for index in self.tokenizer.special_ids if text(index) in wanted)
+
 
 def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = None) -> ModelConfig:
     """`model` with its files on this machine, fetched if need be, with a bar on a terminal.
@@ -81,8 +88,12 @@ def load_text_side(config: ModelConfig) -> TextSide:
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
     )
-    override = None if config.reasoning_parser == "auto" else config.reasoning_parser
-    parser = parser_for(template.source if template is not None else None, override)
+    parser = parser_for(
+        template.source if template is not None else None,
+        config.reasoning_parser,
+        config.tool_call_parser,
+    )
+    log.info("Thought and tool calls are parsed as: %s.", parser.name)
     return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files))
 
 

@@ -1,5 +1,6 @@
 """Chat replies, whole and streamed, from the parts of a Generation."""
 
+import uuid
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -19,11 +20,16 @@ from pagoda.server.protocol.replies import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from pagoda.server.sse import EventSource, event
 from pagoda.server.usage import UsageCounter, fingerprint
-from pagoda.text.parsers.base import OutputParser
+from pagoda.text.parsers.base import Delta, OutputParser
+from pagoda.text.parsers.reply import ParsedReply
 
 
 @dataclass
@@ -42,8 +48,11 @@ class ChatJob:
 @dataclass
 class _Choice:
     parser: OutputParser
-    text: str = ""
-    reasoning: str = ""
+    parallel_calls: bool
+    thought: list[str] = field(default_factory=list)
+    called: bool = False
+    parsed: ParsedReply = field(default_factory=ParsedReply)
+    """Of a whole reply; what was streamed is not kept."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -51,19 +60,23 @@ class _Choice:
     stop_reason: int | str | None = None
     started: bool = False
 
-    def feed(self, output: OutputDelta) -> tuple[str, str]:
-        """(reasoning, text) that became certain with this output."""
+    def feed(self, output: OutputDelta) -> list[Delta]:
+        """What became certain with this output; sets the finish reason with the last."""
         deltas = self.parser.feed(output.text) if output.text else []
         if output.finish_reason is not None:
             deltas = [*deltas, *self.parser.finish()]
-        reasoning = text = ""
+        if not self.parallel_calls:
+            deltas = [delta for delta in deltas if not delta.tool_index]
         for delta in deltas:
-            if delta.kind == "text":
-                text += delta.text
-            elif delta.kind == "reasoning":
-                reasoning += delta.text
-        self.reasoning += reasoning
-        return reasoning, text
+            if delta.kind == "reasoning":
+                self.thought.append(delta.text)
+            elif delta.kind == "tool_call":
+                self.called = True
+        if output.finish_reason is not None:
+            called = self.called and output.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else output.finish_reason
+            self.stop_reason = output.stop_reason
+        return deltas
 
 
 class _ChatReply:
@@ -74,7 +87,11 @@ class _ChatReply:
         self.body = job.body
         self.usage = UsageCounter(job.generation.num_prompt_tokens)
         self.choices = [
-            _Choice(job.served.parser(job.prompt_text)) for _ in range(job.generation.num_choices)
+            _Choice(
+                job.served.parser(job.prompt_text, job.body.offered_tools),
+                job.body.parallel_tool_calls,
+            )
+            for _ in range(job.generation.num_choices)
         ]
         self._formatter = LogprobFormatter(
             job.served.tokenizer, job.body.return_tokens_as_token_ids
@@ -86,7 +103,7 @@ class _ChatReply:
         return self._formatter.chat(entries or [], self.body.top_logprobs or 0)
 
     def final_usage(self) -> Usage:
-        reasoning = [choice.reasoning for choice in self.choices if choice.reasoning]
+        reasoning = ["".join(choice.thought) for choice in self.choices if choice.thought]
         if reasoning:
             encode = self.job.served.tokenizer.encode
             self.usage.reasoning = sum(
@@ -122,20 +139,24 @@ class WholeChat(_ChatReply):
 
     def _add(self, index: int, output: OutputDelta) -> None:
         choice = self.choices[index]
-        _, text = choice.feed(output)
-        choice.text += text
+        choice.parsed.add(choice.feed(output))
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
-        if output.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
-        message = AssistantMessage(content=self.job.echoed + choice.text)
-        if choice.reasoning and self.body.include_reasoning:
-            message.reasoning = message.reasoning_content = choice.reasoning
+        parsed = choice.parsed
+        message = AssistantMessage(content=self.job.echoed + parsed.text)
+        if parsed.reasoning and self.body.include_reasoning:
+            message.reasoning = message.reasoning_content = parsed.reasoning
+        if parsed.tool_calls:
+            message.content = message.content or None
+            message.tool_calls = [
+                ToolCall(id=_call_id(), function=FunctionCall(call.name, call.arguments))
+                for call in parsed.tool_calls
+            ]
         return ChatChoice(
             index=index,
             message=message,
@@ -166,17 +187,12 @@ class StreamedChat(_ChatReply, EventSource):
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
-        reasoning, text = choice.feed(output)
+        delta = self._delta(choice.feed(output))
         written = b""
         if not choice.started and (output.token_ids or finished):
             choice.started = True
             written = self._event(self._first_chunk(index))
-        delta = ChatDelta()
-        if reasoning and self.body.include_reasoning:
-            delta.reasoning = delta.reasoning_content = reasoning
-        if text:
-            delta.content = text
-        if text or delta.reasoning or finished or (self._tells_tokens and output.token_ids):
+        if not _is_empty(delta) or finished or (self._tells_tokens and output.token_ids):
             written += self._event(self._delta_chunk(index, delta, output))
         return written
 
@@ -184,6 +200,22 @@ class StreamedChat(_ChatReply, EventSource):
         if self._counts:
             chunk.usage = self.usage.usage(self.body.n)
         return event(chunk)
+
+    def _delta(self, deltas: list[Delta]) -> ChatDelta:
+        text = reasoning = ""
+        delta = ChatDelta()
+        for part in deltas:
+            if part.kind == "text":
+                text += part.text
+            elif part.kind == "reasoning":
+                reasoning += part.text
+            else:
+                delta.tool_calls = [*(delta.tool_calls or ()), _call_delta(part)]
+        if reasoning and self.body.include_reasoning:
+            delta.reasoning = delta.reasoning_content = reasoning
+        if text:
+            delta.content = text
+        return delta
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:
         delta = ChatDelta(role="assistant", content=self.job.echoed)
@@ -201,7 +233,7 @@ class StreamedChat(_ChatReply, EventSource):
             index=index,
             delta=delta,
             logprobs=self.logprobs(output.logprobs),
-            finish_reason=output.finish_reason,
+            finish_reason=self.choices[index].finish_reason,
         )
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids
@@ -209,7 +241,7 @@ class StreamedChat(_ChatReply, EventSource):
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
             chunk.system_fingerprint = fingerprint(self.job.served)
-        elif delta.content is UNSET and delta.reasoning is UNSET:
+        elif _is_empty(delta):
             delta.content = ""
         return chunk
 
@@ -224,3 +256,20 @@ class StreamedChat(_ChatReply, EventSource):
             choices=choices,
             usage=UNSET if usage is None else usage,
         )
+
+
+def _call_delta(delta: Delta) -> ToolCallDelta:
+    """With an id, type and name where the call begins."""
+    function = FunctionDelta(arguments=delta.text)
+    call = ToolCallDelta(index=delta.tool_index or 0, function=function)
+    if delta.tool_name is not None:
+        call.id, call.type, function.name = _call_id(), "function", delta.tool_name
+    return call
+
+
+def _is_empty(delta: ChatDelta) -> bool:
+    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ class Generation:
         body: GenerationBody,
         response_id: str,
         metrics: Metrics,
+        shown_ids: Set[int] = frozenset(),
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
         if served.client.state != "ready":
@@ -60,7 +61,7 @@ class Generation:
         self._running = {
             request.req_id: _Choice(
                 index,
-                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids),
+                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids, shown_ids),
                 self._timers[index],
             )
             for index, request in enumerate(self._requests)

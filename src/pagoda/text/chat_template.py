@@ -21,6 +21,8 @@ ContentFormatName = Literal["auto", "string", "openai"]
 _EXPRESSION_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
+# Mistral's templates refuse other ids than nine letters and digits.
+_SHORT_IDS = "length != 9"
 _END_MARK = "\ue000end of the final message\ue001 "
 """Set behind a message to be continued; private characters, so no message holds it."""
 
@@ -38,10 +40,12 @@ class ChatTemplate:
         names: Mapping[str, str],
         content_format: ContentFormatName = "auto",
     ):
-        self.source = sources["default"]
+        self.source = "\n".join(sources.values())
+        """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._formats = {name: _format_of(text, content_format) for name, text in sources.items()}
+        self._short_ids = any(_SHORT_IDS in text for text in sources.values())
 
     @property
     def content_format(self) -> str:
@@ -97,7 +101,12 @@ class ChatTemplate:
         continue_final_message: bool,
         parse_arguments: bool,
     ) -> str:
-        shaped = template_messages(messages, self._formats[name], parse_arguments=parse_arguments)
+        shaped = template_messages(
+            messages,
+            self._formats[name],
+            parse_arguments=parse_arguments,
+            short_ids=self._short_ids,
+        )
         if not continue_final_message:
             return render(self._templates[name], {**shared, "messages": shaped})
         _mark_end(shaped)
@@ -142,7 +151,7 @@ def _format_of(source: str, wanted: ContentFormatName) -> ContentFormat:
     detected = detect_content_format(source)
     if wanted == "auto" or wanted == detected.name:
         return detected
-    return ContentFormat(wanted, wraps_strings=wanted == "openai")
+    return ContentFormat(wanted, wanted == "openai", detected.knows_null)
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

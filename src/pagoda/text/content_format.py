@@ -19,16 +19,26 @@ class ContentFormat:
     """`string`, or `openai` for lists of parts."""
     wraps_strings: bool = False
     """The template knows lists only, so that strings become lists of one part."""
+    knows_null: bool = False
+    """The template asks whether there is content: some write calls only where there is none."""
+
+    @property
+    def silence(self) -> Any:
+        """The content of a turn that has none."""
+        if self.knows_null:
+            return None
+        return [] if self.wraps_strings else ""
 
 
 def detect_content_format(source: str) -> ContentFormat:
     """`openai` if the template loops over a message's content, `string` otherwise."""
     tree = ENVIRONMENT.parse(source)
     names = _content_names(tree)
+    tests = {test.name for test in tree.find_all(nodes.Test) if _is_content(test.node, names)}
+    knows_null = "none" in tests and not _knows_empty(tree, names)
     if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
-        return ContentFormat("string")
-    tests = [test for test in tree.find_all(nodes.Test) if test.name in _TEXT_TESTS]
-    return ContentFormat("openai", not any(_is_content(test.node, names) for test in tests))
+        return ContentFormat("string", knows_null=knows_null)
+    return ContentFormat("openai", not tests & _TEXT_TESTS, knows_null)
 
 
 def _content_names(tree: nodes.Template) -> frozenset[str]:
@@ -54,6 +64,15 @@ def _bindings(
         if isinstance(call.node, nodes.Name) and call.node.name in macros:
             parameters = [parameter.name for parameter in macros[call.node.name].args]
             yield from zip(parameters, call.args, strict=False)
+
+
+def _knows_empty(tree: nodes.Template, names: frozenset[str]) -> bool:
+    """Whether content is compared with an empty string anywhere."""
+    return any(
+        _is_content(compare.expr, names)
+        and any(isinstance(op.expr, nodes.Const) and op.expr.value == "" for op in compare.ops)
+        for compare in tree.find_all(nodes.Compare)
+    )
 
 
 def _is_content(node: nodes.Node | None, names: set[str] | frozenset[str]) -> bool:

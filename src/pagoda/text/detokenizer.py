@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece."""
 
 from codecs import utf_8_decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from pagoda.text.tokenizer import Tokenizer
 
@@ -19,6 +19,8 @@ class Detokenizer:
     inside a character gives the whole character to the output; to echo such a prompt, append its
     ids instead of passing them here.
 
+    `shown_ids` are special tokens that are never skipped: the markup that a parser reads.
+
     `spaces_between_special_tokens` is accepted for vLLM's sake: none are ever put there, as with
     any tokenizer of the `tokenizers` library.
     """
@@ -30,9 +32,10 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
+        shown_ids: Set[int] = frozenset(),
     ):
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._partial = b""
         """The bytes of a character that is not complete."""
         self._strips = tokenizer.strips_leading_space

@@ -1,5 +1,6 @@
 """Messages of a request in the form that chat templates read."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +12,21 @@ from pagoda.text.content_format import ContentFormat, shape_content
 # (gpt-oss under the second).
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+_SHORT = 9
+
 
 def template_messages(
-    messages: Sequence[Mapping[str, Any]], wanted: ContentFormat, *, parse_arguments: bool
+    messages: Sequence[Mapping[str, Any]],
+    wanted: ContentFormat,
+    *,
+    parse_arguments: bool,
+    short_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """Fresh messages: content in the wanted form, reasoning under the names templates know.
 
     `parse_arguments` makes objects of tool-call arguments that came as JSON strings; OpenAI's
-    clients send strings, most templates want objects. Raises RequestError for what is no message.
+    clients send strings, most templates want objects. `short_ids` renames tool calls to nine
+    letters and digits. Raises RequestError for what is no message.
     """
     shaped = []
     for index, message in enumerate(messages):
@@ -30,13 +38,15 @@ def template_messages(
         copy = dict(message)
         if copy.get("content") is None:
             _check_silence(index, copy)
-            copy["content"] = []
-        copy["content"] = shape_content(copy["content"], wanted)
+        silent = not copy.get("content") and copy["role"] == "assistant"
+        copy["content"] = wanted.silence if silent else shape_content(copy["content"], wanted)
         reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
         if reasoning is not None:
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
         if copy.get("tool_calls"):
             copy["tool_calls"] = [_tool_call(call, parse_arguments) for call in copy["tool_calls"]]
+        if short_ids:
+            _shorten_ids(copy)
         shaped.append(copy)
     return shaped
 
@@ -62,6 +72,21 @@ def _tool_call(call: Any, parse_arguments: bool) -> Any:
     elif not parse_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _shorten_ids(message: dict[str, Any]) -> None:
+    """In place; a call and its result have the same id afterwards, too."""
+    if isinstance(message.get("tool_call_id"), str):
+        message["tool_call_id"] = _short_id(message["tool_call_id"])
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+            message["tool_calls"][number] = {**call, "id": _short_id(call["id"])}
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == _SHORT and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT]
 
 
 def _parsed(arguments: str) -> Any:

@@ -6,7 +6,7 @@ an underscore, and limits on what a few characters of template could otherwise b
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -82,7 +82,15 @@ def _tojson(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What `map` and its like make, which are lists in the llama.cpp project's engine."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} can't be written as JSON")
 
 
 def _bounded_range() -> Callable[..., range]:

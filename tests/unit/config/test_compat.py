@@ -53,7 +53,7 @@ def test_values_that_ask_for_what_happens_anyway_need_no_word():
 
 
 def test_a_switch_turned_off_is_no_request():
-    assert answer("--no-enable-lora --no-enable-auto-tool-choice") == []
+    assert answer("--no-enable-lora --no-webui") == []
     assert answer("--no-enable-flashinfer-autotune") == [
         "--no-enable-flashinfer-autotune has no effect here: "
         "kernels are chosen by device and format."

@@ -48,8 +48,7 @@ class ChatCompletionRequest(GenerationBody):
         "web_search_options": (),
     }
     IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION | {
-        "function_call", "functions", "modalities", "parallel_tool_calls", "prediction",
-        "tool_choice",
+        "function_call", "functions", "modalities", "prediction",
     }  # fmt: skip
 
     messages: Items[ChatMessage] = Field(min_length=1)
@@ -58,6 +57,8 @@ class ChatCompletionRequest(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=-1)
     tools: Items[dict[str, Any]] = Field([], description="Handed to the chat template.")
+    tool_choice: str | None = Field(None, description="`none` hides the tools from the model.")
+    parallel_tool_calls: bool = Field(True, description="False drops all calls but the first.")
     documents: Items[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
@@ -66,3 +67,8 @@ class ChatCompletionRequest(GenerationBody):
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     return_prompt_text: bool = False
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools

@@ -52,7 +52,8 @@ async def _job(request: Request, body: ChatCompletionRequest, context: Context) 
         param="messages",
     )
     head = reply_head(request, "chatcmpl", body.request_id, body.model or served.names[0])
-    generation = Generation(served, [ids], sampling, body, head.id, context.metrics)
+    shown = served.text.markup_ids
+    generation = Generation(served, [ids], sampling, body, head.id, context.metrics, shown)
     return ChatJob(
         body, served, generation, head, prompt, final_text(body.messages) if body.echo else ""
     )
@@ -68,7 +69,7 @@ async def _render(body: ChatCompletionRequest, served: ServedModel) -> str:
     return await render_prompt(
         served,
         body.messages,
-        tools=body.tools,
+        tools=body.offered_tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         variables=variables,

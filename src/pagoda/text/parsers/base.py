@@ -1,13 +1,15 @@
 """What every parser of model output is: text in, deltas out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 Kind = Literal["text", "reasoning", "tool_call"]
+ToolSpecs = Sequence[Mapping[str, Any]]
+"""Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -25,7 +27,9 @@ class OutputParser(ABC):
     """A state machine over one reply, made anew for each.
 
     The deltas do not depend on how the text was cut into pieces, but for being cut likewise.
-    What might be the beginning of a tag is held back; no text is ever lost.
+    What might be the beginning of a tag is held back; no text is ever lost. A call counts once its
+    name and the first key of its arguments are there, and is text until then; what the model gets
+    wrong later stays in the arguments, which were sent already.
     """
 
     @abstractmethod
@@ -42,11 +46,14 @@ class ParserFamily:
     """How the models of one family mark up their output."""
 
     name: str
-    create: Callable[[str], OutputParser]
-    """Makes a parser; its argument is the end of the prompt, which may have opened a tag."""
+    create: Callable[[str, ToolSpecs], OutputParser]
+    """Makes a parser of the end of the prompt, which may have opened a tag, and the tools that
+    the model was given: without any, what looks like a call is text."""
     reasoning_end: str | None = None
     """The tag that ends reasoning: grammars apply behind it."""
+    markup_tokens: tuple[str, ...] = ()
+    """Texts of tokens that the parser must see, special ones too: it shows none of them."""
 
-    def __call__(self, prompt: str = "") -> OutputParser:
+    def __call__(self, prompt: str = "", tools: ToolSpecs = ()) -> OutputParser:
         """A parser for the reply to this prompt."""
-        return self.create(prompt)
+        return self.create(prompt, tools)

@@ -1,25 +1,101 @@
-"""Which parser family a model needs: its chat template says, a flag overrides."""
+"""Which parser family a model needs: its chat template says, flags override."""
+
+import re
+from collections.abc import Callable
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.registry import Registry
 from pagoda.text.parsers.base import ParserFamily
+from pagoda.text.parsers.harmony import Harmony
+from pagoda.text.parsers.tagged import Markup
 
+AnyMarkup = Markup | Harmony
+_HERE = "pagoda.text.parsers"
+_NAMES = (
+    "gemma4", "hermes", "qwen3_coder", "harmony", "deepseek_r1", "deepseek_v3", "llama3",
+    "mistral", "generic",
+)  # fmt: skip
+# vLLM's names for the same markup
+_ALIASES = {
+    "deepseek_v31": "deepseek_v3",
+    "glm45": "generic",
+    "glm47": "generic",
+    "gpt_oss": "harmony",
+    "granite": "generic",
+    "granite4": "hermes",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "minimax_m2": "generic",
+    "nemotron_v3": "qwen3_coder",
+    "openai": "harmony",
+    "openai_gptoss": "harmony",
+    "qwen3": "hermes",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "seed_oss": "generic",
+    "step3p5": "qwen3_coder",
+}
 FAMILIES = Registry(
     "output parser",
-    {
-        "none": "pagoda.text.parsers.none:FAMILY",
-        "think": "pagoda.text.parsers.think:FAMILY",
-        # vLLM's names for the same markup
-        "deepseek_r1": "pagoda.text.parsers.think:FAMILY",
-        "qwen3": "pagoda.text.parsers.think:FAMILY",
-    },
+    {name: f"{_HERE}.{_ALIASES.get(name, name)}:MARKUP" for name in (*_NAMES, *_ALIASES)}
+    | {"none": f"{_HERE}.tagged:PLAIN"},
+)
+
+_JSON_ARGUMENTS = re.compile(r'arguments\\?"')
+# The first that holds for a template's text decides: its tags are the model's.
+_SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("harmony", lambda text: "<|channel|>" in text and "<|message|>" in text),
+    ("gemma4", lambda text: "<|channel>" in text or "<|tool_call>" in text),
+    ("mistral", lambda text: "[TOOL_CALLS]" in text or "[THINK]" in text),
+    ("deepseek_r1", lambda text: "<｜tool▁sep｜>" in text and "```json" in text),
+    ("deepseek_v3", lambda text: "<｜tool▁sep｜>" in text),
+    ("qwen3_coder", lambda text: "<tool_call>" in text and "<parameter=" in text),
+    ("generic", lambda text: "<tool_calls>" in text),
+    ("hermes", lambda text: "<tool_call>" in text and _JSON_ARGUMENTS.search(text) is not None),
+    ("llama3", lambda text: "<|start_header_id|>" in text and '{"name": function name' in text),
+    ("generic", lambda text: "</think>" in text or "tools" in text),
 )
 
 
-def parser_for(template_source: str | None, override: str | None = None) -> ParserFamily:
-    """The family of a chat template, or the one named by `override` (ConfigError if unknown)."""
-    if override is not None and override not in FAMILIES:
-        raise ConfigError(f"There is no output parser {override!r}; {FAMILIES.nearest(override)}.")
-    name = override or ("think" if "</think>" in (template_source or "") else "none")
-    family: ParserFamily = FAMILIES.get(name)
-    return family
+def detect(template_source: str | None) -> str:
+    """The name of the family that a chat template was written for; `none` without markup."""
+    text = template_source or ""
+    return next((name for name, holds in _SIGNS if holds(text)), "none")
+
+
+def parser_for(
+    template_source: str | None, reasoning: str = "auto", tool_calls: str = "auto"
+) -> ParserFamily:
+    """The family of a chat template; the flags' values override either half of it.
+
+    Raises ConfigError for a name that is not known, and for halves that do not fit together.
+    """
+    detected = detect(template_source)
+    thinking, calling = (
+        _known(detected if name == "auto" else name, flag)
+        for name, flag in ((reasoning, "--reasoning-parser"), (tool_calls, "--tool-call-parser"))
+    )
+    name = thinking if thinking == calling else f"{thinking}+{calling}"
+    return _joined(FAMILIES.get(thinking), FAMILIES.get(calling), name).family(name)
+
+
+def _known(name: str, flag: str) -> str:
+    if name not in FAMILIES:
+        raise ConfigError(f"There is no output parser {name!r} ({flag}); {FAMILIES.nearest(name)}.")
+    return _ALIASES.get(name, name)
+
+
+def _joined(thinking: AnyMarkup, calling: AnyMarkup, name: str) -> AnyMarkup:
+    """Thought as one family marks it, calls as another."""
+    if isinstance(thinking, Markup) and isinstance(calling, Markup):
+        if thinking is calling:
+            return thinking
+        control = dict.fromkeys((*thinking.control, *calling.control))
+        return Markup(thinking.thought, calling.calls, tuple(control))
+    parts = (thinking, calling)
+    if any(isinstance(part, Markup) and part.tokens() for part in parts):
+        raise ConfigError(
+            f"--reasoning-parser and --tool-call-parser can't be joined as {name}: harmony marks "
+            "thought and calls in one; give both flags the same name, `none` or `auto`."
+        )
+    return Harmony(*(isinstance(part, Harmony) for part in parts))

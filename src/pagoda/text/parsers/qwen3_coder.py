@@ -1,0 +1,12 @@
+"""Qwen3-Coder, Qwen 3.5 and Nemotron 3: as Hermes, with XML in the tag:
+`<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`."""
+
+from dataclasses import replace
+
+from pagoda.text.parsers import hermes
+from pagoda.text.parsers.calls import closed_by
+from pagoda.text.parsers.xml_calls import xml_calls
+
+# The outer tag is sometimes forgotten.
+UNWRAPPED = closed_by(("</tool_call>",), xml_calls(hermes.QWEN, opened=True))
+MARKUP = replace(hermes.MARKUP, calls={**hermes.MARKUP.calls, hermes.QWEN.name[0]: UNWRAPPED})

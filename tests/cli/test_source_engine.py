@@ -1,0 +1,46 @@
+"""Replies from an engine of our own, with a fake in its place."""
+
+import pytest
+
+from pagoda.cli.source import Piece, Usage
+from pagoda.cli.source_engine import EngineSource
+from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.parsers.select import parser_for
+from tests.server.fakes import FakeClient, served_model
+
+OPENED = "{{ messages[0].content }}<think>\n"
+ANSWER = [("reasoning", "Hm."), ("text", "Well.")]
+
+
+class Client(FakeClient):
+    async def generate(self, request):
+        for delta in self.deltas(request):
+            yield delta
+
+
+def source_of(reply: bytes) -> EngineSource:
+    template = ChatTemplate({"default": OPENED}, {})
+    client = Client(script=lambda request: reply)
+    parser = parser_for("</think>")
+    return EngineSource(served_model(client, chat_template=template, parser=parser))
+
+
+async def parts(stream) -> list[tuple[str, str]]:
+    items = [item async for item in stream]
+    assert isinstance(items.pop(), Usage)
+    assert all(isinstance(item, Piece) for item in items)
+    kinds = list(dict.fromkeys(item.kind for item in items))
+    return [(kind, "".join(i.text for i in items if i.kind == kind)) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("way", "prompt", "reply"),
+    [
+        ("chat", [{"role": "user", "content": "hi"}], b"Hm.</think>Well."),
+        ("complete", "hi", b"<think>Hm.</think>Well."),
+        ("complete", "hi <think>\n", b"Hm.</think>Well."),
+    ],
+)
+async def test_thought_and_answer_come_apart(way, prompt, reply):
+    source = source_of(reply)
+    assert await parts(getattr(source, way)(prompt, {})) == ANSWER
