@@ -11,7 +11,7 @@ namespace pagoda {
 namespace {
 
 // Rows of bytes, `stride` apart.
-struct Bytes {
+struct Stretch {
     const char* begin;
     int64_t row_bytes;
     int64_t stride;
@@ -24,24 +24,25 @@ struct Piece {
     int64_t offset;    // of the first key in its block
     int64_t first;     // its number in the tile
     int64_t count;
-    Bytes key_bytes;
-    Bytes value_bytes;
+    Stretch key_bytes;
+    Stretch value_bytes;
 };
 
 // Cache lines that will be needed next, asked for a few at a time between sums: all at once they
 // would fill the queue of misses, and the loads that are needed now would wait behind them.
 class Lines {
    public:
-    Lines(const Piece* pieces, int64_t count, const Bytes Piece::* what)
+    Lines(const Piece* pieces, int64_t count, const Stretch Piece::* what)
         : next_(pieces), end_(pieces + count), what_(what) {}
 
     // As many as `bytes` take up. Always inlined: a call would have the caller store its sums.
     [[gnu::always_inline]] void fetch(int64_t bytes) {
+#pragma GCC unroll 1
         for (; bytes > 0; bytes -= 64) {
             if (at_ >= stop_) {
                 if (rows_ == 0) {
                     if (next_ == end_) return;
-                    const Bytes& found = next_++->*what_;
+                    const Stretch& found = next_++->*what_;
                     row_ = found.begin;
                     row_bytes_ = found.row_bytes;
                     stride_ = found.stride;
@@ -64,7 +65,7 @@ class Lines {
     int64_t row_bytes_ = 0, stride_ = 0, rows_ = 0;
     const Piece* next_;
     const Piece* end_;
-    const Bytes Piece::* what_;
+    const Stretch Piece::* what_;
 };
 
 // Dimensions or keys between two looks at `Lines`.
@@ -159,7 +160,7 @@ template <int Rows, int Vecs, typename X, typename Y>
 }
 
 template <int Rows, int Vecs, typename Keys>
-inline void score_block(const float* q, int64_t dim, Keys keys, int64_t vec, Lines& lines,
+[[gnu::noinline]] void score_block(const float* q, int64_t dim, Keys keys, int64_t vec, Lines& lines,
                         float* scores) {
     Floats sums[Rows][Vecs];
 #pragma GCC unroll 8
@@ -190,7 +191,7 @@ inline void score(const float* q, int64_t dim, Keys keys, int64_t vec, int64_t e
     for (; vec + Vecs <= end; vec += Vecs)
         score_block<Rows, Vecs>(q, dim, keys, vec, lines, scores);
     if constexpr (Vecs > 1)
-        if (vec < end) score<Rows, Vecs / 2>(q, dim, keys, vec, end, lines, scores);
+        if (vec < end) score<Rows, Vecs - 1>(q, dim, keys, vec, end, lines, scores);
 }
 
 // Values as packed above, or as they lie in the cache (dim a multiple of the vector's size).
@@ -209,7 +210,7 @@ struct CachedValues {
 };
 
 template <int Rows, int Vecs, typename Values>
-inline void weigh_block(const float* weights, const float* factors, Values values, int64_t begin,
+[[gnu::noinline]] void weigh_block(const float* weights, const float* factors, Values values, int64_t begin,
                         int64_t end, int64_t d, int64_t stride, Lines& lines, float* out) {
     Floats sums[Rows][Vecs];
 #pragma GCC unroll 8
@@ -243,7 +244,7 @@ inline void weigh(const float* weights, const float* factors, Values values, int
         weigh_block<Rows, Vecs>(weights, factors, values, begin, end, d, stride, lines, out);
     if constexpr (Vecs > 1)
         if (d < dim)
-            weigh<Rows, Vecs / 2>(weights, factors, values, begin, end, d, dim, stride, lines,
+            weigh<Rows, Vecs - 1>(weights, factors, values, begin, end, d, dim, stride, lines,
                                   out);
 }
 
