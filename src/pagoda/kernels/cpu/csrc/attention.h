@@ -186,7 +186,8 @@ class AttentionWorker {
           dim_(op.cache.dim),
           padded_(plan.layout().padded_dim),
           group_(op.heads / op.cache.kv_heads),
-          in_vectors_(op.cache.block_size % Floats::kSize == 0) {
+          in_vectors_(op.cache.block_size % Floats::kSize == 0),
+          whole_rows_(op.cache.dim % Floats::kSize == 0) {
         char* memory = plan.worker(index);
         const int64_t rows = plan.layout().rows;
         const auto floats = [&](int64_t count) {
@@ -375,17 +376,13 @@ class AttentionWorker {
         const int64_t end = tile_.end - at < kTileKeys ? tile_.end - at : kTileKeys;
         const int64_t blocks = (num_rows() + kBlockRows - 1) / kBlockRows;
         const int64_t step = (num_rows() + blocks - 1) / blocks;
-        // What is used once is widened on the way; fp32 needs no widening.
-        const bool direct = blocks == 1 || sizeof(T) == sizeof(float);
-        direct_keys_ = direct && in_vectors_;
-        direct_values_ = direct && dim_ % Floats::kSize == 0;
         const Piece* pieces = current_->pieces;
         Lines values(pieces, current_->num_pieces, &Piece::value_bytes);
         Lines keys(following_->pieces, following_->num_pieces, &Piece::key_bytes);
         read_pieces();
-        if (!direct_keys_)
+        if (!in_vectors_)
             pack_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, values, keys_);
-        if (!direct_values_) pack_values(value_rows_, begin, end, dim_, padded_, packed_);
+        if (!whole_rows_) pack_values(value_rows_, begin, end, dim_, padded_, packed_);
         for (int64_t row = 0; row < num_rows(); row += step) {
             const int64_t count = row + step < num_rows() ? step : num_rows() - row;
             const Range first = visible(row / group_, at);
@@ -439,7 +436,8 @@ class AttentionWorker {
         const auto score_keys = [&](auto keys) {
             score<Count>(q_ + row * dim_, dim_, keys, begin, vecs, next_values, weights_);
         };
-        if (direct_keys_) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
+        // Widened on the way even for many rows: conversions are not what the loops wait for.
+        if (in_vectors_) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
         else score_keys(PackedKeys{keys_});
         if constexpr (kScaled) multiply(k_scales_, Count, vecs);
         // In two passes: the maxima of all rows overlap, which one after the other would wait.
@@ -455,7 +453,7 @@ class AttentionWorker {
             weigh<Count>(weights_, factors, values, seen.begin, seen.end, 0, dim_, padded_,
                          next_keys, values_ + row * padded_);
         };
-        if (direct_values_) weigh_values(CachedValues<T>{value_rows_});
+        if (whole_rows_) weigh_values(CachedValues<T>{value_rows_});
         else weigh_values(PackedValues{packed_, padded_});
     }
 
@@ -553,7 +551,7 @@ class AttentionWorker {
     float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
     const bool in_vectors_;  // no vector of keys crosses blocks
-    bool direct_keys_, direct_values_;
+    const bool whole_rows_;  // a value is a whole number of vectors
     bool located_ = false;   // current_ is the next tile to be worked on
     Tile tiles_[2];
     Tile *current_ = &tiles_[0], *following_ = &tiles_[1];
