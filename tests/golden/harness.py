@@ -40,8 +40,8 @@ class Engine:
     def _tap(self, runner) -> None:
         execute, forward = runner.execute, runner._forward
 
-        def recording_forward(arrays, samples):
-            computed = forward(arrays, samples)
+        def recording_forward(step):
+            computed = forward(step)
             if computed.logits is not None:
                 self._rows.append(computed.logits.float().clone())
             return computed

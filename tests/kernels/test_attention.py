@@ -36,12 +36,12 @@ class Case:
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
         cache_dtype = self.cache_dtype or self.dtype
-        row = ops.kv_row_elements(self.head_dim, cache_dtype)
         # Four bytes of -1 are a NaN scale.
         poison = -1 if cache_dtype == torch.int8 else torch.nan
-        shape = (num_blocks, self.kv_heads, self.block_size, row)
-        self.k_cache = torch.full(shape, poison, dtype=cache_dtype)
-        self.v_cache = self.k_cache.clone()
+        shapes = ops.kv_cache_shapes(
+            num_blocks, self.kv_heads, self.block_size, self.head_dim, cache_dtype
+        )
+        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=cache_dtype) for s in shapes)
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         self.k, self.v = [], []
@@ -161,11 +161,10 @@ def test_long_context():
 
 
 def test_store_kv_writes_nothing_else():
-    cache = torch.zeros(3, 2, 4, 5)
     k, v = torch.randn(2, 2, 5), torch.randn(2, 2, 5)
-    v_cache = cache.clone()
-    attention.store_kv(k, v, cache, v_cache, torch.tensor([11, 2]))
-    for stored, values in ((cache, k), (v_cache, v)):
+    k_cache, v_cache = torch.zeros(3, 2, 5, 4), torch.zeros(3, 2, 4, 5)
+    attention.store_kv(k, v, k_cache, v_cache, torch.tensor([11, 2]))
+    for stored, values in ((k_cache.transpose(2, 3), k), (v_cache, v)):
         assert torch.equal(stored[2, :, 3], values[0])
         assert torch.equal(stored[0, :, 2], values[1])
         assert stored.count_nonzero() == 20

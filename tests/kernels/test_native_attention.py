@@ -38,13 +38,14 @@ class Case:
     def __post_init__(self):
         torch.manual_seed(7)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
-        row = doors.kv_row_elements(self.head_dim, self.dtype)
-        shape = (sum(per_request) + 3, self.kv_heads, self.block_size, row)
+        num_blocks = sum(per_request) + 3
+        shapes = doors.kv_cache_shapes(
+            num_blocks, self.kv_heads, self.block_size, self.head_dim, self.dtype
+        )
         # Four bytes of -1 are a NaN scale.
         poison = -1 if self.dtype == torch.int8 else torch.nan
-        self.k_cache = torch.full(shape, poison, dtype=self.dtype)
-        self.v_cache = self.k_cache.clone()
-        free = (1 + torch.randperm(shape[0] - 1)).tolist()  # block 0 is nobody's: NaN
+        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=self.dtype) for s in shapes)
+        free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         for row, (queries, kv_len) in enumerate(self.requests):
             # Keys before every query's window may be another request's by now: NaN too.
@@ -158,9 +159,9 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, out = args
+        *first, max_kv_len, scale, window, out, both_ways = args
         assert max_kv_len > 0
-        self._kernels.paged_attention(*first, 0, scale, window, out)
+        self._kernels.paged_attention(*first, 0, scale, window, out, both_ways)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pagoda.kernels import ops as doors
-from pagoda.kernels.ref import attention, kv_row, norm, rope
+from pagoda.kernels.ref import attention, kv_cache, norm, rope
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -117,9 +117,9 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
         part.unflatten(1, (-1, dim)).clone()
         for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
     )
-    shape = (num_blocks, kv_heads, block_size, doors.kv_row_elements(dim, dtype))
+    shapes = doors.kv_cache_shapes(num_blocks, kv_heads, block_size, dim, dtype)
     poison = -1 if dtype == torch.int8 else torch.nan
-    caches = [torch.full(shape, poison, dtype=dtype) for _ in range(4)]
+    caches = [torch.full(shape, poison, dtype=dtype) for shape in shapes * 2]
     slots = torch.randperm(num_blocks * block_size)[:rows]
     positions = torch.randint(200, (rows,))
     cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None
@@ -141,6 +141,11 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
     assert torch.equal(wide[:, width:], beyond)
 
 
+def caches(blocks: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """K and V of one head in blocks of one token."""
+    return [torch.zeros(s, dtype=dtype) for s in doors.kv_cache_shapes(blocks, 1, 1, dim, dtype)]
+
+
 @pytest.mark.parametrize("dtype", CACHES)
 def test_rounding_to_the_cache(ops, dtype):
     """Ties, subnormals, overflow, infinities and NaN round as torch rounds them."""
@@ -152,9 +157,10 @@ def test_rounding_to_the_cache(ops, dtype):
     values = F.pad(values, (0, -len(values) % 22)).reshape(-1, 22)
     rows = len(values)
     qkv = torch.cat((values, values, values), dim=1)
-    cache = torch.zeros(rows, 1, 1, 22, dtype=dtype)
-    ops.rotary_store(qkv, 1, None, None, cache, cache.clone(), torch.arange(rows))
-    torch.testing.assert_close(cache[:, 0, 0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
+    k_cache, v_cache = caches(rows, 22, dtype)
+    ops.rotary_store(qkv, 1, None, None, k_cache, v_cache, torch.arange(rows))
+    for cache in (k_cache[:, 0, :, 0], v_cache[:, 0, 0]):
+        torch.testing.assert_close(cache, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 def test_rounding_to_an_int8_cache(ops):
@@ -163,21 +169,19 @@ def test_rounding_to_an_int8_cache(ops):
     tiny = torch.full((1, 40), 1e-38)
     values = torch.cat((ties, tiny, torch.zeros(1, 40), torch.randn(300, 40) * 9))
     rows = len(values)
-    cache = torch.zeros(rows, 1, 1, 44, dtype=torch.int8)
-    expected = torch.zeros_like(cache)
+    found, expected = caches(rows, 40, torch.int8), caches(rows, 40, torch.int8)
     qkv = torch.cat((values, values, values), dim=1)
-    ops.rotary_store(qkv, 1, None, None, cache, cache.clone(), torch.arange(rows))
-    attention.store_kv(
-        values[:, None], values[:, None], expected, expected.clone(), torch.arange(rows)
-    )
-    assert torch.equal(cache, expected)
+    ops.rotary_store(qkv, 1, None, None, *found, torch.arange(rows))
+    attention.store_kv(values[:, None], values[:, None], *expected, torch.arange(rows))
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     for column in (0, 17, 39):
         for bad in (torch.inf, -torch.inf, torch.nan):
             row = torch.ones(1, 120)
-            row[0, 40 + column] = bad
-            cache = torch.zeros(1, 1, 1, 44, dtype=torch.int8)
-            ops.rotary_store(row, 1, None, None, cache, cache.clone(), torch.zeros(1).long())
-            assert kv_row.decode(cache, torch.float32).isnan().all()
+            row[0, 40 + column] = row[0, 80 + column] = bad
+            k_cache, v_cache = caches(1, 40, torch.int8)
+            ops.rotary_store(row, 1, None, None, k_cache, v_cache, torch.zeros(1).long())
+            for rows in (kv_cache.key_rows(k_cache), v_cache):
+                assert kv_cache.decode(rows, torch.float32).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -264,7 +268,9 @@ def test_wrong_arguments_are_named():
         ops.top_k(x, 9)
     with pytest.raises(ValueError, match="table is torch.int32"):
         ops.embed(torch.zeros(1, dtype=torch.int64), x.int())
-    cache = torch.zeros(1, 1, 4, 2)
+    k_cache, v_cache = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 4, 2)
     slots = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="qkv has shape"):
-        ops.rotary_store(x, 1, None, None, cache, cache, slots)
+        ops.rotary_store(x, 1, None, None, k_cache, v_cache, slots)
+    with pytest.raises(ValueError, match="k_cache has shape"):
+        ops.rotary_store(x[:, :6], 1, None, None, v_cache, v_cache, slots)

@@ -31,11 +31,11 @@ class Driver:
         for layer in model.spec.layers:
             spec = layer.attention
             dtype = kv_dtype or model.context.dtype
-            row = ops.kv_row_elements(spec.head_dim, dtype)
-            shape = (num_blocks, max(1, spec.num_kv_heads // size), block_size, row)
+            heads = max(1, spec.num_kv_heads // size)
+            shapes = ops.kv_cache_shapes(num_blocks, heads, block_size, spec.head_dim, dtype)
             # Four bytes of -1 are a NaN scale.
             poison = -1 if dtype == torch.int8 else torch.nan
-            pair = (torch.full(shape, poison, dtype=dtype) for _ in "kv")
+            pair = (torch.full(shape, poison, dtype=dtype) for shape in shapes)
             self.caches.append(tuple(pair))
         self.tables: dict[str, list[int]] = {}
         self.lens: dict[str, int] = {}

@@ -10,6 +10,7 @@ import torch
 from pagoda.bench.micro_shapes import SHAPES, Shape
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu.ops import CpuOps
+from pagoda.kernels.ops import kv_cache_shapes
 from pagoda.weights.formats import FORMATS
 
 TOKENS = (1, 4, 16, 128, 512)
@@ -164,8 +165,8 @@ def _attend(
 
 def _caches(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-tokens // _BLOCK)
-    k, v = torch.randn(2, blocks, shape.kv_heads, _BLOCK, shape.dim).half()
-    return k, v
+    k_shape, v_shape = kv_cache_shapes(blocks, shape.kv_heads, _BLOCK, shape.dim, torch.float16)
+    return torch.randn(k_shape).half(), torch.randn(v_shape).half()
 
 
 def _logits(ops: CpuOps, shape: Shape) -> Iterator[Case]:

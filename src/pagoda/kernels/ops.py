@@ -17,7 +17,7 @@ from pagoda.kernels.ref import (
     dequant,
     embedding,
     encoder,
-    kv_row,
+    kv_cache,
     linear,
     norm,
     sampling,
@@ -126,9 +126,12 @@ def layer_norm(
     return norm.layer_norm(x, weight, bias, eps, residual)
 
 
-def kv_row_elements(head_dim: int, dtype: torch.dtype) -> int:
-    """Last dimension of a KV cache of `dtype`: in int8 a row's scale lies behind its elements."""
-    return kv_row.row_elements(head_dim, dtype)
+def kv_cache_shapes(
+    num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> tuple[kv_cache.Shape, kv_cache.Shape]:
+    """Of one layer's contiguous K and V (see `kernels.ref.kv_cache`). A block's bytes lie in one
+    piece, so that blocks can be moved whole."""
+    return kv_cache.shapes(num_blocks, kv_heads, block_size, head_dim, dtype)
 
 
 class HeadNorms(NamedTuple):
@@ -159,8 +162,8 @@ def rotary_store(
         return attention.rotary_store(
             qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms
         )
-    dim = kv_row.head_dim(k_cache)
-    heads = qkv.shape[1] // dim - 2 * k_cache.shape[1]
+    dim = kv_cache.head_dim(v_cache)
+    heads = qkv.shape[1] // dim - 2 * v_cache.shape[1]
     q_norm, k_norm, eps = norms or (None, None, 0.0)
     native.rotary_store(
         qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,

@@ -36,8 +36,7 @@ class ForwardBatch:
     layer_group: list[int]
     """KV group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer, K and V of shape [num_blocks, num_kv_heads, block_size, head_dim]; in int8 the
-    last dimension is `ops.kv_row_elements`."""
+    """Per layer, K and V of `ops.kv_cache_shapes`."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None

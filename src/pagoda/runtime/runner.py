@@ -165,10 +165,12 @@ class ModelRunner:
     def _allocate(self) -> tuple[list[int], KVCaches]:
         placed = {}
         for index, group in enumerate(self.groups):
-            row = ops.kv_row_elements(group.head_dim, self.kv_dtype)
-            shape = (self.num_blocks, group.num_kv_heads, group.block_size, row)
+            shapes = ops.kv_cache_shapes(
+                self.num_blocks, group.num_kv_heads, group.block_size, group.head_dim,
+                self.kv_dtype,
+            )  # fmt: skip
             for layer in group.layers:
-                k, v = (self.device.reserve(shape, self.kv_dtype) for _ in range(2))
+                k, v = (self.device.reserve(shape, self.kv_dtype) for shape in shapes)
                 placed[layer] = (index, (k, v))
         layers = sorted(placed)
         return [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]

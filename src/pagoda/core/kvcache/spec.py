@@ -6,9 +6,9 @@ from pagoda.arch.spec import AttentionKind, ModelSpec
 
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 INT8_SCALE_BYTES = 4
-"""Behind the elements of each int8 row (one token's K or V of one head) lies its fp32 scale.
+"""The fp32 scale of an int8 row (one token's K or V of one head).
 
-Beside its row it moves with its block, so that block ids mean the same in every type.
+It lies in its row's block and moves with it, so that block ids mean the same in every type.
 """
 
 

@@ -5,7 +5,7 @@ import torch
 
 from pagoda.kernels.cpu._native import MAX_TOP_K, CacheType, FloatType, KvCache, Native
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.ref.kv_row import head_dim
+from pagoda.kernels.ref.kv_cache import head_dim, shapes
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -75,7 +75,7 @@ class CpuOps:
         qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; positions and
         slot_mapping int64 [tokens]; cos_sin and caches as in `kernels.ops`.
         """
-        kv_heads, dim = k_cache.shape[1], head_dim(k_cache)
+        kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
         rows, _ = _dims("qkv", qkv, 2)
         _check_rows("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim))
         _check("slot_mapping", slot_mapping, torch.int64, (rows,))
@@ -112,8 +112,8 @@ class CpuOps:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
         `both_ways` every query sees all of its request's keys."""
         rows, heads, dim = _dims("q", q, 3)
-        kv_heads = k_cache.shape[1]
-        _check_rows("q", q, (rows, heads, head_dim(k_cache)))
+        kv_heads = v_cache.shape[1]
+        _check_rows("q", q, (rows, heads, head_dim(v_cache)))
         if heads % kv_heads:
             raise ValueError(f"{heads} heads cannot share {kv_heads} KV heads in equal groups.")
         reqs, max_blocks = _dims("block_table", block_table, 2)
@@ -125,7 +125,7 @@ class CpuOps:
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * k_cache.shape[2], scale, window or 0, out.data_ptr(), both_ways,
+            max_blocks * v_cache.shape[2], scale, window or 0, out.data_ptr(), both_ways,
         )  # fmt: skip
         return out
 
@@ -137,8 +137,8 @@ class CpuOps:
         lens = query_start.diff()
         longest = int(lens.max()) if len(lens) else 0
         table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
-        cache = (x.contiguous().unsqueeze(2) for x in (k, v))
-        return self.paged_attention(q, *cache, table, query_start, lens, scale=scale,
+        k_cache, v_cache = k.contiguous().unsqueeze(3), v.contiguous().unsqueeze(2)
+        return self.paged_attention(q, k_cache, v_cache, table, query_start, lens, scale=scale,
                                     both_ways=True)  # fmt: skip
 
     def gelu(self, x: Tensor, *, tanh: bool) -> Tensor:
@@ -238,12 +238,13 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
-    _, kv_heads, block_size, _ = _dims("k_cache", k_cache, 4)
-    dim = head_dim(k_cache)
-    _check("k_cache", k_cache, None)
-    _check("v_cache", v_cache, k_cache.dtype, tuple(k_cache.shape))
+    num_blocks, kv_heads, block_size, _ = _dims("v_cache", v_cache, 4)
+    dim = head_dim(v_cache)
+    k_shape, v_shape = shapes(num_blocks, kv_heads, block_size, dim, v_cache.dtype)
+    _check("v_cache", v_cache, k_cache.dtype, v_shape)
+    _check("k_cache", k_cache, None, k_shape)
     if dim % 2:
-        raise ValueError(f"k_cache has heads of {dim}; the native kernels need an even size.")
+        raise ValueError(f"v_cache has heads of {dim}; the native kernels need an even size.")
     cache_type = _CACHE_TYPES.get(k_cache.dtype)
     if cache_type is None:
         raise ValueError(f"k_cache is {k_cache.dtype}; it must be one of {list(_CACHE_TYPES)}.")

@@ -1,11 +1,17 @@
-"""Attention over a paged KV cache [num_blocks, kv_heads, block_size, row of `kv_row`]."""
+"""Attention over a paged KV cache that is laid out as `kv_cache` says."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.ref.kv_row import decode, encode, head_dim
+from pagoda.kernels.ref.kv_cache import (
+    decode,
+    head_dim,
+    key_rows,
+    store_keys,
+    store_values,
+)
 from pagoda.kernels.ref.norm import rms_norm
 from pagoda.kernels.ref.rope import rotary
 
@@ -35,7 +41,7 @@ def rotary_store(
     slot_mapping: Tensor,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
-    kv_heads, dim = k_cache.shape[1], head_dim(k_cache)
+    kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q, k, v = qkv.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
@@ -46,11 +52,11 @@ def rotary_store(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    block_size = k_cache.shape[2]
+    block_size = v_cache.shape[2]
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    k_cache[blocks, :, offsets] = encode(k, k_cache.dtype)
-    v_cache[blocks, :, offsets] = encode(v, v_cache.dtype)
+    store_keys(k, k_cache, blocks, offsets)
+    store_values(v, v_cache, blocks, offsets)
 
 
 def paged_attention(
@@ -98,7 +104,7 @@ class _Cache:
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
         """Split one-token requests into batches of similar length and bounded size."""
-        per_token = self.k.shape[1] * self.k.shape[3]
+        per_token = self.v.shape[1] * self.v.shape[3]
         batches: list[list[int]] = []
         room = 0
         shortest = 0.0
@@ -107,7 +113,7 @@ class _Cache:
             if not batches or len(batches[-1]) >= room or span < shortest:
                 batches.append([])
                 room = _BATCH_ELEMENTS[self.k.device.type] // max(1, per_token * span)
-                shortest = (span - self.k.shape[2]) / _PADDING
+                shortest = (span - self.v.shape[2]) / _PADDING
             batches[-1].append(req)
         return batches
 
@@ -124,14 +130,14 @@ class _Cache:
 
     def _attend_heads(self, q: Tensor, blocks: Tensor, kv_len: int, heads: slice) -> Tensor:
         """`attend` for q [heads, tokens, dim] and the KV heads they share."""
-        num_tokens, block_size = q.shape[1], self.k.shape[2]
+        num_tokens, block_size = q.shape[1], self.v.shape[2]
         first_block = (kv_len - self._span(num_tokens, kv_len)) // block_size
         base = first_block * block_size
         used = blocks[first_block : -(-kv_len // block_size)]
         # Cut at kv_len: what lies behind it in the last block may be anything, NaN included.
         k, v = (
-            cache[:, heads].index_select(0, used).transpose(0, 1).flatten(1, 2)[:, : kv_len - base]
-            for cache in (self.k, self.v)
+            rows.transpose(0, 1).flatten(1, 2)[:, : kv_len - base]
+            for rows in self._gather(used, heads)
         )
         k, v = decode(k, self.dtype), decode(v, self.dtype)
         if num_tokens == 1:
@@ -154,7 +160,7 @@ class _Cache:
     def attend_batch(self, q: Tensor, table: Tensor, lens: list[int]) -> Tensor:
         """One query [reqs, heads, dim] per request, padded to the longest."""
         num_reqs = len(q)
-        block_size, device = self.k.shape[2], q.device
+        block_size, device = self.v.shape[2], q.device
         ends = torch.tensor(lens, device=device)
         firsts = [(kv_len - self._span(1, kv_len)) // block_size for kv_len in lens]
         counts = [
@@ -168,16 +174,18 @@ class _Cache:
         used = table.gather(1, index.clamp(max=table.shape[1] - 1))
         mask = self._visible((ends - 1)[:, None], key_at)
         gathered = (
-            cache.index_select(0, used.flatten())
-            .unflatten(0, used.shape)
-            .transpose(1, 2)
-            .flatten(2, 3)
-            for cache in (self.k, self.v)
+            rows.unflatten(0, used.shape).transpose(1, 2).flatten(2, 3)
+            for rows in self._gather(used.flatten(), slice(None))
         )
         hidden = ~mask[:, None, :, None]
         k, v = (decode(rows, self.dtype).masked_fill_(hidden, 0) for rows in gathered)
         grouped = q.reshape(num_reqs, k.shape[1], -1, q.shape[2])
         return self._sdpa(grouped, k, v, mask[:, None, None]).reshape(q.shape)
+
+    def _gather(self, blocks: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """K and V of blocks [n], each [n, heads, block_size, row]."""
+        k, v = (cache[:, heads].index_select(0, blocks) for cache in (self.k, self.v))
+        return key_rows(k), v
 
     def _span(self, num_tokens: int, kv_len: int) -> int:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""

@@ -185,7 +185,9 @@ class AttentionWorker {
           plan_(plan),
           dim_(op.cache.dim),
           padded_(plan.layout().padded_dim),
-          group_(op.heads / op.cache.kv_heads) {
+          group_(op.heads / op.cache.kv_heads),
+          in_vectors_(op.cache.block_size % Floats::kSize == 0),
+          whole_rows_(op.cache.dim % Floats::kSize == 0) {
         char* memory = plan.worker(index);
         const int64_t rows = plan.layout().rows;
         const auto floats = [&](int64_t count) {
@@ -206,10 +208,6 @@ class AttentionWorker {
         merged_top_ = floats(rows);
         total_ = floats(rows);
         merged_total_ = floats(rows);
-        nothing_ = reinterpret_cast<T*>(floats(padded_));
-        rows_ = reinterpret_cast<Rows*>(memory);
-        next_rows_ = rows_ + 1;
-        for (int64_t i = 0; i < row_size<T>(dim_); ++i) narrow(0.0f, nothing_ + i);
     }
 
     // Works on the items that it takes from the plan, until there are none: one ahead, so that the
@@ -227,9 +225,9 @@ class AttentionWorker {
     static constexpr bool kScaled = std::is_same_v<T, Int8>;
 
     // Where the keys and values of a tile lie.
-    struct Rows {
-        const T* k[kTileKeys];
-        const T* v[kTileKeys];
+    struct Tile {
+        Piece pieces[kTileKeys];
+        int64_t num_pieces;
     };
 
     // A query tile and a range of its splits, which may be empty.
@@ -309,13 +307,13 @@ class AttentionWorker {
         const int64_t end = (split + 1) * kSplitKeys;
         const int64_t stop = tile_.end < end ? tile_.end : end;
         int64_t at = first_key(job, split);
-        if (!located_) locate(tile_, at, rows_);
+        if (!located_) locate(tile_, at, current_);
         for (; at < stop; at += kTileKeys) {
-            Lines lines = locate_after(job, at, next);
-            attend_tile(at, *rows_, lines);
-            Rows* const used = rows_;
-            rows_ = next_rows_;
-            next_rows_ = used;
+            locate_after(job, at, next);
+            attend_tile(at);
+            Tile* const used = current_;
+            current_ = following_;
+            following_ = used;
         }
         for (int64_t r = 0; r < num_rows(); ++r)
             total_[r] = sum(Floats::load(sums_ + r * Floats::kSize));
@@ -323,41 +321,47 @@ class AttentionWorker {
 
     // Finds the tile that comes after the one at `at`: it lies in other blocks, which the hardware
     // cannot foresee.
-    Lines locate_after(const Job& job, int64_t at, const Job& next) {
+    void locate_after(const Job& job, int64_t at, const Job& next) {
         const int64_t after = at + kTileKeys;
         const bool more = after < tile_.end && after < job.end * kSplitKeys;
         located_ = more || (next.share != nullptr && next.begin < next.end);
-        if (more) locate(tile_, after, next_rows_);
-        else if (located_) locate(next.tile, first_key(next, next.begin), next_rows_);
-        return Lines(reinterpret_cast<const void* const*>(next_rows_),
-                     located_ ? 2 * kTileKeys : 0,
-                     row_size<T>(dim_) * static_cast<int64_t>(sizeof(T)));
+        following_->num_pieces = 0;
+        if (more) locate(tile_, after, following_);
+        else if (located_) locate(next.tile, first_key(next, next.begin), following_);
     }
 
-    void locate(const QueryTile& tile, int64_t at, Rows* rows) const {
+    // Where vectors of keys do not cross blocks, whole ones are located: what else lies in them is
+    // hidden later.
+    void locate(const QueryTile& tile, int64_t at, Tile* out) const {
         const KvCache& cache = op_.cache;
-        const int64_t begin = tile.begin > at ? tile.begin - at : 0;
-        const int64_t end = tile.end - at < kTileKeys ? tile.end - at : kTileKeys;
-        for (int64_t i = 0; i < begin; ++i) rows->k[i] = rows->v[i] = nothing_;
-        for (int64_t i = end; i < kTileKeys; ++i) rows->k[i] = rows->v[i] = nothing_;
-        const int64_t size = row_size<T>(dim_);
-        const int64_t head = tile.kv_head * cache.block_size * size;
-        const int64_t block_stride = cache.kv_heads * cache.block_size * size;
+        int64_t begin = tile.begin > at ? tile.begin - at : 0;
+        int64_t end = tile.end - at < kTileKeys ? tile.end - at : kTileKeys;
+        if (in_vectors_) {
+            begin = begin / Floats::kSize * Floats::kSize;
+            end = round_up(end, Floats::kSize);
+        }
+        const int64_t bytes = sizeof(T);
+        const int64_t row_bytes = row_size<T>(dim_) * bytes;
+        const int64_t head_bytes = cache.block_size * row_bytes;
         const int32_t* block =
             op_.block_table + tile.req * op_.table_stride + (at + begin) / cache.block_size;
         int64_t offset = (at + begin) % cache.block_size;
-        for (int64_t i = begin; i < end; ++block, offset = 0) {
-            const int64_t place = *block * block_stride + head + offset * size;
-            const T* k = static_cast<const T*>(cache.k) + place;
-            const T* v = static_cast<const T*>(cache.v) + place;
+        Piece* piece = out->pieces;
+        for (int64_t i = begin; i < end; ++block, ++piece, offset = 0) {
             const int64_t rest = cache.block_size - offset;
-            for (const int64_t stop = rest < end - i ? i + rest : end; i < stop; ++i) {
-                rows->k[i] = k;
-                rows->v[i] = v;
-                k += size;
-                v += size;
-            }
+            const int64_t count = rest < end - i ? rest : end - i;
+            const int64_t place = (*block * cache.kv_heads + tile.kv_head) * head_bytes;
+            const char* keys = static_cast<const char*>(cache.k) + place;
+            const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
+            *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};
+            // In small blocks a cache line holds keys that are not asked for anyway.
+            if (cache.block_size * bytes <= 64) piece->key_bytes = {keys, head_bytes, 0, 1};
+            else
+                piece->key_bytes = {keys + offset * bytes, count * bytes,
+                                    cache.block_size * bytes, dim_};
+            i += count;
         }
+        out->num_pieces = piece - out->pieces;
     }
 
     // The keys of a tile from `at` on that a query sees, counted from `at`; may be empty.
@@ -368,52 +372,77 @@ class AttentionWorker {
         return {begin > 0 ? begin : 0, end < kTileKeys ? end : kTileKeys};
     }
 
-    void attend_tile(int64_t at, const Rows& rows, Lines& lines) {
+    void attend_tile(int64_t at) {
         const int64_t begin = tile_.begin > at ? tile_.begin - at : 0;
         const int64_t end = tile_.end - at < kTileKeys ? tile_.end - at : kTileKeys;
-        pack_keys(rows.k, end, dim_, lines, keys_);
-        if constexpr (kScaled) {
-            for (int64_t i = 0; i < kTileKeys; ++i) k_scales_[i] = row_scale(rows.k[i], dim_);
-            for (int64_t i = 0; i < kTileKeys; ++i) v_scales_[i] = row_scale(rows.v[i], dim_);
-        }
         const int64_t blocks = (num_rows() + kBlockRows - 1) / kBlockRows;
         const int64_t step = (num_rows() + blocks - 1) / blocks;
-        // What is used once is widened on the way; fp32 needs no widening.
-        const bool direct =
-            dim_ % Floats::kSize == 0 && (blocks == 1 || sizeof(T) == sizeof(float));
-        if (!direct) pack_values(rows.v, begin, end, dim_, padded_, packed_);
+        const Piece* pieces = current_->pieces;
+        Lines values(pieces, current_->num_pieces, &Piece::value_bytes);
+        Lines keys(following_->pieces, following_->num_pieces, &Piece::key_bytes);
+        read_pieces();
+        if (!in_vectors_)
+            pack_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, values, keys_);
+        if (!whole_rows_) pack_values(value_rows_, begin, end, dim_, padded_, packed_);
         for (int64_t row = 0; row < num_rows(); row += step) {
             const int64_t count = row + step < num_rows() ? step : num_rows() - row;
             const Range first = visible(row / group_, at);
             const Range last = visible((row + count - 1) / group_, at);
             const Range seen = {first.begin, last.end};
-            if (seen.begin >= seen.end) continue;
-            if (direct) attend_rows(at, row, count, seen, lines, CachedValues<T>{rows.v});
-            else attend_rows(at, row, count, seen, lines, PackedValues{packed_, padded_});
+            if (seen.begin < seen.end) attend_rows(at, row, count, seen, values, keys);
         }
     }
 
-    template <typename Values>
-    void attend_rows(int64_t at, int64_t row, int64_t count, Range seen, Lines& lines,
-                     Values values) {
+    // Where each vector of keys and each value lies, and their scales.
+    void read_pieces() {
+        constexpr int64_t kSize = Floats::kSize;
+        const int64_t block_size = op_.cache.block_size;
+        for (int64_t p = 0; p < current_->num_pieces; ++p) {
+            const Piece& piece = current_->pieces[p];
+            const T* keys = reinterpret_cast<const T*>(piece.keys);
+            const T* values = reinterpret_cast<const T*>(piece.value_bytes.begin);
+            const int64_t end = piece.first + piece.count;
+            if (in_vectors_)
+                for (int64_t i = piece.first; i < end; i += kSize)
+                    key_vectors_[i / kSize] = keys + piece.offset + i - piece.first;
+            for (int64_t i = piece.first; i < end; ++i, values += row_size<T>(dim_))
+                value_rows_[i] = values;
+            if constexpr (kScaled) {
+                const T* scales = keys + dim_ * block_size;
+                std::memcpy(k_scales_ + piece.first, scales + piece.offset * sizeof(float),
+                            piece.count * sizeof(float));
+                for (int64_t i = piece.first; i < end; ++i)
+                    v_scales_[i] = row_scale(value_rows_[i], dim_);
+            }
+        }
+    }
+
+    void attend_rows(int64_t at, int64_t row, int64_t count, Range seen, Lines& values,
+                     Lines& keys) {
         switch (count) {
-            case 1: return attend_block<1>(at, row, seen, lines, values);
-            case 2: return attend_block<2>(at, row, seen, lines, values);
-            case 3: return attend_block<3>(at, row, seen, lines, values);
-            case 4: return attend_block<4>(at, row, seen, lines, values);
-            case 5: return attend_block<5>(at, row, seen, lines, values);
-            case 6: return attend_block<6>(at, row, seen, lines, values);
+            case 1: return attend_block<1>(at, row, seen, values, keys);
+            case 2: return attend_block<2>(at, row, seen, values, keys);
+            case 3: return attend_block<3>(at, row, seen, values, keys);
+            case 4: return attend_block<4>(at, row, seen, values, keys);
+            case 5: return attend_block<5>(at, row, seen, values, keys);
+            case 6: return attend_block<6>(at, row, seen, values, keys);
         }
     }
 
-    template <int Count, typename Values>
-    void attend_block(int64_t at, int64_t row, Range seen, Lines& lines, Values values) {
+    // Fetches this tile's values and the next one's keys.
+    template <int Count>
+    void attend_block(int64_t at, int64_t row, Range seen, Lines& next_values, Lines& next_keys) {
+        const int64_t begin = seen.begin / Floats::kSize;
         const int64_t vecs = (seen.end + Floats::kSize - 1) / Floats::kSize;
-        float factors[Count];
-        score<Count>(q_ + row * dim_, dim_, keys_, vecs, lines, weights_);
+        const auto score_keys = [&](auto keys) {
+            score<Count>(q_ + row * dim_, dim_, keys, begin, vecs, next_values, weights_);
+        };
+        // Widened on the way even for many rows: conversions are not what the loops wait for.
+        if (in_vectors_) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
+        else score_keys(PackedKeys{keys_});
         if constexpr (kScaled) multiply(k_scales_, Count, vecs);
         // In two passes: the maxima of all rows overlap, which one after the other would wait.
-        float tops[Count];
+        float tops[Count], factors[Count];
         for (int r = 0; r < Count; ++r) {
             const Range own = visible((row + r) / group_, at);
             tops[r] = highest(own, vecs, weights_ + r * kTileKeys);
@@ -421,8 +450,12 @@ class AttentionWorker {
         for (int r = 0; r < Count; ++r)
             factors[r] = exponentiate(row + r, tops[r], vecs, weights_ + r * kTileKeys);
         if constexpr (kScaled) multiply(v_scales_, Count, vecs);
-        weigh<Count>(weights_, factors, values, seen.begin, seen.end, dim_, padded_,
-                     lines, values_ + row * padded_);
+        const auto weigh_values = [&](auto values) {
+            weigh<Count>(weights_, factors, values, seen.begin, seen.end, 0, dim_, padded_,
+                         next_keys, values_ + row * padded_);
+        };
+        if (whole_rows_) weigh_values(CachedValues<T>{value_rows_});
+        else weigh_values(PackedValues{packed_, padded_});
     }
 
     // Multiplies the first `count` rows of weights_ by the keys' scales.
@@ -518,9 +551,13 @@ class AttentionWorker {
     QueryTile tile_;
     float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
-    T* nothing_;
-    Rows *rows_, *next_rows_;
-    bool located_ = false;  // rows_ holds the next tile to be worked on
+    const bool in_vectors_;  // no vector of keys crosses blocks
+    const bool whole_rows_;  // a value is a whole number of vectors
+    bool located_ = false;   // current_ is the next tile to be worked on
+    Tile tiles_[2];
+    Tile *current_ = &tiles_[0], *following_ = &tiles_[1];
+    const T* key_vectors_[kTileKeys / Floats::kSize];
+    const T* value_rows_[kTileKeys];
 };
 
 template <typename T>

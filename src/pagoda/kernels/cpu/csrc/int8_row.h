@@ -1,4 +1,5 @@
-// A cached row of K or V in 8 bits: `dim` signed bytes, then the fp32 scale that they are times.
+// A cached row of V in 8 bits: `dim` signed bytes, then the fp32 scale that they are times. K has
+// the same codes and scales, in places of its own (see KvCache).
 #pragma once
 
 #include "vector_math.h"
@@ -10,7 +11,7 @@ struct Int8 {
     int8_t value;
 };
 
-// Elements from one row to the next.
+// Elements that a row takes.
 template <typename T>
 constexpr int64_t row_size(int64_t dim) {
     return dim;
@@ -93,10 +94,19 @@ inline float finite_magnitude(const float* x, int64_t dim) {
     return nan ? __builtin_nanf("") : largest;
 }
 
+struct RowScale {
+    float scale;
+    float inverse;
+};
+
 // A row with infinity or NaN in it has the scale NaN, and reads as NaN throughout.
-inline void store_head(const float* x, Int8* out, int64_t dim) {
+inline RowScale scale_of(const float* x, int64_t dim) {
     const float scale = finite_magnitude(x, dim) / 127.0f;
-    const float inverse = scale < 0x1p-126f ? 0.0f : 1.0f / scale;
+    return {scale, scale < 0x1p-126f ? 0.0f : 1.0f / scale};
+}
+
+inline void store_value(const float* x, int64_t dim, Int8* out) {
+    const auto [scale, inverse] = scale_of(x, dim);
     const int64_t whole = dim - dim % Floats::kSize;
     for (int64_t i = 0; i < whole; i += Floats::kSize)
         store(Floats::load(x + i) * Floats::all(inverse), out + i);

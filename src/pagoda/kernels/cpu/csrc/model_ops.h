@@ -12,8 +12,9 @@ enum class FloatType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
-// One layer's paged K and V, each [num_blocks, kv_heads, block_size, dim]; in int8 a row's fp32
-// scale lies behind its dim bytes.
+// One layer's paged K [num_blocks, kv_heads, dim, block_size], so that a vector of keys lies in one
+// piece, and V [num_blocks, kv_heads, block_size, dim]. In int8 K's fp32 scales [block_size] lie
+// behind each [dim, block_size], and V's behind each row.
 struct KvCache {
     void* k;
     void* v;

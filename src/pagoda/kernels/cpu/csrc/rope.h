@@ -41,10 +41,33 @@ inline void rotate_head(float* x, const float* cos, const float* sin, int64_t ha
 }
 
 template <typename T>
-inline void store_head(const float* x, T* out, int64_t dim) {
+inline void store_value(const float* x, int64_t dim, T* out) {
     const int64_t whole = dim - dim % Floats::kSize;
     for (int64_t i = 0; i < whole; i += Floats::kSize) store(Floats::load(x + i), out + i);
     for (int64_t i = whole; i < dim; ++i) narrow(x[i], out + i);
+}
+
+// out[dim] = x[dim] * factor, the elements `stride` apart.
+template <typename T>
+inline void store_column(const float* x, float factor, int64_t dim, int64_t stride, T* out) {
+    const int64_t whole = dim - dim % Floats::kSize;
+    for (int64_t i = 0; i < whole; i += Floats::kSize) {
+        T part[Floats::kSize];
+        store(Floats::load(x + i) * Floats::all(factor), part);
+        for (int j = 0; j < Floats::kSize; ++j) out[(i + j) * stride] = part[j];
+    }
+    for (int64_t i = whole; i < dim; ++i) narrow(x[i] * factor, out + i * stride);
+}
+
+template <typename T>
+inline void store_key(const float* x, const KvCache& cache, T* block, int64_t offset) {
+    store_column(x, 1.0f, cache.dim, cache.block_size, block + offset);
+}
+inline void store_key(const float* x, const KvCache& cache, Int8* block, int64_t offset) {
+    const auto [scale, inverse] = scale_of(x, cache.dim);
+    store_column(x, inverse, cache.dim, cache.block_size, block + offset);
+    Int8* scales = block + cache.dim * cache.block_size;
+    std::memcpy(scales + offset * sizeof(float), &scale, sizeof scale);
 }
 
 template <typename T>
@@ -68,10 +91,10 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
     const int64_t block = op.slots[row] / cache.block_size;
     const int64_t offset = op.slots[row] % cache.block_size;
     for (int64_t head = 0; head < cache.kv_heads; ++head) {
-        const int64_t place = (block * cache.kv_heads + head) * cache.block_size + offset;
-        const int64_t at = place * row_size<T>(dim);
-        store_head(k + head * dim, static_cast<T*>(cache.k) + at, dim);
-        store_head(v + head * dim, static_cast<T*>(cache.v) + at, dim);
+        const int64_t size = row_size<T>(dim);
+        const int64_t place = (block * cache.kv_heads + head) * cache.block_size * size;
+        store_key(k + head * dim, cache, static_cast<T*>(cache.k) + place, offset);
+        store_value(v + head * dim, dim, static_cast<T*>(cache.v) + place + offset * size);
     }
 }
 
