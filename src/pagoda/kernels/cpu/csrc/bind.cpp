@@ -121,7 +121,7 @@ class Native {
             kernels->matmul(step, rows, pool);
         }, tokens, [&op, kernels](int64_t rows) {
             return kernels->matmul_scratch_bytes(op, rows);
-        }, op.matrices[0].panels);
+        });
     }
 
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
@@ -264,13 +264,12 @@ class Native {
 
     // `op(rows, scratch, pool)`; `scratch_bytes(rows)` is what it works in.
     template <typename Op, typename ScratchBytes>
-    void compute(const char* name, const Op& op, int64_t rows, const ScratchBytes& scratch_bytes,
-                 const void* reads = nullptr) {
+    void compute(const char* name, const Op& op, int64_t rows, const ScratchBytes& scratch_bytes) {
         Turn turn(busy_);
         if (program_ != nullptr) {
             if (rows != recorded_rows_)
                 throw std::invalid_argument("an op of this step has rows of its own number");
-            program_->add(name, count_, op, scratch_bytes(program_->max_rows(count_)), reads);
+            program_->add(name, count_, op, scratch_bytes(program_->max_rows(count_)));
         }
         op(rows, scratch_.at_least(scratch_bytes(rows)), *pool_);
     }

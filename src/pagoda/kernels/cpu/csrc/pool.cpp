@@ -13,9 +13,6 @@ namespace {
 // process.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerLook = 64;
-// A part of a core's second-level cache; what is fetched beyond it would push out what is in use.
-constexpr int64_t kMostFetched = 128 << 10;
-constexpr int kLinesPerLook = 4;
 
 void pause() {
 #if defined(__x86_64__)
@@ -25,25 +22,14 @@ void pause() {
 #endif
 }
 
-// Returns once `value` is no longer `old`: spins first, then sleeps. While it spins it fetches from
-// `expected` on.
-uint32_t await_change(const std::atomic<uint32_t>& value, uint32_t old,
-                      const std::atomic<const char*>& expected) {
+// Returns once `value` is no longer `old`: spins first, then sleeps.
+uint32_t await_change(const std::atomic<uint32_t>& value, uint32_t old) {
     const auto end = std::chrono::steady_clock::now() + kSpin;
-    const char* fetching = nullptr;
-    int64_t fetched = 0;
     do {
         for (int i = 0; i < kPausesPerLook; ++i) {
             const uint32_t now = value.load(std::memory_order_acquire);
             if (now != old) return now;
-            const char* wanted = expected.load(std::memory_order_relaxed);
-            if (wanted != fetching) fetching = wanted, fetched = 0;
-            if (wanted == nullptr || fetched == kMostFetched) {
-                pause();
-                continue;
-            }
-            for (int line = 0; line < kLinesPerLook; ++line, fetched += 64)
-                __builtin_prefetch(wanted + fetched);
+            pause();
         }
         // Whoever is awaited may be waiting for this very core.
         std::this_thread::yield();
@@ -80,7 +66,7 @@ void Pool::run_parallel(uint32_t num_chunks, Call call, const void* context) {
     part_.notify_all();
     take_chunks(part);
     uint32_t pending = pending_.load(std::memory_order_acquire);
-    while (pending != 0) pending = await_change(pending_, pending, expected_);
+    while (pending != 0) pending = await_change(pending_, pending);
 }
 
 void Pool::take_chunks(uint32_t part) {
@@ -99,7 +85,7 @@ void Pool::take_chunks(uint32_t part) {
 void Pool::loop() {
     uint32_t part = 0;
     for (;;) {
-        part = await_change(part_, part, expected_);
+        part = await_change(part_, part);
         if (stopping_.load()) return;
         take_chunks(part);
     }

@@ -31,12 +31,6 @@ class Pool {
         }, &body);
     }
 
-    // What a coming part will read: threads that wait for work fetch it into their cache.
-    void expect(const void* data) {
-        if (data != expected_.load(std::memory_order_relaxed))
-            expected_.store(static_cast<const char*>(data), std::memory_order_relaxed);
-    }
-
    private:
     using Call = void (*)(const void* context, int64_t chunk);
 
@@ -50,7 +44,6 @@ class Pool {
     alignas(64) std::atomic<uint64_t> chunks_{0};
     alignas(64) std::atomic<uint32_t> pending_{0};
     alignas(64) std::atomic<uint32_t> part_{0};
-    alignas(64) std::atomic<const char*> expected_{nullptr};
     Call call_ = nullptr;
     const void* context_ = nullptr;
     uint32_t num_chunks_ = 0;

@@ -27,12 +27,8 @@ class Program {
     int64_t scratch_bytes() const { return scratch_bytes_; }
     int64_t max_rows(int count) const { return max_rows_.at(static_cast<size_t>(count)); }
 
-    // `reads` is where its weights begin, null if it has none.
-    void add(const char* name, int count, Op op, int64_t scratch_bytes, const void* reads) {
-        ops_.push_back({name, count, std::move(op), nullptr});
-        if (reads != nullptr)
-            for (auto step = ops_.rbegin() + 1; step != ops_.rend() && !step->reads_next; ++step)
-                step->reads_next = reads;
+    void add(const char* name, int count, Op op, int64_t scratch_bytes) {
+        ops_.push_back({name, count, std::move(op)});
         if (scratch_bytes > scratch_bytes_) scratch_bytes_ = scratch_bytes;
     }
 
@@ -45,11 +41,9 @@ class Program {
 
     // Ops without rows are left out. `scratch` has `scratch_bytes()`, aligned to 64.
     void run(const std::vector<int64_t>& rows, uint8_t* scratch, Pool& pool) const {
-        for (const Step& step : ops_) {
-            pool.expect(step.reads_next);
+        for (const Step& step : ops_)
             if (rows[static_cast<size_t>(step.count)] > 0)
                 step.op(rows[static_cast<size_t>(step.count)], scratch, pool);
-        }
     }
 
     // As `run`; the name of each op and the seconds that it took.
@@ -58,7 +52,6 @@ class Program {
         std::vector<std::pair<std::string, double>> times;
         for (const Step& step : ops_) {
             const auto begun = std::chrono::steady_clock::now();
-            pool.expect(step.reads_next);
             if (rows[static_cast<size_t>(step.count)] > 0)
                 step.op(rows[static_cast<size_t>(step.count)], scratch, pool);
             const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
@@ -72,7 +65,6 @@ class Program {
         const char* name;
         int count;
         Op op;
-        const void* reads_next;  // weights of the next op that has some
     };
 
     std::vector<int64_t> max_rows_;
