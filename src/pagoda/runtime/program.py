@@ -12,12 +12,12 @@ from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.runtime.inputs import GroupArrays, KVCaches, StepArrays
+from pagoda.runtime.model import Model
 from pagoda.runtime.sampler import FirstMax
 from pagoda.runtime.states import Ints
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.recording import Recording
-    from pagoda.runtime.runner import Model
 
 logger = get_logger(__name__)
 
@@ -136,7 +136,7 @@ class StepProgram:
     @classmethod
     def record(
         cls,
-        model: "Model",
+        model: Model,
         kv_caches: KVCaches,
         layer_group: list[int],
         block_sizes: Sequence[int],
@@ -192,7 +192,7 @@ class StepProgram:
         return self._recording.profile(self._rows)
 
     def _trace(
-        self, model: "Model", arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
+        self, model: Model, arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
     ) -> None:
         limits, recording, inputs = self._limits, self._recording, self._inputs
         inputs.load(arrays, np.array([arrays.num_tokens - 1]))

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,12 +14,12 @@ from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, Token
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.inputs import KVCaches, build_batch
 from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
 from pagoda.runtime.profile import StepTimes
@@ -29,27 +28,6 @@ from pagoda.runtime.sampler import NOT_A_NUMBER, most_likely, sample
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 
 logger = get_logger(__name__)
-
-
-class Model(Protocol):
-    """What a model offers the runner: `compute_logits` if it writes text, `classify` if it has
-    labels."""
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden]."""
-        ...
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """fp32 logits [rows, vocab] of chosen rows."""
-        ...
-
-    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Logits [texts, labels] of hidden states of texts' first tokens."""
-        ...
-
-    def reserve(self, max_model_len: int) -> None:
-        """Make what grows with the context now."""
-        ...
 
 
 @dataclass(eq=False)

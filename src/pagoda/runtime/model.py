@@ -1,0 +1,27 @@
+"""What a model offers the runner."""
+
+from typing import Protocol
+
+import torch
+
+from pagoda.layers.batch import ForwardBatch
+
+
+class Model(Protocol):
+    """`compute_logits` if it writes text, `classify` if it has labels."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """fp32 logits [rows, vocab] of chosen rows."""
+        ...
+
+    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [texts, labels] of hidden states of texts' first tokens."""
+        ...
+
+    def reserve(self, max_model_len: int) -> None:
+        """Make what grows with the context now."""
+        ...
