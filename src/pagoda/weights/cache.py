@@ -52,7 +52,7 @@ def list_models() -> list[CachedModel]:
     found = [
         _cached(alias, models_dir() / alias)
         for alias, model in wheel.ALIASES.items()
-        if model.is_in(models_dir() / alias)
+        if (models_dir() / alias / model.files[0].path).is_file()
     ]
     found += [
         _cached(f"modelscope:{folder.parent.name}/{folder.name}", folder)
