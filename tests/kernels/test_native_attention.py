@@ -12,7 +12,7 @@ from pagoda.kernels.ref import attention as ref
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
 )
-from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402
+from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402 - behind the skip
 
 ISAS = native.INSTRUCTION_SETS
 # fp32 sums of up to 2000 products in another order than the reference's.

@@ -53,7 +53,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
     """The dataclass with the flags that were given. Raises ConfigError for values out of range."""
     given = vars(namespace)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # a dataclass
     return cls(**{name: given[name] for name in names if name in given})
 
 

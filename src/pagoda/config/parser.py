@@ -50,7 +50,7 @@ class FlagParser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(normalise(words), namespace)
 
-    def parse_args(  # type: ignore[override]
+    def parse_args(  # type: ignore[override]  # as above
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         parsed, left = self.parse_known_args(args, namespace)
@@ -141,5 +141,5 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     for key, value in second.items():
         old = out.get(key)
         nested = isinstance(old, dict) and isinstance(value, dict)
-        out[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]
+        out[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]  # `nested` narrows
     return out

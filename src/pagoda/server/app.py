@@ -40,7 +40,7 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
     for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)
-    app.openapi = lambda: build_openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: build_openapi(app)  # type: ignore[method-assign]  # FastAPI: override it so
     return app
 
 

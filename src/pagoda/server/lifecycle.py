@@ -162,7 +162,7 @@ def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
     logger.handlers = list(logging.getLogger("pagoda").handlers)
     logger.propagate = False
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,  # type: ignore[arg-type]  # uvicorn has an ASGI type of its own
         log_config=None,
         log_level="warning",
         access_log=False,

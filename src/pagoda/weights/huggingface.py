@@ -197,7 +197,7 @@ def _progress_class(choice: Choice, progress: Progress | None) -> Any:
         def __init__(self, *args: Any, **kwargs: Any):
             # Of the library's three bars this one counts bytes of files, resumed ones included.
             self._counts = kwargs.get("name") == "huggingface_hub.snapshot_download"
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # tqdm has no types
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0

@@ -207,8 +207,9 @@ class CpuOps:
         stay empty hold -infinity and the id -1."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
-        if not 1 <= count <= min(size, MAX_TOP_K):
-            raise ValueError(f"count is {count}; top_k takes 1 to {min(size, MAX_TOP_K)} here.")
+        if not 1 <= count <= min(size, self.max_top_k):
+            raise ValueError(f"count is {count}; top_k takes 1 to "
+                             f"{min(size, self.max_top_k)} here.")  # fmt: skip
         values = empty((rows, count))
         ids = empty((rows, count), torch.int64)
         self._native.top_k(logits.data_ptr(), rows, size, count, values.data_ptr(), ids.data_ptr())
