@@ -165,11 +165,6 @@ class EngineClient:
         finally:
             self.drop([req.req_id])
 
-    async def abort(self, req_ids: Iterable[str]) -> None:
-        """Stop requests; their streams end with finish_reason `abort`. Unknown ids are harmless."""
-        if self.state == "ready":
-            self._child.end.send(AbortRequests(list(req_ids)))
-
     async def call(self, method: str, *args: Any, timeout: float = 10.0) -> Any:
         """Call a utility of the engine (`reset_prefix_cache`, `stats`, `check_integrity`).
 
