@@ -43,12 +43,15 @@ class ChatJob:
     prompt_text: str
     echoed: str
     """With echo, the final message of the request, which the reply continues."""
+    named_call: bool = False
+    """A call was asked for by name."""
 
 
 @dataclass
 class _Choice:
     parser: OutputParser
     parallel_calls: bool
+    named_call: bool
     thought: list[str] = field(default_factory=list)
     called: bool = False
     parsed: ParsedReply = field(default_factory=ParsedReply)
@@ -73,7 +76,7 @@ class _Choice:
             elif delta.kind == "tool_call":
                 self.called = True
         if output.finish_reason is not None:
-            called = self.called and output.finish_reason == "stop"
+            called = self.called and not self.named_call and output.finish_reason == "stop"
             self.finish_reason = "tool_calls" if called else output.finish_reason
             self.stop_reason = output.stop_reason
         return deltas
@@ -90,6 +93,7 @@ class _ChatReply:
             _Choice(
                 job.served.parser(job.prompt_text, job.body.offered_tools),
                 job.body.parallel_tool_calls,
+                job.named_call,
             )
             for _ in range(job.generation.num_choices)
         ]
@@ -109,7 +113,7 @@ class _ChatReply:
             self.usage.reasoning = sum(
                 len(encode(text, add_special_tokens=False)) for text in reasoning
             )
-        return self.usage.usage(self.body.n)
+        return self.usage.final(self.body, self.job.served, self.job.generation)
 
 
 class WholeChat(_ChatReply):
@@ -143,7 +147,7 @@ class WholeChat(_ChatReply):
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
 
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
@@ -186,7 +190,7 @@ class StreamedChat(_ChatReply, EventSource):
 
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
         delta = self._delta(choice.feed(output))
         written = b""
         if not choice.started and (output.token_ids or finished):

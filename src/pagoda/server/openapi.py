@@ -12,18 +12,20 @@ from pagoda.server.errors import ErrorReply
 from pagoda.server.protocol import pooling, replies, vectors
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.protocol.models import ModelRequest
 from pagoda.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from pagoda.version import __version__
 
 _REF = "#/components/schemas/"
 _REQUESTS: tuple[type[BaseModel], ...] = (
-    ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest,
+    ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ModelRequest,
     pooling.EmbeddingRequest, pooling.PoolingRequest, pooling.ClassifyRequest,
     pooling.ScoreRequest, pooling.RerankRequest, pooling.NativeEmbeddingRequest,
 )  # fmt: skip
 _REPLIES: tuple[type[msgspec.Struct], ...] = (
     replies.ChatCompletion, replies.ChatCompletionChunk, replies.Completion,
-    replies.CompletionChunk, replies.ModelCard, replies.ModelList, replies.Tokens, replies.Text,
+    replies.CompletionChunk, replies.ModelCard, replies.ModelList, replies.Success, replies.Tokens,
+    replies.Text,
     vectors.Embeddings, vectors.PooledList, vectors.Classifications, vectors.Scores,
     vectors.Ranking, vectors.NativeEmbedding, ErrorReply,
 )  # fmt: skip

@@ -4,11 +4,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.chat import ChatJob, StreamedChat, WholeChat
 from pagoda.server.context import Context, context_of, reply_head
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.openapi import describe
 from pagoda.server.params import chat_params
@@ -17,6 +18,7 @@ from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import respond
+from pagoda.server.structure import constrained, is_named, report_unenforced, tool_use
 
 router = APIRouter()
 
@@ -28,21 +30,31 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     context = context_of(request)
-    job = await _job(request, body, context)
+    job, constraint = await _job(request, body, context)
     log_request(context.config, job.head.id, job.generation)
-    return await respond(
+    response = await respond(
         request,
         context,
         job.generation,
         streamed=StreamedChat(job) if body.stream else None,
         whole=WholeChat(job).reply,
     )
+    report_unenforced(response, constraint)
+    return response
 
 
-async def _job(request: Request, body: ChatCompletionRequest, context: Context) -> ChatJob:
-    served = context.served(body.model)
+async def _job(
+    request: Request, body: ChatCompletionRequest, context: Context
+) -> tuple[ChatJob, Constraint]:
+    served = await context.served(request, body.model)
     sampling = chat_params(body, served)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     prompt = await _render(body, served)
+    constraint = Constraint()
+    if use.tools or sampling.structured_outputs is not None:
+        constraint = await constrained(
+            lambda: chat_constraint(served.text, prompt, sampling.structured_outputs, use)
+        )
     ids = await encode(
         served,
         prompt,
@@ -52,11 +64,11 @@ async def _job(request: Request, body: ChatCompletionRequest, context: Context) 
         param="messages",
     )
     head = reply_head(request, "chatcmpl", body.request_id, body.model or served.names[0])
-    shown = served.text.markup_ids
-    generation = Generation(served, [ids], sampling, body, head.id, context.metrics, shown)
-    return ChatJob(
-        body, served, generation, head, prompt, final_text(body.messages) if body.echo else ""
-    )
+    rules = ReplyRules(constraint.grammar, served.text.markup_ids)
+    generation = Generation(served, [ids], sampling, body, head.id, context.metrics, rules)
+    echoed = final_text(body.messages) if body.echo else ""
+    job = ChatJob(body, served, generation, head, prompt, echoed, is_named(body.tool_choice))
+    return job, constraint
 
 
 async def _render(body: ChatCompletionRequest, served: ServedModel) -> str:
