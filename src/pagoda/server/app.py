@@ -11,14 +11,18 @@ from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
 from pagoda.server.openapi import build_openapi
+from pagoda.server.responses.registry import Responses
+from pagoda.server.responses.store import ResponseStore
 from pagoda.server.routes import (
     chat,
     completions,
     docs,
     embeddings,
     health,
+    messages,
     metrics,
     models,
+    responses,
     scores,
     tokens,
 )
@@ -35,8 +39,12 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.context = context
+    app.state.responses = Responses(ResponseStore(config.responses_store))
     install_handlers(app)
-    modules = (chat, completions, embeddings, scores, models, tokens, health, metrics, docs)
+    modules = (
+        chat, completions, responses, messages, embeddings, scores, models, tokens, health,
+        metrics, docs,
+    )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)
