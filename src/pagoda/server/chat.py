@@ -193,7 +193,7 @@ class StreamedChat(_ChatReply, EventSource):
             choice.token_ids = output.token_ids
         chunk = self._chunk([choice])
         if output.finish_reason is not None:
-            choice.reader.stop_reason = output.stop_reason
+            choice.stop_reason = output.stop_reason
             chunk.system_fingerprint = fingerprint(self.job.served)
         elif _is_empty(delta):
             delta.content = ""
