@@ -140,7 +140,7 @@ def test_content_type(shared: RunningServer, kind: str) -> None:
         ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),  # this model has no calls
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": response_format({"not": {}})}, "structured_outputs.json"),
+        ({"response_format": response_format({"not": {}})}, "response_format"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs"),

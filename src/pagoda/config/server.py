@@ -49,6 +49,11 @@ class ServerConfig(Options):
         "0 never does.",
         bounds=(-1, math.inf), aliases=("--sleep-idle-seconds",),
     )  # fmt: skip
+    responses_store: str | None = option(
+        None,
+        "SQLite file that keeps what /v1/responses answered over restarts, up to 1 GiB; by default "
+        "memory does, up to 64 MiB.",
+    )
     max_body_bytes: int = option(
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),

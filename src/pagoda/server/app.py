@@ -15,14 +15,18 @@ from pagoda.server.middleware import (
     RequestLogMiddleware,
 )
 from pagoda.server.openapi import build_openapi
+from pagoda.server.responses.registry import Responses
+from pagoda.server.responses.store import ResponseStore
 from pagoda.server.routes import (
     chat,
     completions,
     docs,
     embeddings,
     health,
+    messages,
     metrics,
     models,
+    responses,
     scores,
     tokens,
 )
@@ -39,8 +43,12 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.context = context
+    app.state.responses = Responses(ResponseStore(config.responses_store))
     install_handlers(app)
-    modules = (chat, completions, embeddings, scores, models, tokens, health, metrics, docs)
+    modules = (
+        chat, completions, responses, messages, embeddings, scores, models, tokens, health,
+        metrics, docs,
+    )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)

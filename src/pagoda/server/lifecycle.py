@@ -29,6 +29,7 @@ from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.listen import base_url, is_loopback
+from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
 
 _log = get_logger(__name__)
@@ -63,6 +64,7 @@ class Lifecycle:
         self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
         app = create_app(Fleet(), config)
         self._context: Context = app.state.context
+        self._responses: Responses = app.state.responses
         self._http = _HttpServer(_uvicorn_config(app, config))
         self._stop = asyncio.Event()
 
@@ -162,6 +164,7 @@ class Lifecycle:
             # The first engine is the fleet's only once it has started.
             await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
         await asyncio.gather(http, return_exceptions=True)
+        await self._responses.close()
         runfile.unregister(self._port)
 
 

@@ -110,9 +110,18 @@ def _name(tool: Mapping[str, Any]) -> Any:
     return (function if isinstance(function, Mapping) else tool).get("name")
 
 
-async def constrained(make: Callable[[], Constraint]) -> Constraint:
-    """What `make` returns, worked out beside the event loop: schemas are anyone's."""
-    return await asyncio.to_thread(make)
+async def constrained(body: GenerationBody, make: Callable[[], Constraint]) -> Constraint:
+    """What `make` returns, worked out beside the event loop: schemas are anyone's.
+
+    Its RequestErrors name the field that the body has.
+    """
+    try:
+        return await asyncio.to_thread(make)
+    except RequestError as error:
+        named = error.param or ""
+        if body.response_format is None or not named.startswith("structured_outputs"):
+            raise
+        raise RequestError(error.message, "response_format") from error
 
 
 def report_unenforced(response: Response, constraint: Constraint) -> None:

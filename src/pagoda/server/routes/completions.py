@@ -56,7 +56,7 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
     constraint = Constraint()
     if sampling.structured_outputs is not None:
         wanted = sampling.structured_outputs
-        constraint = await constrained(lambda: completion_constraint(wanted))
+        constraint = await constrained(body, lambda: completion_constraint(wanted))
     rules = ReplyRules(constraint.grammar)
     head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
     generation = Generation(served, ids, sampling, body, head.id, context.metrics, rules)
