@@ -441,3 +441,9 @@ def test_calls_that_are_asked_for_are_enforced(serve, choice):
     assert reply.stop_reason == "tool_use" and reply.content[-1].input == {"city": "Paris"}
     assert ByteGrammars().accepts(grammar_of(server), call)
     assert not ByteGrammars().accepts(grammar_of(server), "Sunny.")
+
+
+def test_what_is_not_enforced_is_told(serve):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {}}}}
+    reply = serve(CALLING).post("/v1/messages", **ASK, tools=[{**TOOLS[0], "input_schema": schema}])
+    assert "not" in reply.headers["Pagoda-Not-Enforced"]
