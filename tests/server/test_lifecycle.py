@@ -3,72 +3,16 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
+from tests.server.served import Served
 
-ROOT = Path(__file__).parents[2]
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-class Served:
-    def __init__(self, *how: str, port: int | None = None, cache: Path):
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.serve_fake", str(self.port), *how],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env={"PYTHONPATH": str(ROOT / "src"), "PAGODA_CACHE": str(cache)},
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: "Ready:" in self.log or self.process.poll() is not None, 30)
-        assert "Ready:" in self.log, self.log
-
-    def exit_code(self, seconds: float = 20) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join()
-        return code
-
-    def close(self) -> None:
-        self.process.kill()
-        self.exit_code()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    started: list[Served] = []
-
-    def start(*how: str, **options: int) -> Served:
-        started.append(Served(*how, cache=tmp_path, **options))
-        return started[-1]
-
-    yield start
-    for served in started:
-        served.close()
 
 
 def stream_in_background(url: str) -> tuple[threading.Thread, list[str]]:
@@ -129,7 +73,7 @@ def test_stop_in_mid_stream(serve) -> None:
 
 
 def test_drain(serve) -> None:
-    served = serve("drains")
+    served = serve("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -141,8 +85,33 @@ def test_drain(serve) -> None:
     assert text == REPLY
 
 
+def test_a_drain_ends_at_its_limit(serve) -> None:
+    served = serve("crawls", "--shutdown-timeout=0.5")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: bool(lines))
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code() == 0
+    thread.join()
+    assert lines[-1] == "data: [DONE]"
+    assert "stopped" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+    assert "running requests get 0.5 s" in served.log
+
+
+def test_no_new_requests_while_draining(serve) -> None:
+    served = serve("--shutdown-timeout=30")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: _status(served, "/health") == 0)
+    assert served.exit_code() == 0
+    thread.join()
+    assert lines[-1] == "data: [DONE]"
+
+
 def test_second_signal_ends_the_drain(serve) -> None:
-    served = serve("drains")
+    served = serve("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)

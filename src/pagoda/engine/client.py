@@ -33,6 +33,7 @@ from pagoda.core.messages import (
 from pagoda.engine.child import EngineChild, LaunchOptions
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.queue_limit import QueueLimit
 
 log = get_logger(__name__)
 
@@ -64,6 +65,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.phase = "launch"
         self.restarts = 0
+        self.queue = QueueLimit(config.scheduler)
         self._options = options
         self._child = EngineChild(config, options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,13 +131,15 @@ class EngineClient:
         has a finish_reason. Who leaves earlier calls `drop`.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
-        Raises EngineDeadError when the engine is not ready, RequestError for an id that is
-        already running, and sends nothing then.
+        Raises EngineDeadError when the engine is not ready, QueueFullError when too many wait,
+        RequestError for an id that is already running, and sends nothing then.
         """
-        self._require_ready()
+        ready = self._require_ready()
         for request in requests:
             if request.req_id in self._inboxes:
                 raise RequestError(f"A request with the id {request.req_id!r} is already running.")
+        if self.queue.active:
+            self.queue.admit(requests, len(self._inboxes), self.stats, ready)
         inbox = Inbox()
         for request in requests:
             self._inboxes[request.req_id] = inbox
@@ -145,6 +149,8 @@ class EngineClient:
     def drop(self, req_ids: Iterable[str]) -> None:
         """Hear no more of requests, and stop those that still run."""
         running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
+        for req_id in running:
+            self.queue.forget(req_id)
         if running:
             self._child.end.send(AbortRequests(running))
 
@@ -208,10 +214,10 @@ class EngineClient:
         else:
             self._child.kill()
 
-    def _require_ready(self) -> None:
+    def _require_ready(self) -> EngineReady:
         self._attach()
-        if self.state == "ready" and not self._stopping:
-            return
+        if self.state == "ready" and not self._stopping and self.ready is not None:
+            return self.ready
         if self._stopping or self.state == "stopped":
             raise EngineDeadError("The engine is shutting down.")
         if self.state == "dead":
@@ -247,6 +253,8 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self.stats = message.stats
             for delta in message.deltas:
+                if self.queue.active:
+                    self.queue.forget(delta.req_id)
                 inbox = self._inboxes.get(delta.req_id)
                 if inbox is not None:
                     inbox.put(delta)
@@ -326,6 +334,7 @@ class EngineClient:
         for inbox in self._inboxes.values():
             inbox.end(cause)
         self._inboxes.clear()
+        self.queue.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(cause))

@@ -22,6 +22,7 @@ from pagoda.server.routes import (
     scores,
     tokens,
 )
+from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
 
 def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
@@ -33,6 +34,7 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         middleware=_middleware(context),
         openapi_url="/openapi.json",
+        root_path=config.root_path,
     )
     app.state.context = context
     install_handlers(app)
@@ -52,15 +54,20 @@ def _middleware(context: Context) -> list[Middleware]:
             RequestLogMiddleware,
             metrics=context.metrics,
             access_log=not config.disable_uvicorn_access_log,
-        )
+        ),
+        Middleware(WebGuardMiddleware, hosts=allowed_hosts(config), origins=config.allowed_origins),
     ]
     if config.allowed_origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(config.allowed_origins),
-                allow_methods=["*"],
-                allow_headers=["*"],
+                allow_origins=config.allowed_origins,
+                allow_methods=config.allowed_methods,
+                allow_headers=config.allowed_headers,
+                allow_credentials=config.allow_credentials,
+                # Browsers ask for it where a public site calls a server of this machine.
+                allow_private_network=True,
+                expose_headers=("X-Request-Id", "Retry-After"),
             )
         )
     keys = configured_keys(config)

@@ -1,6 +1,7 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
 from pagoda.engine.text_side import fetch_model
 from pagoda.engine.watchdog import Watchdog
-from pagoda.server.listen import listen
+from pagoda.server.listen import listening
+from pagoda.server.tls import tls_context
 
 _log = get_logger(__name__)
 
 _SHOW_CURSOR = "\x1b[?25h\n"
 # A fetch that used up the time still leaves the engine enough to say where it stands.
 _LEAST_SECONDS = 0.1
+_MAX_DESCRIPTORS = 65536
 
 
 Launcher = Callable[[EngineConfig, ServerConfig], EngineClient]
@@ -36,7 +39,9 @@ def run_server(
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
-        with listen(server_config.host, server_config.port) as listener:
+        tls = tls_context(server_config)
+        allow_many_connections()
+        with listening(server_config) as listener:
             model = _fetch(engine_config.model, server_config.startup_timeout)
             if server_config.startup_timeout:
                 left = server_config.startup_timeout - (time.monotonic() - begun)
@@ -48,7 +53,8 @@ def run_server(
 
                 from pagoda.server.lifecycle import Lifecycle
 
-                return uvloop.run(Lifecycle(listener, client, engine_config, server_config).run())
+                life = Lifecycle(listener, client, engine_config, server_config, tls)
+                return uvloop.run(life.run())
             finally:
                 client.kill()
     except PagodaError as error:
@@ -56,6 +62,13 @@ def run_server(
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and shells give 1,024 where the system would give more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _fetch(model: ModelConfig, timeout: float) -> ModelConfig:

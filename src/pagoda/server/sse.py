@@ -16,6 +16,8 @@ from pagoda.server.generation import Generation, Part
 from pagoda.server.http1 import ChunkWriter, chunk_writer
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of events pass over."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -41,13 +43,18 @@ class EventStream(Response):
 
     An exception of either becomes an error event: the status line is long gone by then.
     Writing waits for a slow reader, so what piles up meanwhile is the generation's affair.
-    `during` is entered while it runs.
+    `during` is entered while it runs. A silence of `keep_alive` seconds, where not 0, is filled
+    with a comment.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, source: EventSource, during: AbstractContextManager[None]
+        self,
+        generation: Generation,
+        source: EventSource,
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # Response counts an empty body; a stream's length is unknown.
@@ -55,25 +62,39 @@ class EventStream(Response):
         self._generation = generation
         self._source = source
         self._during = during
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._during:
             await _first_of(self._write(send, chunk_writer(scope)), _disconnected(receive))
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
-        generation, source = self._generation, self._source
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            with generation.started():
-                while generation.running:
-                    await generation.arrival()
-                    chunk = source.events(generation.take())
-                    if chunk and not write(chunk):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = source.end() + DONE
-        except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
-            last = b"data: " + to_api_error(error).body() + b"\n\n" + DONE
+        # Started first, so that a refusal (the queue is full) still has a status of its own.
+        with self._generation.started():
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await self._send_events(send, write)
+                last = self._source.end() + DONE
+            except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
+                last = b"data: " + to_api_error(error).body() + b"\n\n" + DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_events(self, send: Send, write: ChunkWriter) -> None:
+        generation, source = self._generation, self._source
+        while generation.running:
+            arrival = generation.arrival()
+            if self._keep_alive and not await _within(arrival, self._keep_alive):
+                chunk = KEEP_ALIVE
+            else:
+                await arrival
+                chunk = source.events(generation.take())
+            if chunk and not write(chunk):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def _within(arrival: "asyncio.Future[None]", seconds: float) -> bool:
+    done, _ = await asyncio.wait((arrival,), timeout=seconds)
+    return bool(done)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
