@@ -16,6 +16,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.config.server import ServerConfig
 from pagoda.server.listen import listen_unix
 from pagoda.server.tls import tls_context
+from tests.server.conftest import wait_until
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -37,8 +38,8 @@ def test_unix_socket(serve, unix: Path) -> None:
         assert http.get("/health").status_code == 200
         text = http.post("/v1/chat/completions", json=BODY).text
         assert text.endswith("data: [DONE]\n\n")
+    wait_until(lambda: '"POST /v1/chat/completions HTTP/1.1" 200' in served.log)
     assert '- "GET /health' not in served.log  # probes are no news
-    assert '"POST /v1/chat/completions HTTP/1.1" 200' in served.log
     second = serve(f"--uds={unix}")
     assert second.exit_code() == 1
     assert f"A server listens on {unix}" in second.log

@@ -9,7 +9,7 @@ from pagoda.engine.directory import ModelDirectory
 from pagoda.server.auth import AuthMiddleware, configured_keys
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware, RootPathMiddleware
 from pagoda.server.openapi import build_openapi
 from pagoda.server.routes import (
     chat,
@@ -34,7 +34,6 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         middleware=_middleware(context),
         openapi_url="/openapi.json",
-        root_path=config.root_path,
     )
     app.state.context = context
     install_handlers(app)
@@ -49,7 +48,8 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
 def _middleware(context: Context) -> list[Middleware]:
     """Outermost first. CORS is outside of the key check: browsers send no key with a preflight."""
     config = context.config
-    stack = [
+    stack = [Middleware(RootPathMiddleware, root_path=config.root_path)] if config.root_path else []
+    stack += [
         Middleware(
             RequestLogMiddleware,
             metrics=context.metrics,

@@ -22,10 +22,9 @@ def configured_keys(config: ServerConfig) -> tuple[str, ...]:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as routes see it, whether or not a proxy took --root-path away."""
+    """The path as routes see it."""
     path: str = scope["path"]
-    root = scope.get("root_path", "")
-    return path.removeprefix(root) if path.startswith(root + "/") else path
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class AuthMiddleware:

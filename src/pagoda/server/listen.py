@@ -52,10 +52,10 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_unix(path: str) -> socket.socket:
     """A unix socket of mode 0600; its folder is made, of mode 0700, if there is none."""
     file = Path(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_stale(file)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(_PRIVATE)
         try:
             listener.bind(path)
@@ -63,7 +63,11 @@ def listen_unix(path: str) -> socket.socket:
             os.umask(before)
         listener.listen(_BACKLOG)
     except OSError as error:
+        listener.close()
         raise ConfigError(f"Cannot listen on {path}: {error}. Check --uds.") from error
+    except ConfigError:
+        listener.close()
+        raise
     return listener
 
 

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: a limit on its body, an id, a line in the log."""
+"""What every HTTP request passes: a limit on its body, an id, a line in the log, a root path."""
 
 import asyncio
 import logging
@@ -23,6 +23,20 @@ _LEAST_RATE = 4096
 _MAX_ID = 128
 # HTTP lets clients make up methods.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+
+
+class RootPathMiddleware:
+    """Puts every path under --root-path, whether or not the proxy in front took that away."""
+
+    def __init__(self, app: ASGIApp, root_path: str):
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._root
+        if not scope["path"].startswith(self._root + "/"):
+            scope["path"] = self._root + scope["path"]
+        await self._app(scope, receive, send)
 
 
 class BodyLimitMiddleware:
