@@ -87,14 +87,10 @@ class StreamingProtocol(H11Protocol):
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in reply))
         self.transport.close()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
-            self._watch_peer()
-
     def _watch_peer(self) -> None:
         """Bytes that come one by one keep no connection open: the time is for a whole head, or
-        for the rest of a body whose request was answered already."""
+        for the rest of a body whose request was answered already. Where none come, uvicorn's
+        timer of idle connections runs."""
         state = self.conn.their_state
         answered = self.cycle is not None and self.cycle.response_complete
         if state is not h11.IDLE and not (state is h11.SEND_BODY and answered):
