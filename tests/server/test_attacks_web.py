@@ -2,10 +2,12 @@
 
 import json
 import socket
+from typing import Any
 
 import pytest
 
 from pagoda.config.server import ServerConfig
+from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 from tests.server.conftest import RunningServer
 from tests.server.fakes import FakeClient
 from tests.server.test_errors import error_of
@@ -99,6 +101,29 @@ def test_foreign_pages_of_an_open_server(open_server) -> None:
 def test_foreign_pages_cannot_read(shared: RunningServer) -> None:
     reply = shared.http.get("/v1/models", headers={"origin": PAGE})
     assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [({"host": "localhost:8000", "origin": "http://localhost:8000"}, True),
+     ({"host": "localhost:8000", "origin": PAGE}, False),
+     ({"host": "evil.example", "origin": "http://evil.example"}, False)],
+)  # fmt: skip
+async def test_websockets_are_guarded_too(headers: dict[str, str], passes: bool) -> None:
+    """Browsers ask nobody before they open one to another origin."""
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = WebGuardMiddleware(app, hosts=allowed_hosts(ServerConfig()), origins=())
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await guard({"type": "websocket", "headers": raw}, None, send)
+    assert bool(reached) is passes
+    assert sent == ([] if passes else [{"type": "websocket.close", "code": 1008}])
 
 
 def test_own_pages_and_programs(shared: RunningServer) -> None:

@@ -26,6 +26,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d+)?", re.ASCII)
 """An IPv6 address or a name, then a port."""
 _READING = frozenset({"GET", "HEAD"})
 """These change nothing, and the browser keeps their replies from a page of another origin."""
+_POLICY_VIOLATION = 1008
 # Who sends a new origin with each request must not fill the log.
 _MAX_LOGGED = 32
 _MAX_SHOWN = 200
@@ -43,11 +44,14 @@ class WebGuardMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = None
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
-            error = self._check_host(headers) or self._check_origin(scope["method"], headers)
+            method = scope.get("method", "")  # a WebSocket has none, and it may change things
+            error = self._check_host(headers) or self._check_origin(method, headers)
         if error is None:
             await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             await error.response()(scope, receive, send)
 
