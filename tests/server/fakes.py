@@ -20,6 +20,7 @@ from pagoda.engine.inbox import Inbox
 from pagoda.engine.queue_limit import QueueLimit
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
+from pagoda.text.parsers.tagged import TaggedForm
 
 EOS = 256
 REPLY = "Hello, Wörld! Pagoda counts: one two three. 你好."
@@ -108,6 +109,10 @@ class FakeClient:
     stopped: bool = False
 
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
 
     abilities: dict[str, Any] = field(default_factory=dict)
     """Fields of EngineReady that differ from a model that writes text."""
@@ -210,8 +215,13 @@ class FakeTextSide:
     files: Any = None
     tokenizer: Any = field(default_factory=ByteTokenizer)
     chat_template: Any = field(default_factory=lambda: ChatTemplate({"default": TEMPLATE}, {}))
-    parser: Any = field(default_factory=lambda: ParserFamily("test", lambda *_: ThinkParser()))
+    parser: Any = field(
+        default_factory=lambda: ParserFamily(
+            "test", lambda *_: ThinkParser(), TaggedForm(None, None)
+        )
+    )
     markup_ids: frozenset[int] = frozenset()
+    special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 

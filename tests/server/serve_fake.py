@@ -54,7 +54,7 @@ def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
     reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
-    launch._launch = lambda engine, server: LaunchedClient(
+    launch._launch = lambda engine, server, room: LaunchedClient(
         lambda request: reply, state="starting", delay=0.05
     )
     from pagoda.server import lifecycle

@@ -111,12 +111,12 @@ def test_no_text_in_the_metrics(start) -> None:
 
 
 @pytest.mark.parametrize("how", ["flag", "environment"])
-def test_no_key_in_the_log(serve, how: str) -> None:
+def test_no_key_in_the_log(launch, how: str) -> None:
     flags = ["--log-level=debug", "--enable-log-requests", "--enable-log-outputs"]
     given: dict[str, Any] = {"environment": {"PAGODA_API_KEY": SECRET}}
     if how == "flag":
         flags, given = [*flags, f"--api-key={SECRET}"], {}
-    served = serve(*flags, **given)
+    served = launch(*flags, **given)
     served.wait_ready()
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for headers, status in (

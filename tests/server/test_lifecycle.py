@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from pagoda.server.responses.store import ResponseStore
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
 from tests.server.served import Served
@@ -27,8 +28,8 @@ def stream_in_background(url: str) -> tuple[threading.Thread, list[str]]:
     return thread, lines
 
 
-def test_from_start_to_stop(serve, tmp_path: Path) -> None:
-    served = serve()
+def test_from_start_to_stop(launch, tmp_path: Path) -> None:
+    served = launch()
     # Whoever comes early is answered, not refused.
     wait_until(lambda: _status(served, "/health") == 503 or "Ready:" in served.log)
     served.wait_ready()
@@ -48,8 +49,8 @@ def _status(served: Served, path: str) -> int:
         return 0
 
 
-def test_requests_while_loading(serve) -> None:
-    served = serve("hangs")
+def test_requests_while_loading(launch) -> None:
+    served = launch("hangs")
     wait_until(lambda: _status(served, "/health") == 503, 30)
     reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODY)
     assert reply.status_code == 503 and "retry-after" in reply.headers
@@ -59,8 +60,8 @@ def test_requests_while_loading(serve) -> None:
     assert served.exit_code(2) == 0
 
 
-def test_stop_in_mid_stream(serve) -> None:
-    served = serve()
+def test_stop_in_mid_stream(launch) -> None:
+    served = launch()
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -72,8 +73,8 @@ def test_stop_in_mid_stream(serve) -> None:
     assert "Traceback" not in served.log
 
 
-def test_drain(serve) -> None:
-    served = serve("--shutdown-timeout=30")
+def test_drain(launch) -> None:
+    served = launch("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -85,8 +86,8 @@ def test_drain(serve) -> None:
     assert text == REPLY
 
 
-def test_a_drain_ends_at_its_limit(serve) -> None:
-    served = serve("crawls", "--shutdown-timeout=0.5")
+def test_a_drain_ends_at_its_limit(launch) -> None:
+    served = launch("crawls", "--shutdown-timeout=0.5")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: bool(lines))
@@ -98,8 +99,8 @@ def test_a_drain_ends_at_its_limit(serve) -> None:
     assert "running requests get 0.5 s" in served.log
 
 
-def test_no_new_requests_while_draining(serve) -> None:
-    served = serve("--shutdown-timeout=30")
+def test_no_new_requests_while_draining(launch) -> None:
+    served = launch("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -110,8 +111,8 @@ def test_no_new_requests_while_draining(serve) -> None:
     assert lines[-1] == "data: [DONE]"
 
 
-def test_second_signal_ends_the_drain(serve) -> None:
-    served = serve("--shutdown-timeout=30")
+def test_second_signal_ends_the_drain(launch) -> None:
+    served = launch("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -122,17 +123,42 @@ def test_second_signal_ends_the_drain(serve) -> None:
     thread.join()
 
 
-def test_engine_that_cannot_start(serve) -> None:
-    served = serve("fails")
+async def test_a_background_response_when_the_server_stops(launch, tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.db")
+    served = launch(f"--responses-store={path}")
+    served.wait_ready()
+    body = {"input": "hi", "background": True}
+    reply = httpx.post(f"{served.url}/v1/responses", json=body).json()
+    wait_until(lambda: _status(served, f"/v1/responses/{reply['id']}") == 200)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code(5) == 0
+    assert "Traceback" not in served.log
+    store = ResponseStore(path)
+    kept = await store.get(reply["id"])
+    store.close()
+    assert kept is not None and not kept.running
+    response = json.loads(kept.response)
+    assert response["status"] == "failed" and "stopped" in response["error"]["message"]
+
+
+def test_a_store_that_can_not_be_used_ends_the_start(launch, tmp_path: Path) -> None:
+    served = launch(f"--responses-store={tmp_path / 'no' / 'responses.db'}")
+    assert served.exit_code() == 1
+    assert "--responses-store" in served.log.splitlines()[-1]
+    assert "Traceback" not in served.log
+
+
+def test_engine_that_cannot_start(launch) -> None:
+    served = launch("fails")
     assert served.exit_code() == 1
     assert served.log.splitlines()[-1].endswith("The engine could not load: out of memory.")
     assert "Traceback" not in served.log
 
 
-def test_port_in_use(serve) -> None:
+def test_port_in_use(launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        served = serve(port=port)
+        served = launch(port=port)
         assert served.exit_code() == 1
     assert len(served.log.splitlines()) == 1
     assert f"Port {port} on 127.0.0.1 is in use" in served.log

@@ -28,8 +28,8 @@ def unix() -> Iterator[Path]:
         yield Path(folder) / "own" / "s"
 
 
-def test_unix_socket(serve, unix: Path) -> None:
-    served = serve(f"--uds={unix}")
+def test_unix_socket(launch, unix: Path) -> None:
+    served = launch(f"--uds={unix}")
     served.wait_ready()
     assert f"Ready: fake at unix:{unix}, /v1 (this user only)" in served.log
     assert unix.stat().st_mode & 0o777 == 0o600
@@ -40,7 +40,7 @@ def test_unix_socket(serve, unix: Path) -> None:
         assert text.endswith("data: [DONE]\n\n")
     wait_until(lambda: '"POST /v1/chat/completions HTTP/1.1" 200' in served.log)
     assert '- "GET /health' not in served.log  # probes are no news
-    second = serve(f"--uds={unix}")
+    second = launch(f"--uds={unix}")
     assert second.exit_code() == 1
     assert f"A server listens on {unix}" in second.log
     served.process.send_signal(signal.SIGTERM)
@@ -80,9 +80,9 @@ def certificate(tmp_path_factory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls(serve, certificate: tuple[Path, Path]) -> None:
+def test_tls(launch, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    served = serve(f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--root-path=llm/")
+    served = launch(f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--root-path=llm/")
     served.wait_ready()
     url = served.url.replace("http", "https")
     assert f"Ready: fake at {url}/llm/v1 (this machine only" in served.log
@@ -95,9 +95,9 @@ def test_tls(serve, certificate: tuple[Path, Path]) -> None:
         httpx.get(f"{served.url}/health")
 
 
-def test_tls_with_certificates_of_clients(serve, certificate: tuple[Path, Path]) -> None:
+def test_tls_with_certificates_of_clients(launch, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    served = serve(f"--ssl-cert-file={cert}", f"--ssl-key-file={key}",
+    served = launch(f"--ssl-cert-file={cert}", f"--ssl-key-file={key}",
                    f"--ssl-ca-certs={cert}", "--ssl-cert-reqs=2")  # fmt: skip
     served.wait_ready()
     url = served.url.replace("http", "https")

@@ -65,8 +65,9 @@ class ServerConfig(Options):
     )
     sse_keep_alive_interval: float = option(
         0.0,
-        "Seconds of silence after which a stream gets a comment, for proxies that close silent "
-        "connections; 0 sends none, as some clients take every line for data.",
+        "Seconds of silence after which a stream (not of /v1/responses) gets a comment, for "
+        "proxies that close silent connections; 0 sends none, as some clients take every line for "
+        "data.",
         bounds=_AT_LEAST_0,
     )
     enable_log_requests: bool = option(False, "Log each request's parameters (not its text).")
@@ -84,6 +85,27 @@ class ServerConfig(Options):
         "info", "Least important level that is logged.",
         choices=("debug", "info", "warning", "error"), aliases=("--uvicorn-log-level",),
     )  # fmt: skip
+    models_dir: str | None = option(
+        None, "Folder of further models: each GGUF file and each folder in it, by its name."
+    )
+    models_memory: int | None = option(
+        None,
+        "Memory that all loaded models together may be planned to take, such as 20G; by default "
+        "what the machine has.",
+        parse=parse_size, bounds=(1, math.inf),
+    )  # fmt: skip
+    pin: tuple[str, ...] = option((), "Models that are never unloaded to make room, by name.")
+    idle_unload: float = option(
+        0.0,
+        "Unload a model that was not used for so many seconds; the next request loads it again. "
+        "0 never does.",
+        bounds=(-1, math.inf), aliases=("--sleep-idle-seconds",),
+    )  # fmt: skip
+    responses_store: str | None = option(
+        None,
+        "SQLite file that keeps what /v1/responses answered over restarts, up to 1 GiB; by default "
+        "memory does, up to 64 MiB.",
+    )
     max_body_bytes: int = option(
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),

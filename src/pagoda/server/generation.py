@@ -24,6 +24,19 @@ Watch = Callable[[int, OutputDelta], None]
 _serial = itertools.count()
 
 
+@dataclass(frozen=True)
+class ReplyRules:
+    """What holds for the replies of a request beside its sampling."""
+
+    grammar: str | None = None
+    """What each reply follows."""
+    shown_ids: Set[int] = frozenset()
+    """Special tokens that are text all the same."""
+
+
+PLAIN_REPLY = ReplyRules()
+
+
 class Generation:
     """All choices of one request, in the order prompt 0's n choices, prompt 1's, ..."""
 
@@ -35,7 +48,7 @@ class Generation:
         body: GenerationBody,
         response_id: str,
         metrics: Metrics,
-        shown_ids: Set[int] = frozenset(),
+        rules: ReplyRules = PLAIN_REPLY,
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
         if served.client.state != "ready":
@@ -54,6 +67,7 @@ class Generation:
                 f"{response_id}-{next(_serial)}",
                 prompt_ids,
                 sampling,
+                grammar=rules.grammar,
                 priority=body.priority,
                 cache_salt=body.cache_salt,
             )
@@ -66,7 +80,9 @@ class Generation:
         self._running = {
             request.req_id: _Choice(
                 index,
-                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids, shown_ids),
+                OutputProcessor(
+                    served.tokenizer, sampling, request.prompt_token_ids, rules.shown_ids
+                ),
                 self._timers[index],
             )
             for index, request in enumerate(self._requests)

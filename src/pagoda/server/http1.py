@@ -100,7 +100,7 @@ class StreamingProtocol(H11Protocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _head_size(scope) > MAX_HEAD:
-            await head_too_large().response()(scope, receive, send)
+            await head_too_large().response(scope)(scope, receive, send)
             return
         # The end of an older client's reply is that of its connection: its chunks have no frames.
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":

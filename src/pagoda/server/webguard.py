@@ -53,7 +53,7 @@ class WebGuardMiddleware:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await error.response()(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> ApiError | None:
         host = headers.get("host", "")
