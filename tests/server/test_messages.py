@@ -410,7 +410,7 @@ def test_disconnect_aborts(start, streamed: bool) -> None:
     body = json.dumps({**ASK, "stream": streamed}).encode()
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as connection:
         connection.sendall(
-            b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         wait_until(lambda: len(client.running) == 1)
