@@ -151,6 +151,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     num_blocks: int
     block_size: int
     kv_tokens: int
+    max_num_seqs: int = 0
+    """Most requests running at once."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     generates: bool = True

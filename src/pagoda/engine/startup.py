@@ -108,6 +108,7 @@ class _Startup:
             num_blocks=resolution.plan.num_blocks,
             block_size=resolution.config.cache.block_size,
             kv_tokens=resolution.plan.kv_tokens,
+            max_num_seqs=_resolved(resolution.config.scheduler.max_num_seqs),
             device=device.name,
             generates=spec.encoder is None,
             hidden_size=spec.hidden_size,

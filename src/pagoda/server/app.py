@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from pagoda.config.server import ServerConfig
 from pagoda.engine.directory import ModelDirectory
@@ -16,11 +17,17 @@ from pagoda.server.routes import (
     completions,
     docs,
     embeddings,
+    generate,
     health,
+    info,
+    invocations,
     metrics,
     models,
+    native,
     scores,
+    slots,
     tokens,
+    unserved,
 )
 
 
@@ -33,10 +40,15 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         middleware=_middleware(context),
         openapi_url="/openapi.json",
+        # The document of a route says what it answers with (`openapi.describe`).
+        default_response_class=Response,
     )
     app.state.context = context
     install_handlers(app)
-    modules = (chat, completions, embeddings, scores, models, tokens, health, metrics, docs)
+    modules = (
+        chat, completions, native, generate, embeddings, scores, invocations,
+        models, tokens, health, metrics, info, slots, docs, unserved,
+    )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)

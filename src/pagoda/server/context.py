@@ -11,6 +11,7 @@ from pagoda.base.errors import ModelNotFoundError
 from pagoda.config.server import ServerConfig
 from pagoda.engine.directory import ModelDirectory, ServedModel
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -22,6 +23,8 @@ class Context:
     """Replaced when models come or go."""
     config: ServerConfig
     metrics: Metrics = field(init=False)
+    generations: set[Generation] = field(default_factory=set)
+    """Those whose replies are being written."""
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.directory.models())
@@ -57,9 +60,11 @@ class ReplyHead:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
+def reply_id(request: Request, chosen: str | None) -> str:
+    """The request's own id (body or X-Request-Id) where it is harmless, else a new one."""
+    own = chosen or request.headers.get("x-request-id", "")
+    return own if _SAFE_ID.fullmatch(own) else uuid.uuid4().hex
+
+
 def reply_head(request: Request, prefix: str, chosen: str | None, model: str) -> ReplyHead:
-    """Ids end in the request's own id (body or X-Request-Id) where it is harmless."""
-    suffix = chosen or request.headers.get("x-request-id", "")
-    if not _SAFE_ID.fullmatch(suffix):
-        suffix = uuid.uuid4().hex
-    return ReplyHead(f"{prefix}-{suffix}", model)
+    return ReplyHead(f"{prefix}-{reply_id(request, chosen)}", model)

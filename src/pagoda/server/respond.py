@@ -10,10 +10,9 @@ from starlette.responses import Response
 
 from pagoda.server.context import Context
 from pagoda.server.generation import Generation
-from pagoda.server.metrics import Metrics
 from pagoda.server.sse import EventSource, EventStream, unless_disconnected
 
-Reply = msgspec.Struct | Sequence[msgspec.Struct]
+Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 
 
 async def respond(
@@ -22,22 +21,25 @@ async def respond(
     generation: Generation,
     *,
     streamed: EventSource | None,
-    whole: Callable[[], Coroutine[Any, Any, msgspec.Struct]],
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
 ) -> Response:
     """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
     if streamed is not None:
-        return EventStream(generation, streamed, _load(context.metrics))
+        return EventStream(generation, streamed, _counted(context, generation))
 
-    return await answer(request, context, whole)
+    return await answer(request, context, whole, generation)
 
 
 async def answer(
-    request: Request, context: Context, whole: Callable[[], Coroutine[Any, Any, Reply]]
+    request: Request,
+    context: Context,
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
+    generation: Generation | None = None,
 ) -> Response:
     """Answer with what `whole` returns, which is cancelled when the client leaves."""
 
     async def reply() -> Response:
-        with _load(context.metrics):
+        with _counted(context, generation):
             return json_reply(await whole())
 
     return await unless_disconnected(request, reply())
@@ -48,9 +50,12 @@ def json_reply(reply: Reply) -> Response:
 
 
 @contextmanager
-def _load(metrics: Metrics) -> Iterator[None]:
-    metrics.load += 1
+def _counted(context: Context, generation: Generation | None) -> Iterator[None]:
+    running = {generation} if generation is not None else set()
+    context.metrics.load += 1
+    context.generations |= running
     try:
         yield
     finally:
-        metrics.load -= 1
+        context.metrics.load -= 1
+        context.generations -= running

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -20,12 +20,14 @@ DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-def event(chunk: msgspec.Struct) -> bytes:
+def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 class EventSource(ABC):
     """Makes the events of a reply."""
+
+    terminator: ClassVar[bytes] = DONE
 
     @abstractmethod
     def events(self, parts: list[Part]) -> bytes:
@@ -70,9 +72,9 @@ class EventStream(Response):
                     chunk = source.events(generation.take())
                     if chunk and not write(chunk):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = source.end() + DONE
+            last = source.end() + source.terminator
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
-            last = b"data: " + to_api_error(error).body() + b"\n\n" + DONE
+            last = b"data: " + to_api_error(error).body() + b"\n\n" + source.terminator
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/models and GET /v1/models/{name}."""
+"""GET /v1/models (and /models) and GET /v1/models/{name}."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,6 +14,7 @@ router = APIRouter()
 
 
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
+@router.get("/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
     models = context_of(request).models()
     return json_reply(
