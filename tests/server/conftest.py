@@ -1,5 +1,6 @@
 """A real server on 127.0.0.1 around a fake engine."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -18,7 +20,10 @@ from pagoda.engine.directory import ModelDirectory
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
+from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.parsers.select import parser_for
 from tests.server.fakes import FakeClient, served_model
+from tests.unit.text.templates import QWEN_TOOLS
 
 
 @dataclass
@@ -30,6 +35,9 @@ class RunningServer:
 
     def openai(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="dummy", max_retries=0, **options)
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key="dummy", max_retries=0, **options)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -65,6 +73,7 @@ def running(
     finally:
         server.should_exit = True
         thread.join()
+        asyncio.run(app.state.responses.close())
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,20 @@ def start() -> Iterator[Callable[..., RunningServer]]:
     """Start servers with an engine or a config of the test's own."""
     with contextlib.ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(running(*args, **kwargs))
+
+
+@pytest.fixture
+def serve(start: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
+    """Start a server whose model writes `reply` under a template of Qwen's."""
+
+    def serve(reply: str | list[int], delay: float = 0.0, **text: Any) -> RunningServer:
+        written = bytes(reply, "utf-8") if isinstance(reply, str) else reply
+        text = {"parser": parser_for(QWEN_TOOLS), **text}
+        template = ChatTemplate({"default": QWEN_TOOLS}, {})
+        client = FakeClient(script=lambda request: written, delay=delay)
+        return start(client, chat_template=template, **text)
+
+    return serve
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:

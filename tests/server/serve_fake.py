@@ -54,8 +54,12 @@ def main() -> int:
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide()
-    drain = 30.0 if "drains" in sys.argv else 0.0
-    return launch.run_server(config, ServerConfig(port=int(sys.argv[1]), shutdown_timeout=drain))
+    server = ServerConfig(
+        port=int(sys.argv[1]),
+        shutdown_timeout=30.0 if "drains" in sys.argv else 0.0,
+        responses_store=next((how for how in sys.argv if how.endswith(".db")), None),
+    )
+    return launch.run_server(config, server)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagoda.server.responses.store import ResponseStore
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
 
@@ -151,6 +152,31 @@ def test_second_signal_ends_the_drain(serve) -> None:
     served.process.send_signal(signal.SIGINT)
     assert served.exit_code(2) == 0
     thread.join()
+
+
+async def test_a_background_response_when_the_server_stops(serve, tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.db")
+    served = serve(path)
+    served.wait_ready()
+    body = {"input": "hi", "background": True}
+    reply = httpx.post(f"{served.url}/v1/responses", json=body).json()
+    wait_until(lambda: _status(served, f"/v1/responses/{reply['id']}") == 200)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code(5) == 0
+    assert "Traceback" not in served.log
+    store = ResponseStore(path)
+    kept = await store.get(reply["id"])
+    store.close()
+    assert kept is not None and not kept.running
+    response = json.loads(kept.response)
+    assert response["status"] == "failed" and "stopped" in response["error"]["message"]
+
+
+def test_a_store_that_can_not_be_used_ends_the_start(serve, tmp_path: Path) -> None:
+    served = serve(str(tmp_path / "no" / "responses.db"))
+    assert served.exit_code() == 1
+    assert "--responses-store" in served.log.splitlines()[-1]
+    assert "Traceback" not in served.log
 
 
 def test_engine_that_cannot_start(serve) -> None:

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from pagoda.engine.text_side import TextSide
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
 from tests.server.conftest import RunningServer
-from tests.server.fakes import ByteTokenizer, FakeClient
-from tests.unit.text.templates import QWEN_TOOLS
+from tests.server.fakes import ByteTokenizer
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 TOOLS: list[Any] = [
@@ -28,19 +26,6 @@ CALLS = "".join(
     for arguments in (PARIS, ROME)
 )
 REPLY = "<think>Two cities.</think>\n\nLet me see.\n" + CALLS
-
-
-@pytest.fixture
-def serve(start):
-    """A server whose model writes `reply` under a template of Qwen's."""
-
-    def serve(reply: str | list[int], **text: Any) -> RunningServer:
-        written = reply.encode() if isinstance(reply, str) else reply
-        text = {"parser": parser_for(QWEN_TOOLS), **text}
-        template = ChatTemplate({"default": QWEN_TOOLS}, {})
-        return start(FakeClient(script=lambda request: written), chat_template=template, **text)
-
-    return serve
 
 
 def ask(server: RunningServer, **options: Any) -> Any:

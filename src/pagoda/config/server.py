@@ -33,6 +33,11 @@ class ServerConfig(Options):
         choices=("debug", "info", "warning", "error"), aliases=("--uvicorn-log-level",),
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = option((), "Origins of web pages that may call the API.")
+    responses_store: str | None = option(
+        None,
+        "SQLite file that keeps what /v1/responses answered over restarts, up to 1 GiB; by default "
+        "memory does, up to 64 MiB.",
+    )
     max_body_bytes: int = option(
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),

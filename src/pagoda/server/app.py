@@ -12,6 +12,8 @@ from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
 from pagoda.server.openapi import build_openapi
+from pagoda.server.responses.registry import Responses
+from pagoda.server.responses.store import ResponseStore
 from pagoda.server.routes import (
     chat,
     completions,
@@ -21,9 +23,11 @@ from pagoda.server.routes import (
     health,
     info,
     invocations,
+    messages,
     metrics,
     models,
     native,
+    responses,
     scores,
     slots,
     tokens,
@@ -44,9 +48,10 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         default_response_class=Response,
     )
     app.state.context = context
+    app.state.responses = Responses(ResponseStore(config.responses_store))
     install_handlers(app)
     modules = (
-        chat, completions, native, generate, embeddings, scores, invocations,
+        chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
         models, tokens, health, metrics, info, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:

@@ -31,10 +31,12 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         error = ApiError(
-            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
+            401,
+            "The API key is missing or wrong; send it as `Authorization: Bearer KEY` or as "
+            "`x-api-key: KEY`.",
             headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
-        await error.response()(scope, receive, send)
+        )
+        await error.response(scope)(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)

@@ -29,6 +29,7 @@ from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.listen import base_url, is_loopback
+from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
 
 _log = get_logger(__name__)
@@ -62,6 +63,7 @@ class Lifecycle:
         self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
         app = create_app(ModelDirectory([]), config)
         self._context: Context = app.state.context
+        self._responses: Responses = app.state.responses
         self._http = _HttpServer(_uvicorn_config(app, config))
         self._stop = asyncio.Event()
 
@@ -153,6 +155,7 @@ class Lifecycle:
         with contextlib.suppress(PagodaError):
             await self._client.shutdown(self._config.shutdown_timeout)
         await asyncio.gather(http, return_exceptions=True)
+        await self._responses.close()
         runfile.unregister(self._port)
 
 

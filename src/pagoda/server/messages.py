@@ -5,8 +5,7 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.server.prompts import encode
-from pagoda.server.protocol.chat import ChatBody, ChatMessage
+from pagoda.server.protocol.chat import ChatMessage
 
 # More are rendered on a thread (about 10 us each).
 _INLINE_MESSAGES = 256
@@ -43,35 +42,6 @@ async def render_prompt(
         )
 
     return render() if len(messages) <= _INLINE_MESSAGES else await asyncio.to_thread(render)
-
-
-async def chat_prompt(served: ServedModel, body: ChatBody, messages: list[ChatMessage]) -> str:
-    """The prompt of one conversation of a chat request."""
-    variables = dict(body.chat_template_kwargs)
-    if body.documents is not None:
-        variables.setdefault("documents", body.documents)
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
-    return await render_prompt(
-        served,
-        messages,
-        tools=body.offered_tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables=variables,
-    )
-
-
-async def chat_ids(served: ServedModel, body: ChatBody, prompt: str) -> list[int]:
-    return await encode(
-        served,
-        prompt,
-        # Templates write the special tokens themselves; a second BOS would spoil the prompt.
-        add_special_tokens=body.add_special_tokens,
-        truncates=body.truncate_prompt_tokens is not None,
-        param="messages",
-    )
 
 
 def final_text(messages: list[ChatMessage]) -> str:

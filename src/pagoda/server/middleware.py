@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda.base.log import get_logger
+from pagoda.server.anthropic.errors import REQUEST_ID, is_anthropic
 from pagoda.server.auth import OPEN_PATHS
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.metrics import Metrics
@@ -37,7 +38,7 @@ class BodyLimitMiddleware:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
+            await self._too_large().response(scope)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
 
@@ -81,19 +82,22 @@ class RequestLogMiddleware:
         request_id = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID]
         if not request_id.isprintable() or not request_id:
             request_id = uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
+        names = ("X-Request-Id", "request-id") if is_anthropic(scope) else ("X-Request-Id",)
         status = 0
 
         async def tagged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                for name in names:
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, tagged)
         except Exception as error:  # noqa: BLE001  # the edge: it becomes a reply
-            reply = to_api_error(error).response()
+            reply = to_api_error(error).response(scope)
             if status == 0:
                 await reply(scope, receive, tagged)
         finally:

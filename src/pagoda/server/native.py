@@ -1,7 +1,7 @@
 """Replies of llama-server's /completion and /infill, whole and streamed."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -164,7 +164,7 @@ class WholeNative(_NativeReply):
 
 
 class StreamedNative(_NativeReply, EventSource):
-    terminator: ClassVar[bytes] = b""
+    last = b""
 
     def events(self, parts: list[Part]) -> bytes:
         return b"".join([self._events(index, output) for index, output in parts])

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from pagoda.server.anthropic.errors import AnthropicError
 from pagoda.server.errors import ErrorReply
 from pagoda.server.protocol.common import Body
 from pagoda.version import __version__
@@ -22,22 +23,26 @@ Schema = dict[str, Any]
 def describe(
     request: type[Body] | None,
     reply: type[msgspec.Struct] | Schema | None,
-    chunk: type[msgspec.Struct] | None = None,
-    *,
+    *chunks: type[msgspec.Struct],
     many: bool = False,
+    error: type[msgspec.Struct] = ErrorReply,
     refusals: tuple[int, ...] = (),
 ) -> Schema:
     """`openapi_extra` of a route that reads and writes its bodies itself.
 
     `reply` is a struct, a media type with a JSON schema, or None for an empty one; with `many` it
-    is a list, or with a chunk's stream either. `refusals`: statuses beyond 4XX and 503.
+    is a list, or where it can be streamed either. `chunks`: what a stream is made of. `refusals`:
+    statuses beyond 4XX and what stands for "not now".
     """
+    busy = "529" if error is AnthropicError else "503"
     extra: Schema = {
         "responses": {
-            "200": {"description": "The reply.", "content": _content(reply, chunk, many)},
-            "4XX": _error("What is wrong with the request."),
-            "503": _error("The model is still loading, or its engine ended; try again later."),
-            **{str(status): _error("Not offered here.") for status in refusals},
+            "200": {"description": "The reply.", "content": _content(reply, chunks, many)},
+            "4XX": _error("What is wrong with the request.", error),
+            busy: _error(
+                "The model is still loading, or its engine ended; try again later.", error
+            ),
+            **{str(status): _error("Not offered here.", error) for status in refusals},
         }
     }
     if not extra["responses"]["200"]["content"]:
@@ -80,22 +85,24 @@ def query(name: str, kind: str, description: str) -> Schema:
 
 
 def _content(
-    reply: type[msgspec.Struct] | Schema | None, chunk: type[msgspec.Struct] | None, many: bool
+    reply: type[msgspec.Struct] | Schema | None,
+    chunks: tuple[type[msgspec.Struct], ...],
+    many: bool,
 ) -> Schema:
     if reply is None or isinstance(reply, dict):
         return reply or {}
     schema = _struct(reply)
     if many:
         listed = {"type": "array", "items": schema}
-        schema = {"anyOf": [schema, listed]} if chunk is not None else listed
+        schema = {"anyOf": [schema, listed]} if chunks else listed
     content = {"application/json": {"schema": schema}}
-    if chunk is not None:
-        content["text/event-stream"] = {"schema": _struct(chunk)}
+    if chunks:
+        content["text/event-stream"] = {"schema": {"anyOf": [_struct(chunk) for chunk in chunks]}}
     return content
 
 
-def _error(description: str) -> Schema:
-    schema = _struct(ErrorReply)
+def _error(description: str, error: type[msgspec.Struct] = ErrorReply) -> Schema:
+    schema = _struct(error)
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 

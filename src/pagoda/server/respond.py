@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from pagoda.server.context import Context
 from pagoda.server.generation import Generation
+from pagoda.server.metrics import Metrics
 from pagoda.server.sse import EventSource, EventStream, unless_disconnected
 
 Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
@@ -25,7 +26,7 @@ async def respond(
 ) -> Response:
     """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
     if streamed is not None:
-        return EventStream(generation, streamed, _counted(context, generation))
+        return EventStream(generation, streamed, _registered(context, generation))
 
     return await answer(request, context, whole, generation)
 
@@ -39,7 +40,7 @@ async def answer(
     """Answer with what `whole` returns, which is cancelled when the client leaves."""
 
     async def reply() -> Response:
-        with _counted(context, generation):
+        with _registered(context, generation):
             return json_reply(await whole())
 
     return await unless_disconnected(request, reply())
@@ -50,12 +51,22 @@ def json_reply(reply: Reply) -> Response:
 
 
 @contextmanager
-def _counted(context: Context, generation: Generation | None) -> Iterator[None]:
+def _registered(context: Context, generation: Generation | None) -> Iterator[None]:
+    """While it is entered, others can see the generation, and abort it."""
     running = {generation} if generation is not None else set()
-    context.metrics.load += 1
     context.generations |= running
+    try:
+        with counted(context.metrics):
+            yield
+    finally:
+        context.generations -= running
+
+
+@contextmanager
+def counted(metrics: Metrics) -> Iterator[None]:
+    """While it is entered, /load counts one reply more."""
+    metrics.load += 1
     try:
         yield
     finally:
-        context.metrics.load -= 1
-        context.generations -= running
+        metrics.load -= 1

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
+from pagoda.server.chat_job import chat_ids, render_chat
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.errors import ApiError
 from pagoda.server.generation import Generation
-from pagoda.server.messages import chat_ids, chat_prompt
 from pagoda.server.native import NativeJob, StreamedNative, WholeNative
 from pagoda.server.nativeparams import native_params, prompt_ids, split
 from pagoda.server.openapi import describe
@@ -108,7 +108,7 @@ async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     body = await read_body(request, ChatCompletionRequest)
     served = context_of(request).served(body.model)
-    return json_reply(PromptText(await chat_prompt(served, body, body.messages)))
+    return json_reply(PromptText(await render_chat(body, served)))
 
 
 _INPUT_TOKENS = describe(ChatCompletionRequest, InputTokens)
@@ -120,5 +120,5 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens a chat request would have."""
     body = await read_body(request, ChatCompletionRequest)
     served = context_of(request).served(body.model)
-    prompt = await chat_prompt(served, body, body.messages)
-    return json_reply(InputTokens(len(await chat_ids(served, body, prompt))))
+    prompt = await render_chat(body, served)
+    return json_reply(InputTokens(len(await chat_ids(body, served, prompt))))

@@ -1,0 +1,109 @@
+"""From the body of a chat request to all that answering it needs; the bodies of other dialects
+are translated into one first."""
+
+import asyncio
+from dataclasses import dataclass
+
+from pagoda.engine.directory import ServedModel
+from pagoda.server.context import ReplyHead
+from pagoda.server.generation import Generation
+from pagoda.server.messages import final_text, render_prompt
+from pagoda.server.metrics import Metrics
+from pagoda.server.params import chat_params
+from pagoda.server.prompts import encode
+from pagoda.server.protocol.chat import (
+    BatchChatRequest,
+    ChatBody,
+    ChatCompletionRequest,
+    ChatMessage,
+)
+from pagoda.server.reading import ReplyReader
+
+
+@dataclass
+class ChatJob:
+    """All that answering one chat request, or a batch of them, needs."""
+
+    body: ChatBody
+    served: ServedModel
+    generation: Generation
+    head: ReplyHead
+    prompt_texts: list[str]
+    """One per conversation, of which each has `n` choices."""
+    echoed: list[str]
+    """With echo, the final message of each conversation, which the reply continues."""
+
+    def reader(self, index: int = 0) -> ReplyReader:
+        """Of a choice."""
+        prompt = self.prompt_texts[index // self.body.n]
+        parser = self.served.parser(prompt, self.body.offered_tools)
+        return ReplyReader(parser, self.body.parallel_tool_calls)
+
+
+async def chat_job(
+    body: ChatCompletionRequest,
+    served: ServedModel,
+    head: ReplyHead,
+    metrics: Metrics,
+    *,
+    fits_length: bool = False,
+) -> ChatJob:
+    """With `fits_length` a max_tokens beyond the context's end is lowered, where it is refused
+    otherwise."""
+    sampling = chat_params(body, served)
+    prompt = await render_chat(body, served)
+    ids = await chat_ids(body, served, prompt)
+    if fits_length and sampling.max_tokens is not None:
+        sampling.max_tokens = max(1, min(sampling.max_tokens, served.max_model_len - len(ids)))
+    shown = served.text.markup_ids
+    generation = Generation(served, [ids], sampling, body, head.id, metrics, shown)
+    echoed = [final_text(body.messages)] if body.echo else []
+    return ChatJob(body, served, generation, head, [prompt], echoed)
+
+
+async def batch_job(
+    body: BatchChatRequest, served: ServedModel, head: ReplyHead, metrics: Metrics
+) -> ChatJob:
+    sampling = chat_params(body, served)
+    prompts, ids = [], []
+    for messages in body.messages:
+        prompts.append(await _render(body, served, messages))
+        ids.append(await chat_ids(body, served, prompts[-1]))
+        await asyncio.sleep(0)  # a thousand take a second, and others want theirs
+    shown = served.text.markup_ids
+    generation = Generation(served, ids, sampling, body, head.id, metrics, shown)
+    echoed = [final_text(messages) for messages in body.messages] if body.echo else []
+    return ChatJob(body, served, generation, head, prompts, echoed)
+
+
+async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
+    return await _render(body, served, body.messages)
+
+
+async def chat_ids(body: ChatBody, served: ServedModel, prompt: str) -> list[int]:
+    """Token ids of a rendered conversation."""
+    return await encode(
+        served,
+        prompt,
+        # Templates write the special tokens themselves; a second BOS would spoil the prompt.
+        add_special_tokens=body.add_special_tokens,
+        truncates=body.truncate_prompt_tokens is not None,
+        param="messages",
+    )
+
+
+async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> str:
+    variables = dict(body.chat_template_kwargs)
+    if body.documents is not None:
+        variables.setdefault("documents", body.documents)
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return await render_prompt(
+        served,
+        messages,
+        tools=body.offered_tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=variables,
+    )
