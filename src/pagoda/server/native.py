@@ -131,9 +131,9 @@ class _NativeReply:
         """Only `response_fields`, where there are some."""
         if not self.body.response_fields:
             return reply
-        found = {}
+        found, whole = {}, msgspec.to_builtins(reply)
         for path in self.body.response_fields:
-            value = msgspec.to_builtins(reply)
+            value = whole
             for name in path.split("/"):
                 value = value.get(name) if isinstance(value, dict) else None
             if value is not None:

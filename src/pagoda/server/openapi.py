@@ -97,8 +97,19 @@ def _content(
         schema = {"anyOf": [schema, listed]} if chunks else listed
     content = {"application/json": {"schema": schema}}
     if chunks:
-        content["text/event-stream"] = {"schema": {"anyOf": [_struct(chunk) for chunk in chunks]}}
+        content["text/event-stream"] = {"schema": _event(chunks)}
     return content
+
+
+def _event(chunks: tuple[type[msgspec.Struct], ...]) -> Schema:
+    """One of a stream; clients parse its data as JSON."""
+    told = {"anyOf": [_struct(chunk) for chunk in (*chunks, ErrorReply)]}
+    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json]}},
+    }
 
 
 def _error(description: str, error: type[msgspec.Struct] = ErrorReply) -> Schema:

@@ -53,3 +53,18 @@ def test_prompt(tmp_path: Path) -> None:
     for room in (0, len(inside), len(inside) + 5, len(ids), len(ids) + 1):
         cut = infill_prompt(ours, fim, "def f(", "): pass\n", "a", [("x.py", "b = 1")], room)
         assert cut == ids[max(0, len(ids) - max(room, len(inside))) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("starcoder", STARCODER), ("deepseek-coder", DEEPSEEK), ("gpt-2", None)]
+)
+def test_real_vocabularies(llama_models: Path, name: str, expected: tuple[str, ...] | None) -> None:
+    tokenizer = load_tokenizer(open_model(llama_models / f"ggml-vocab-{name}.gguf"))
+    fim = fim_tokens(tokenizer)
+    if expected is None:
+        assert fim is None
+    else:
+        assert fim is not None
+        ids = (fim.prefix, fim.suffix, fim.middle, fim.repository, fim.file)
+        names = [tokenizer.vocab_entry(index) for index in ids if index is not None]
+        assert names == list(expected)
