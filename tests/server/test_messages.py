@@ -142,10 +142,10 @@ def test_calls_and_results_go_back_into_the_template(serve) -> None:
 
 
 def test_a_call_cut_off_keeps_what_there_is(serve) -> None:
-    message = ask(serve(CALLING), tools=TOOLS, max_tokens=len(CALLING) - len(PARIS) - 70)
+    message = ask(serve(CALLING), tools=TOOLS, max_tokens=CALLING.index(PARIS) + 5)
     assert message.stop_reason == "max_tokens"
     (cut,) = message.content[-1].input.items()
-    assert cut[0] == "INVALID_JSON" and PARIS.startswith(cut[1])
+    assert cut == ("INVALID_JSON", PARIS[:5])
 
 
 def test_one_call_at_a_time(serve) -> None:
@@ -188,7 +188,7 @@ def test_a_late_system_message_stays_in_its_place(shared: RunningServer) -> None
 def test_a_template_that_takes_no_late_system_message(start) -> None:
     server = start(FakeClient(), chat_template=ChatTemplate({"default": REFUSING}, {}))
     ask(server, messages=LATE_SYSTEM)
-    assert prompt_of(server) == "user: hi\nuser: Be brief.\nuser: hi\n"
+    assert prompt_of(server) == "user: hi\nBe brief.\nhi\n"
     assert server.anthropic().messages.count_tokens(
         model="fake", messages=LATE_SYSTEM
     ).input_tokens == len(prompt_of(server))
@@ -212,8 +212,11 @@ def test_stop_sequence(shared: RunningServer) -> None:
 
 
 def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
-    extra = {"cache_salt": "salt", "seed": 3, "min_p": 0.5, "priority": 2}
-    ask(shared, temperature=0.5, top_k=7, top_p=0.25, max_tokens=9, extra_body=extra)
+    fields = {
+        "temperature": 0.5, "top_k": 7, "top_p": 0.25, "max_tokens": 9,
+        "cache_salt": "salt", "seed": 3, "min_p": 0.5, "priority": 2,
+    }  # fmt: skip
+    assert shared.post("/v1/messages", **{**ASK, **fields}).status_code == 200
     request = shared.client.requests[-1]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.25)
@@ -223,7 +226,7 @@ def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
 
 def test_more_tokens_than_the_context_has_left(start) -> None:
     server = start(FakeClient(script=lambda request: b"x" * 5000))
-    message = ask(server, max_tokens=64_000)
+    message = ask(server, max_tokens=20_000)
     assert message.stop_reason == "model_context_window_exceeded"
     assert message.usage.output_tokens == 2048 - PROMPT_TOKENS
 

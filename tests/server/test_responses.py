@@ -321,7 +321,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"truncation": "middle"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"top_logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"background": True, "store": False}, "background"),
         ({"n": 2}, "n"),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pagoda.base.errors import PagodaError, RequestError
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage
 
 T = TypeVar("T")
 Part = dict[str, Any]
@@ -85,18 +85,27 @@ def errors_about(names: Mapping[str, str]) -> Iterator[None]:
 async def unless_refused(
     chat: ChatCompletionRequest, work: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
-    """Result of `work`. Where it is refused, system messages behind the first message become the
-    user's: agents send them, and some chat templates take none there. They stay in their places,
-    or no prefix would be found again."""
+    """Result of `work`, which is tried twice where there are system messages behind the first
+    message: agents send such, and some chat templates take them only from the user. They stay in
+    their places either way, or no prefix would be found again."""
     try:
         return await work()
     except RequestError:
-        late = [message for message in chat.messages[1:] if message.role == "system"]
-        if not late:
+        if all(message.role != "system" for message in chat.messages[1:]):
             raise
-        for message in late:
-            message.role = "user"
+        chat.messages = _told_by_user(chat.messages)
         return await work()
+
+
+def _told_by_user(messages: list[ChatMessage]) -> list[ChatMessage]:
+    told = messages[:1]
+    for message in messages[1:]:
+        if message.role in ("system", "user") and told[-1].role == "user":
+            told[-1].content = [*(told[-1].content or ()), *(message.content or ())]
+        else:
+            message.role = "user" if message.role == "system" else message.role
+            told.append(message)
+    return told
 
 
 def seal(thought: str) -> str:

@@ -119,10 +119,10 @@ class MessageBuilder:
 
     def _stop(self) -> tuple[str, str | None]:
         reader = self._reader
-        if reader.finish_reason == "tool_calls":
-            return "tool_use", None
         if reader.finish_reason == "length":
             return "model_context_window_exceeded" if self._shortened else "max_tokens", None
+        if reader.called:
+            return "tool_use", None
         if isinstance(reader.stop_reason, str):
             return "stop_sequence", reader.stop_reason
         return "end_turn", None

@@ -109,7 +109,8 @@ class ResponseBuilder:
     ) -> list[bytes]:
         closing = self._close("completed" if status == "completed" else "incomplete")
         self.response.status = status
-        self.response.completed_at = int(time.time())
+        if status == "completed":
+            self.response.completed_at = int(time.time())
         self.response.usage = self._counts()
         return [*map(self._encode, closing), self._lifecycle(status)]
 

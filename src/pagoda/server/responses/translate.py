@@ -19,9 +19,11 @@ from pagoda.server.translation import (
 )
 
 NAMES = {
+    "logprobs": "top_logprobs",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "prompt": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
