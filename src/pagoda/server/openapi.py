@@ -1,5 +1,6 @@
 """/openapi.json: request schemas from pydantic, reply schemas from msgspec."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -68,9 +69,16 @@ def health_replies(trouble: type[msgspec.Struct]) -> Schema:
     }
 
 
-def refuse(status: int) -> Schema:
+def refuse(status: int, path: str) -> Schema:
     """`openapi_extra` of a route that always answers with an error."""
-    return {"responses": {str(status): _error("Not offered here."), "4XX": _error("Refused.")}}
+    names = re.findall(r"{(\w+)}", path)
+    return {
+        "responses": {str(status): _error("Not offered here."), "4XX": _error("Refused.")},
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ],
+    }
 
 
 def query(name: str, kind: str, description: str) -> Schema:

@@ -37,9 +37,15 @@ router = APIRouter()
 
 
 def _described(body: type[NativeBody], *refusals: int) -> dict[str, Any]:
-    extra = describe(body, NativeCompletion, NativeChunk, many=True, refusals=refusals)
-    schema = extra["responses"]["200"]["content"]["application/json"]["schema"]
-    schema["anyOf"].append({"type": "object", "description": "Only the response_fields."})
+    extra = describe(
+        body, NativeCompletion, NativeChunk, NativeCompletion, many=True, refusals=refusals
+    )
+    content = extra["responses"]["200"]["content"]
+    whole = content["application/json"]["schema"]
+    selected = {"type": "object", "description": "Only the response_fields."}
+    whole["anyOf"] += [selected, {"type": "array", "items": selected}]
+    _, told = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    told["contentSchema"]["anyOf"].append(selected)
     return extra
 
 

@@ -95,5 +95,5 @@ for _route, _advice in UNSERVED.items():
         _refusing(_path, _advice),
         methods=[_method],
         description=_advice,
-        openapi_extra=refuse(501),
+        openapi_extra=refuse(501, _path),
     )
