@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from api_peers import FIELDS, LLAMA, ROUTES, VLLM
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory
+from pagoda.engine.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.openapi import BODIES
 from pagoda.server.protocol.common import Body
@@ -34,7 +34,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def _operations() -> Iterator[Operation]:
-    document = create_app(ModelDirectory([]), ServerConfig()).openapi()
+    document = create_app(Fleet(), ServerConfig()).openapi()
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation

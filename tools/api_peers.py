@@ -22,7 +22,8 @@ _VLLM = """
 /v1/unload_lora_adapter
 """
 _LLAMA = """
-/v1/health /models /completion /completions /infill /apply-template /chat/completions
+/v1/health /models /models/load /models/unload /models/sse /completion /completions /infill
+/apply-template /chat/completions
 /v1/chat/completions/input_tokens /chat/completions/input_tokens /v1/chat/completions/control
 /embedding /embeddings /reranking /v1/reranking /props /slots /slots/{id_slot} /lora-adapters
 /v1/stream /v1/streams/lookup /tools /cors-proxy /audio/transcriptions /responses

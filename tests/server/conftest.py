@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory
+from pagoda.engine.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
@@ -51,8 +51,8 @@ class RunningServer:
 def running(
     client: FakeClient, config: ServerConfig | None = None, **text: Any
 ) -> Iterator[RunningServer]:
-    directory = ModelDirectory([served_model(client, **text)])
-    app = create_app(directory, config or ServerConfig(disable_uvicorn_access_log=True))
+    fleet = Fleet.of([served_model(client, **text)])
+    app = create_app(fleet, config or ServerConfig(disable_uvicorn_access_log=True))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(

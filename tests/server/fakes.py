@@ -18,6 +18,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.engine.inbox import Inbox
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
+from pagoda.text.parsers.tagged import TaggedForm
 
 EOS = 256
 REPLY = "Hello, Wörld! Pagoda counts: one two three. 你好."
@@ -138,6 +139,10 @@ class FakeClient:
     stopped: bool = False
     calls: list[str] = field(default_factory=list)
 
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
     abilities: dict[str, Any] = field(default_factory=dict)
     """Fields of EngineReady that differ from a model that writes text."""
 
@@ -239,8 +244,13 @@ class FakeTextSide:
     files: Any = None
     tokenizer: Any = field(default_factory=ByteTokenizer)
     chat_template: Any = field(default_factory=lambda: ChatTemplate({"default": TEMPLATE}, {}))
-    parser: Any = field(default_factory=lambda: ParserFamily("test", lambda *_: ThinkParser()))
+    parser: Any = field(
+        default_factory=lambda: ParserFamily(
+            "test", lambda *_: ThinkParser(), TaggedForm(None, None)
+        )
+    )
     markup_ids: frozenset[int] = frozenset()
+    special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 

@@ -50,7 +50,7 @@ class LaunchedClient(FakeClient):
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
-    launch._launch = lambda engine, server: LaunchedClient(state="starting", delay=0.05)
+    launch._launch = lambda engine, server, room: LaunchedClient(state="starting", delay=0.05)
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide()

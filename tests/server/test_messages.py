@@ -15,6 +15,7 @@ from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.server.test_tools import PARIS, ROME
 from tests.server.test_tools import REPLY as CALLING
+from tests.unit.grammar.bytes_vocabulary import ByteGrammars
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 PROMPT_TOKENS = len("user: hi\nassistant: ")
@@ -334,8 +335,8 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
         ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}},
-         "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+         "`not` at #"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
@@ -343,7 +344,7 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
          "thinking.budget_tokens"),
         ({"n": 2}, "n is not supported"),
         ({"stop": ["x"]}, "stop"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "prompt is too long"),
     ],
@@ -415,3 +416,28 @@ def test_disconnect_aborts(start, streamed: bool) -> None:
         wait_until(lambda: len(client.running) == 1)
     wait_until(lambda: not client.running)
     assert len(client.aborted) == 1
+
+
+INTEGER = {"type": "integer"}
+
+
+def grammar_of(server: RunningServer) -> str:
+    return server.client.requests[-1].grammar or ""
+
+
+def test_a_schema_is_enforced(shared):
+    ask(shared, output_config={"format": {"type": "json_schema", "schema": INTEGER}})
+    assert ByteGrammars().accepts(grammar_of(shared), "17")
+    assert not ByteGrammars().accepts(grammar_of(shared), "many")
+    ask(shared)
+    assert grammar_of(shared) == ""
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_calls_that_are_asked_for_are_enforced(serve, choice):
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    server = serve(call)
+    reply = ask(server, tools=TOOLS, tool_choice=choice)
+    assert reply.stop_reason == "tool_use" and reply.content[-1].input == {"city": "Paris"}
+    assert ByteGrammars().accepts(grammar_of(server), call)
+    assert not ByteGrammars().accepts(grammar_of(server), "Sunny.")

@@ -178,8 +178,6 @@ def test_values_of_its_own(start, sent: dict[str, Any], name: str, value: Any) -
         ("top_n_sigma", 1.0, -1),
         ("adaptive_target", 0.5, -1.0),
         ("min_keep", 1, 0),
-        ("grammar", "root ::= [a]", ""),
-        ("json_schema", {"type": "object"}, None),
         ("post_sampling_probs", True, False),
         ("lora", [{"id": 0, "scale": 1}], []),
     ],
@@ -190,6 +188,29 @@ def test_what_would_change_the_result_is_refused_by_name(
     error = error_of(shared.post("/completion", prompt="a", **{field: refused}))
     assert error["param"] == field and field in error["message"]
     assert shared.post("/completion", prompt="a", **{field: neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields", [{"grammar": "root ::= [ab]+"}, {"json_schema": {"type": "integer"}}]
+)
+def test_a_grammar_reaches_the_engine(start, fields: dict[str, Any]) -> None:
+    client = FakeClient()
+    assert start(client).post("/completion", prompt="a", **fields).status_code == 200
+    assert client.requests[0].grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"grammar": "root ::= [a"}, "grammar"),
+        ({"json_schema": {"type": "nothing"}}, "json_schema"),
+        ({"grammar": "root ::= [a]", "json_schema": {}}, "json_schema"),
+    ],
+)
+def test_a_grammar_never_fails_open(
+    shared: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    assert error_of(shared.post("/completion", prompt="a", **fields))["param"] == param
 
 
 def test_a_window_of_penalties_is_refused_only_where_it_matters(shared: RunningServer) -> None:

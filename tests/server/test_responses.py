@@ -13,6 +13,7 @@ from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.server.test_tools import PARIS, ROME
 from tests.server.test_tools import REPLY as CALLING
+from tests.unit.grammar.bytes_vocabulary import ByteGrammars
 
 PROMPT_TOKENS = len("user: hi\nassistant: ")
 ASK: dict[str, Any] = {"model": "fake", "input": "hi"}
@@ -312,9 +313,10 @@ def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, "text.format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}},
+         "text.format"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["everything"]}, "include.0"),
@@ -383,3 +385,18 @@ def test_slow_reader_gets_all_of_the_text(start) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
     assert "".join(deltas) == text and events[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+    ],
+    ids=str,
+)
+def test_a_form_is_enforced(shared: RunningServer, form: dict[str, Any]) -> None:
+    assert shared.post("/v1/responses", **ASK, **form).status_code == 200
+    grammar = shared.client.requests[-1].grammar or ""
+    assert ByteGrammars().accepts(grammar, "17")
+    assert not ByteGrammars().accepts(grammar, "many")

@@ -70,7 +70,7 @@ _SERVER = (
     Compat("--metrics", "-", "none", "/metrics is always served"),
     Compat("--props", "-", "none", "settings are not changed over HTTP"),
     Compat("--slots", "-", "none", "requests share one batch"),
-    Compat("--slot-save-path", "v", "later", "the KV cache ends with the process"),
+    Compat("--slot-save-path", "v", "later", "--kv-disk FOLDER keeps all cached prefixes"),
     Compat("--enable-scale-out", "-", "refused", _DISAGGREGATION),
 )
 
@@ -84,8 +84,8 @@ _CHAT = (
     Compat("--reasoning-config", "j", "later", _PARSER),
     Compat("--reasoning-format", "v", "later", _PARSER, ("auto",)),
     Compat("--reasoning-budget", "v", "later", "thought is not limited", ("-1",)),
-    Compat("--structured-outputs-config", "j", "later", "structured output is not served"),
-    Compat("--guided-decoding-backend", "v", "later", "structured output is not served"),
+    Compat("--structured-outputs-config", "j", "none", "llguidance enforces it, with no settings"),
+    Compat("--guided-decoding-backend", "v", "none", "llguidance enforces structured output"),
     Compat(
         "--default-chat-template-kwargs --chat-template-kwargs", "j", "refused",
         "send chat_template_kwargs with each request",
@@ -354,10 +354,8 @@ _OTHER = (
     Compat("--grammar", "v", "refused", "structured output is not served"),
     Compat("--grammar-file", "v", "refused", "structured output is not served"),
     Compat("--json-schema -j", "v", "refused", "structured output is not served"),
-    Compat("--models-dir", "v", "refused", "one model is served"),
-    Compat("--models-preset", "v", "refused", "one model is served"),
-    Compat("--models-max", "v", "refused", "one model is served"),
-    Compat("--sleep-idle-seconds", "v", "later", "weights stay loaded", ("-1",)),
+    Compat("--models-preset", "v", "refused", "name the models themselves, as NAME=MODEL"),
+    Compat("--models-max", "v", "none", "models are unloaded by bytes: --models-memory"),
 )
 
 TABLE = (

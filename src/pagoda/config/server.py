@@ -33,6 +33,22 @@ class ServerConfig(Options):
         choices=("debug", "info", "warning", "error"), aliases=("--uvicorn-log-level",),
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = option((), "Origins of web pages that may call the API.")
+    models_dir: str | None = option(
+        None, "Folder of further models: each GGUF file and each folder in it, by its name."
+    )
+    models_memory: int | None = option(
+        None,
+        "Memory that all loaded models together may be planned to take, such as 20G; by default "
+        "what the machine has.",
+        parse=parse_size, bounds=(1, math.inf),
+    )  # fmt: skip
+    pin: tuple[str, ...] = option((), "Models that are never unloaded to make room, by name.")
+    idle_unload: float = option(
+        0.0,
+        "Unload a model that was not used for so many seconds; the next request loads it again. "
+        "0 never does.",
+        bounds=(-1, math.inf), aliases=("--sleep-idle-seconds",),
+    )  # fmt: skip
     responses_store: str | None = option(
         None,
         "SQLite file that keeps what /v1/responses answered over restarts, up to 1 GiB; by default "

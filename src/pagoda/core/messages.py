@@ -47,8 +47,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
-    reasoning_end_ids: list[int] = msgspec.field(default_factory=list)
-    """Token ids that end reasoning: grammar masks start after them."""
+    grammar: str | None = None
+    """What the output must follow, reasoning and all, as llguidance reads it."""
     adapter: str | None = None
     media: list[MediaItem] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
@@ -100,6 +100,9 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """For the prompt positions computed in this step, in order; the first ever is None."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent with the first delta."""
+    prefix_miss: str | None = None
+    """Why the block behind the cached ones was not found there (`new`, `evicted`; `off` where
+    nothing was looked for); None where all were. Sent with the first delta."""
     queue_seconds: float | None = None
     """From arrival to admission; sent with the first delta."""
     embedding: bytes | None = None
@@ -173,6 +176,8 @@ class EngineProgress(msgspec.Struct, tag=True):
 
 class EngineDied(msgspec.Struct, tag=True):
     cause: str
+    out_of_memory: bool = False
+    """The model does not fit into the memory there is."""
 
 
 EngineMessage = StepOutputs | UtilityResult | EngineReady | EngineProgress | EngineDied

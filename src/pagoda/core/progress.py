@@ -82,6 +82,7 @@ def _delta(
     if not req.delta_sent:
         req.delta_sent = True
         delta.num_cached_tokens = req.num_cached_tokens
+        delta.prefix_miss = req.prefix_miss
         delta.queue_seconds = req.queue_seconds
     if reason is not None:
         delta.finish_reason = reason

@@ -310,6 +310,8 @@ class Scheduler:
             if req.reads_prefix_cache:
                 self._stats.prefix_queries += req.prompt_len
                 self._stats.prefix_hits += hit.num_tokens
+                if req.block_hashes is not None:
+                    req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
         self.kv.attach(req.tables, hit)
         if self.kv.allocate(req.tables, hit.num_tokens + start.num_tokens) is None:
             raise RuntimeError(f"Request {req.req_id} was admitted but does not fit.")

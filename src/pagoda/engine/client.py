@@ -33,6 +33,7 @@ from pagoda.core.messages import (
 from pagoda.engine.child import EngineChild, LaunchOptions
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.transport import MemoryRoom
 
 log = get_logger(__name__)
 
@@ -44,8 +45,10 @@ _BATCH = 64
 _LAST_WORDS_SECONDS = 0.1
 # A process with a time limit of its own gives up first: it can tell where it stands.
 _REPORT_SECONDS = 3.0
-# What the process may take to leave beyond the time its requests were given.
+# What the process may take to leave beyond the time its requests were given, and to write what it
+# keeps: 4 GB on a slow disk.
 _EXIT_SECONDS = 1.5
+_SAVE_SECONDS = 60.0
 
 State = Literal["starting", "ready", "dead", "stopped"]
 Progress = Callable[[EngineProgress], None]
@@ -64,6 +67,8 @@ class EngineClient:
         self.stats = EngineStats()
         self.phase = "launch"
         self.restarts = 0
+        self.out_of_memory = False
+        """It died because its model does not fit."""
         self._options = options
         self._child = EngineChild(config, options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,9 +92,15 @@ class EngineClient:
         log_level: str = "info",
         log_format: str = "text",
         startup_timeout: float = 0.0,
+        room: MemoryRoom | None = None,
     ) -> "EngineClient":
         """Start the process and return at once. Needs no running event loop."""
-        return cls(config, LaunchOptions(log_level, log_format, startup_timeout))
+        return cls(config, LaunchOptions(log_level, log_format, startup_timeout, room))
+
+    @property
+    def num_running(self) -> int:
+        """Requests inside."""
+        return len(self._inboxes)
 
     @property
     def pid(self) -> int:
@@ -191,8 +202,10 @@ class EngineClient:
         self._stopping = True
         if self.state == "ready":
             self._child.end.send(Shutdown(drain_seconds))
+            saving = _SAVE_SECONDS if self.config.cache.kv_disk is not None else 0.0
+            patience = drain_seconds + saving + _EXIT_SECONDS
             try:
-                await asyncio.wait_for(self._exited.wait(), drain_seconds + _EXIT_SECONDS)
+                await asyncio.wait_for(self._exited.wait(), patience)
             except TimeoutError:
                 log.warning("The engine did not leave in time and is killed.")
         self._child.kill()
@@ -262,7 +275,7 @@ class EngineClient:
             self.ready, self.state, self.cause = message, "ready", None
             self._settled.set()
         elif isinstance(message, EngineDied):
-            self._last_words = message.cause
+            self._last_words, self.out_of_memory = message.cause, message.out_of_memory
 
     def _resolve(self, message: UtilityResult) -> None:
         future = self._calls.pop(message.call_id, None)

@@ -6,11 +6,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory
+from pagoda.engine.fleet import Fleet
 from pagoda.server.auth import AuthMiddleware, configured_keys
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from pagoda.server.middleware import (
+    BodyLimitMiddleware,
+    LeaseMiddleware,
+    RequestLogMiddleware,
+)
 from pagoda.server.openapi import build_openapi
 from pagoda.server.responses.registry import Responses
 from pagoda.server.responses.store import ResponseStore
@@ -35,9 +39,9 @@ from pagoda.server.routes import (
 )
 
 
-def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
-    """An app that answers from the start: 503 until the directory has models that are ready."""
-    context = Context(directory, config)
+def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
+    """An app that answers from the start: 503 until its context has a fleet with models."""
+    context = Context(fleet, config)
     app = FastAPI(
         title="Pagoda API",
         docs_url=None,
@@ -84,4 +88,5 @@ def _middleware(context: Context) -> list[Middleware]:
     if keys:
         stack.append(Middleware(AuthMiddleware, keys=keys))
     stack.append(Middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes))
+    stack.append(Middleware(LeaseMiddleware))
     return stack

@@ -67,7 +67,7 @@ class _ChatReply:
         encode = self.job.served.tokenizer.encode
         thought = sum(choice.reader.count_thought(encode) for choice in self.choices)
         self.usage.reasoning = thought or None
-        return self.usage.usage(self.body.n)
+        return self.usage.final(self.body, self.job.served, self.job.generation)
 
 
 class WholeChat(_ChatReply):
@@ -97,7 +97,7 @@ class WholeChat(_ChatReply):
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
 
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
@@ -140,7 +140,7 @@ class StreamedChat(_ChatReply, EventSource):
 
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
         delta = self._delta(choice.reader.feed(output))
         written = b""
         if not choice.started and (output.token_ids or finished):

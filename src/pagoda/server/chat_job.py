@@ -4,9 +4,10 @@ are translated into one first."""
 import asyncio
 from dataclasses import dataclass
 
+from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
@@ -18,6 +19,7 @@ from pagoda.server.protocol.chat import (
     ChatMessage,
 )
 from pagoda.server.reading import ReplyReader
+from pagoda.server.structure import constrained, is_named, tool_use
 
 
 @dataclass
@@ -32,12 +34,14 @@ class ChatJob:
     """One per conversation, of which each has `n` choices."""
     echoed: list[str]
     """With echo, the final message of each conversation, which the reply continues."""
+    constraint: Constraint
 
     def reader(self, index: int = 0) -> ReplyReader:
         """Of a choice."""
         prompt = self.prompt_texts[index // self.body.n]
         parser = self.served.parser(prompt, self.body.offered_tools)
-        return ReplyReader(parser, self.body.parallel_tool_calls)
+        named = is_named(self.body.tool_choice)
+        return ReplyReader(parser, self.body.parallel_tool_calls, named_call=named)
 
 
 async def chat_job(
@@ -51,14 +55,20 @@ async def chat_job(
     """With `fits_length` a max_tokens beyond the context's end is lowered, where it is refused
     otherwise."""
     sampling = chat_params(body, served)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     prompt = await render_chat(body, served)
+    constraint = Constraint()
+    if use.tools or sampling.structured_outputs is not None:
+        constraint = await constrained(
+            body, lambda: chat_constraint(served.text, prompt, sampling.structured_outputs, use)
+        )
     ids = await chat_ids(body, served, prompt)
     if fits_length and sampling.max_tokens is not None:
         sampling.max_tokens = max(1, min(sampling.max_tokens, served.max_model_len - len(ids)))
-    shown = served.text.markup_ids
-    generation = Generation(served, [ids], sampling, body, head.id, metrics, shown)
+    rules = ReplyRules(constraint.grammar, served.text.markup_ids)
+    generation = Generation(served, [ids], sampling, body, head.id, metrics, rules)
     echoed = [final_text(body.messages)] if body.echo else []
-    return ChatJob(body, served, generation, head, [prompt], echoed)
+    return ChatJob(body, served, generation, head, [prompt], echoed, constraint)
 
 
 async def batch_job(
@@ -70,10 +80,10 @@ async def batch_job(
         prompts.append(await _render(body, served, messages))
         ids.append(await chat_ids(body, served, prompts[-1]))
         await asyncio.sleep(0)  # a thousand take a second, and others want theirs
-    shown = served.text.markup_ids
-    generation = Generation(served, ids, sampling, body, head.id, metrics, shown)
+    rules = ReplyRules(shown_ids=served.text.markup_ids)
+    generation = Generation(served, ids, sampling, body, head.id, metrics, rules)
     echoed = [final_text(messages) for messages in body.messages] if body.echo else []
-    return ChatJob(body, served, generation, head, prompts, echoed)
+    return ChatJob(body, served, generation, head, prompts, echoed, Constraint())
 
 
 async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:

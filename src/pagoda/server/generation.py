@@ -24,6 +24,19 @@ Part = tuple[int, OutputDelta]
 _serial = itertools.count()
 
 
+@dataclass(frozen=True)
+class ReplyRules:
+    """What holds for the replies of a request beside its sampling."""
+
+    grammar: str | None = None
+    """What each reply follows."""
+    shown_ids: Set[int] = frozenset()
+    """Special tokens that are text all the same."""
+
+
+PLAIN_REPLY = ReplyRules()
+
+
 class Generation:
     """All choices of one request, in the order prompt 0's n choices, prompt 1's, ..."""
 
@@ -35,7 +48,7 @@ class Generation:
         body: TextBody,
         response_id: str,
         metrics: Metrics,
-        shown_ids: Set[int] = frozenset(),
+        rules: ReplyRules = PLAIN_REPLY,
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
         check_volume(sampling, len(prompts) * sampling.n)
@@ -47,7 +60,7 @@ class Generation:
         self._requests: list[AddRequest] = []
         for prompt_ids in prompts:
             req_id = f"{response_id}-{next(_serial)}"
-            request = prepared_request(served, req_id, prompt_ids, sampling, body)
+            request = prepared_request(served, req_id, prompt_ids, sampling, body, rules.grammar)
             self._requests += fan_out(request, sampling.n)
         self.timers = [
             RequestTimer(metrics.of(served), request, sampling.n) for request in self._requests
@@ -56,7 +69,9 @@ class Generation:
         self._running = {
             request.req_id: _Choice(
                 index,
-                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids, shown_ids),
+                OutputProcessor(
+                    served.tokenizer, sampling, request.prompt_token_ids, rules.shown_ids
+                ),
                 self.timers[index],
             )
             for index, request in enumerate(self._requests)
@@ -171,12 +186,18 @@ def prepared_request(
     prompt_ids: list[int],
     sampling: SamplingParams,
     body: TextBody,
+    grammar: str | None = None,
 ) -> AddRequest:
     """A prompt as the engine gets it; RequestError if it is too long or has bad ids, ApiError 503
     while the engine is not there."""
     check_ready(served)
     request = served.make_request(
-        req_id, prompt_ids, sampling, priority=body.priority, cache_salt=body.cache_salt
+        req_id,
+        prompt_ids,
+        sampling,
+        grammar=grammar,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
     )
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.

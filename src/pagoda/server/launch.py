@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -13,6 +13,7 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
 from pagoda.engine.text_side import fetch_model
+from pagoda.engine.transport import MemoryRoom
 from pagoda.engine.watchdog import Watchdog
 from pagoda.server.listen import listen
 
@@ -23,16 +24,21 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 _LEAST_SECONDS = 0.1
 
 
-Launcher = Callable[[EngineConfig, ServerConfig], EngineClient]
+Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
 
 
 def run_server(
-    engine_config: EngineConfig, server_config: ServerConfig, launcher: Launcher | None = None
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    launcher: Launcher | None = None,
+    more_models: Sequence[str] = (),
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
-    `launcher` starts another engine process than `pagoda.engine.process`.
+    `launcher` starts another engine process than `pagoda.engine.process`. `more_models` are loaded
+    when they are asked for.
     """
+    launcher = launcher or _launch
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
@@ -41,14 +47,28 @@ def run_server(
             if server_config.startup_timeout:
                 left = server_config.startup_timeout - (time.monotonic() - begun)
                 server_config = replace(server_config, startup_timeout=max(_LEAST_SECONDS, left))
-            client = (launcher or _launch)(replace(engine_config, model=model), server_config)
+            limit = server_config.models_memory
+            room = None if limit is None else MemoryRoom(limit=limit)
+            client = launcher(replace(engine_config, model=model), server_config, room)
             try:
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
                 import uvloop
 
+                from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
                 from pagoda.server.lifecycle import Lifecycle
 
-                return uvloop.run(Lifecycle(listener, client, engine_config, server_config).run())
+                entries = model_entries(
+                    engine_config,
+                    more_models,
+                    server_config.pin,
+                    find_models(server_config.models_dir),
+                )
+                fleet = Fleet(
+                    entries,
+                    limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
+                    launcher=lambda config, room: launcher(config, server_config, room),
+                )
+                return uvloop.run(Lifecycle(listener, client, fleet, server_config).run())
             finally:
                 client.kill()
     except PagodaError as error:
@@ -77,10 +97,13 @@ def _give_up(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def _launch(engine_config: EngineConfig, server_config: ServerConfig) -> EngineClient:
+def _launch(
+    engine_config: EngineConfig, server_config: ServerConfig, room: MemoryRoom | None
+) -> EngineClient:
     return EngineClient.launch(
         engine_config,
         log_level=server_config.log_level,
         log_format=server_config.log_format,
         startup_timeout=server_config.startup_timeout,
+        room=room,
     )

@@ -17,10 +17,10 @@ from pagoda.base import runfile
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
-from pagoda.config.engine import EngineConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ModelDirectory, ServedModel, served_model
+from pagoda.engine.directory import ServedModel, served_model
+from pagoda.engine.fleet import Fleet
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.text_side import TextSide, load_text_side
 from pagoda.engine.watchdog import situation
@@ -52,16 +52,17 @@ class Lifecycle:
         self,
         listener: socket.socket,
         client: EngineClient,
-        engine_config: EngineConfig,
+        fleet: Fleet,
         config: ServerConfig,
     ):
+        """`client` is the engine of the fleet's first model, which starts already."""
         self._listener = listener
         self._client = client
-        self._engine_config = engine_config
+        self._fleet = fleet
         self._config = config
         self._url = base_url(listener)
         self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
-        app = create_app(ModelDirectory([]), config)
+        app = create_app(Fleet(), config)
         self._context: Context = app.state.context
         self._responses: Responses = app.state.responses
         self._http = _HttpServer(_uvicorn_config(app, config))
@@ -75,7 +76,7 @@ class Lifecycle:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         stop = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start())
-        stats = asyncio.create_task(self._log_stats())
+        beside = [asyncio.create_task(work) for work in (self._log_stats(), self._watch_idle())]
         try:
             await asyncio.wait((starting, stop, http), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -83,9 +84,8 @@ class Lifecycle:
                 await asyncio.wait((stop, http), return_when=asyncio.FIRST_COMPLETED)
             return 0 if self._stop.is_set() else 1
         finally:
-            stats.cancel()
-            starting.cancel()
-            stop.cancel()
+            for task in (*beside, starting, stop):
+                task.cancel()
             await self._end(http)
 
     async def _start(self) -> None:
@@ -98,8 +98,9 @@ class Lifecycle:
             )
         finally:
             display.close()
-        served = served_model(self._engine_config, self._client, text)
-        self._context.directory = ModelDirectory([served])
+        first = self._fleet.entries[0]
+        served = first.served = served_model(first.config, self._client, text)
+        self._context.fleet = self._fleet
         runfile.register(self._port)
         self._announce(served)
 
@@ -131,17 +132,23 @@ class Lifecycle:
             reach = " (this machine only; --host 0.0.0.0 opens it)"
         elif not configured_keys(self._config):
             reach = " (open to everyone who reaches it; --api-key asks for a key)"
-        _log.info("Ready: %s at %s/v1%s", served.names[0], self._url, reach)
+        more = len(self._fleet.entries) - 1
+        others = f" and {more} more when asked for" if more else ""
+        _log.info("Ready: %s%s at %s/v1%s", served.names[0], others, self._url, reach)
 
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
-            await log_stats(lambda: self._context.directory.models())
+            await log_stats(self._fleet.models)
+
+    async def _watch_idle(self) -> None:
+        await self._fleet.watch_idle()
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             _log.warning("Stopping at once.")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._client.pid, signal.SIGKILL)
+            for pid in {self._client.pid, *(served.client.pid for served in self._fleet.models())}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._http.force_exit = True
             return
         drain = self._config.shutdown_timeout
@@ -152,8 +159,10 @@ class Lifecycle:
     async def _end(self, http: "asyncio.Task[None]") -> None:
         """No new requests, then the engine, then whoever is still connected."""
         self._http.should_exit = True
+        drain = self._config.shutdown_timeout
         with contextlib.suppress(PagodaError):
-            await self._client.shutdown(self._config.shutdown_timeout)
+            # The first engine is the fleet's only once it has started.
+            await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
         await asyncio.gather(http, return_exceptions=True)
         await self._responses.close()
         runfile.unregister(self._port)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from contextlib import ExitStack
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda.base.log import get_logger
 from pagoda.server.anthropic.errors import REQUEST_ID, is_anthropic
 from pagoda.server.auth import OPEN_PATHS
+from pagoda.server.context import LEASES
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.metrics import Metrics
 
@@ -119,3 +121,15 @@ class RequestLogMiddleware:
                 '%s:%d - "%s %s HTTP/%s" %d',
                 client[0], client[1], method, quote(scope["path"]), scope["http_version"], status,
             )  # fmt: skip
+
+
+class LeaseMiddleware:
+    """Lets go of the models that a request kept loaded, once it is answered."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as leases:
+            scope[LEASES] = leases
+            await self._app(scope, receive, send)

@@ -1,10 +1,13 @@
 """From llama-server's words to prompts and SamplingParams."""
 
+import asyncio
 from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
+from pagoda.engine.constraint import completion_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.params import clamped, stop_strings, with_defaults
 from pagoda.server.prompts import MAX_PROMPTS, encode
@@ -84,6 +87,21 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
     )
 
 
+async def native_grammar(body: NativeBody) -> str | None:
+    """`grammar` or `json_schema`, for the engine. RequestError names what cannot be enforced."""
+    if body.grammar and body.json_schema is not None:
+        raise RequestError("Send one of grammar and json_schema.", "json_schema")
+    if not body.grammar and body.json_schema is None:
+        return None
+    wanted = StructuredOutputsParams(grammar=body.grammar or None, json=body.json_schema)
+    try:
+        # Beside the event loop: grammars are anyone's.
+        return (await asyncio.to_thread(completion_constraint, wanted)).grammar
+    except RequestError as error:
+        param = "grammar" if body.grammar else "json_schema"
+        raise RequestError(error.message, param) from error
+
+
 def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[str, Any]:
     """Sampling as llama-server tells it, in `generation_settings` and `/props`."""
     limit = -1 if sampling.max_tokens is None else sampling.max_tokens
@@ -106,6 +124,7 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
             {"token": token, "bias": bias} for token, bias in (sampling.logit_bias or {}).items()
         ],
         "n_probs": sampling.logprobs or 0,
+        "grammar": body.grammar if body is not None else "",
         "samplers": list(_SAMPLERS),
         "timings_per_token": body.timings_per_token if body is not None else False,
     }

@@ -5,11 +5,13 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatBody
 from pagoda.server.protocol.common import GenerationBody, SamplingFields
 from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.structure import wanted_structure
 
 MAX_STOP_STRINGS = 64
 # Each is tokenized on arrival.
@@ -39,6 +41,7 @@ def chat_params(body: ChatBody, served: ServedModel) -> SamplingParams:
         served,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structure=wanted_structure(body),
     )
 
 
@@ -48,7 +51,13 @@ def completion_params(body: CompletionRequest, served: ServedModel) -> SamplingP
         raise RequestError(
             "max_tokens must be at least 1; 0 is for echo, which scores the prompt.", "max_tokens"
         )
-    params = sampling_params(body, served, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    params = sampling_params(
+        body,
+        served,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        structure=wanted_structure(body),
+    )
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
     return params
@@ -67,7 +76,12 @@ def check_volume(sampling: SamplingParams, num_choices: int) -> None:
 
 
 def sampling_params(
-    body: SamplingFields, served: ServedModel, *, max_tokens: int | None, logprobs: int | None
+    body: SamplingFields,
+    served: ServedModel,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structure: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """The body's own over the model's; RequestError for what is out of range."""
     requests.check_generates(served.generates)
@@ -79,7 +93,13 @@ def sampling_params(
     _check_characters(body.bad_words, "bad_words")
     if body.logit_bias:
         values["logit_bias"] = clamped(body.logit_bias)
-    return SamplingParams(stop=stop, max_tokens=max_tokens, logprobs=logprobs, **values)
+    return SamplingParams(
+        stop=stop,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured_outputs=structure,
+        **values,
+    )
 
 
 def with_defaults(values: Mapping[str, float | None], served: ServedModel) -> dict[str, float]:

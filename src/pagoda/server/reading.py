@@ -14,6 +14,8 @@ class ReplyReader:
     parser: OutputParser
     parallel_calls: bool
     """False drops all calls but the first."""
+    named_call: bool = False
+    """A call was asked for by name: the reply ends with `stop`, as OpenAI's."""
     thought: list[str] = field(default_factory=list)
     called: bool = False
     finish_reason: str | None = None
@@ -32,7 +34,7 @@ class ReplyReader:
             elif delta.kind == "tool_call":
                 self.called = True
         if output.finish_reason is not None:
-            called = self.called and output.finish_reason == "stop"
+            called = self.called and not self.named_call and output.finish_reason == "stop"
             self.finish_reason = "tool_calls" if called else output.finish_reason
             self.stop_reason = output.stop_reason
         return deltas

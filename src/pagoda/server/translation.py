@@ -13,6 +13,7 @@ from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage
 T = TypeVar("T")
 Part = dict[str, Any]
 _SEAL = "pagoda1:"
+_KINDS: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
 
 
 class Conversation:
@@ -55,8 +56,7 @@ def field_of(item: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
     """A field of what was sent as any JSON object; RequestError names it where it is wrong."""
     value = item.get(name)
     if not isinstance(value, kind):
-        wanted = {str: "a string", dict: "an object", list: "a list"}[kind]
-        raise RequestError(f"{path}.{name} must be {wanted}.", f"{path}.{name}")
+        raise RequestError(f"{path}.{name} must be {_KINDS[kind]}.", f"{path}.{name}")
     return value
 
 

@@ -47,7 +47,6 @@ class ChatBody(GenerationBody):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "tool_choice": ("auto", "none"),
         "web_search_options": (),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -61,8 +60,11 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=-1)
     tools: Items[dict[str, Any]] = Field([], description="Handed to the chat template.")
-    tool_choice: str | None = Field(None, description="`none` hides the tools from the model.")
-    parallel_tool_calls: bool = Field(True, description="False drops all calls but the first.")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None,
+        description="`none` hides the tools; `required` or a function makes the model call.",
+    )
+    parallel_tool_calls: bool = Field(True, description="False: one call to a reply.")
     documents: Items[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
@@ -89,9 +91,11 @@ class BatchChatRequest(ChatBody):
         **ChatBody.UNSUPPORTED,
         "n": (1,),
         "prompt_logprobs": (),
+        "response_format": ({"type": "text"},),
         "return_prompt_text": (False,),
         "return_token_ids": (False,),
         "stream": (False,),
+        "structured_outputs": (),
         "tools": ([],),
     }
 

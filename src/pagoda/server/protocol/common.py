@@ -43,10 +43,8 @@ UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "prompt_embeds": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "routed_experts_prompt_start": (),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncation_side": ("left",),
     "use_beam_search": (False,),
@@ -103,6 +101,13 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    json_schema: dict[str, Any] | None = Field(None, description="Its `schema` is enforced.")
+
+
 class SamplingFields(Body):
     """How tokens are chosen. None: the model's default, then OpenAI's."""
 
@@ -141,9 +146,20 @@ class SamplingFields(Body):
 class GenerationBody(SamplingFields, TextBody):
     """What OpenAI's generating routes share."""
 
+    response_format: ResponseFormat | None = Field(
+        None, description="`text`, `json_object`, `json_schema` or `structural_tag`."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None,
+        description="One of json, regex, choice, grammar (GBNF or Lark), json_object, "
+        "structural_tag.",
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False
+    return_prefix_report: bool = Field(
+        False, description="Usage says where the prompt parted from what was cached, and why."
+    )
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(
         False, description="Logprobs name tokens as `token_id:N`."

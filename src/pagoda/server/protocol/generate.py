@@ -26,6 +26,7 @@ class SamplingParamsBody(SamplingFields):
         "extra_args": ({},),
         "prompt_logprob_token_ids": ([],),
         "skip_reading_prefix_cache": (False,),
+        "structured_outputs": (),
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         "flat_logprobs": "A form of vLLM's Python objects.",

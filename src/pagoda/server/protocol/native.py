@@ -59,8 +59,6 @@ class NativeBody(TextBody):
         "adaptive_target": (-1,),
         "dry_multiplier": (0,),
         "dynatemp_range": (0,),
-        "grammar": ("",),
-        "json_schema": (),
         "lora": ([],),
         "min_keep": (0,),
         "mirostat": (0,),
@@ -117,6 +115,10 @@ class NativeBody(TextBody):
     )  # fmt: skip
     samplers: str | Items[str] | None = Field(
         None, description="Samplers that are not named are off; their order is the engine's."
+    )
+    grammar: str = Field("", description="GBNF, or Lark.")
+    json_schema: dict[str, Any] | bool | None = Field(
+        None, description="What the reply is JSON of; without a grammar."
     )
     seed: int | None = Field(None, description="-1 and 4294967295 draw one.")
     stop: str | Items[str] = []

@@ -35,7 +35,7 @@ class Reasoning(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     effort: str | None = None
-    summary: str | None = Field(None, description="Thought is shown whole instead.")
+    summary: str | None = Field(default=None, description="Thought is shown whole instead.")
 
 
 class CountInputRequest(DialectBody):

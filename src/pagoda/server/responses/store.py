@@ -5,12 +5,15 @@ import os
 import re
 import sqlite3
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from pagoda.base.errors import ConfigError
+
+T = TypeVar("T")
 
 MEMORY = ":memory:"
 _VERSION = 1
@@ -93,7 +96,7 @@ class ResponseStore:
         self._thread.submit(self._close)
         self._thread.shutdown()
 
-    async def _run(self, work: Any, *args: Any) -> Any:
+    async def _run(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _open(self) -> sqlite3.Connection:

@@ -85,7 +85,7 @@ def _structure(body: CountInputRequest, tools: list[Item]) -> dict[str, Any]:
         fields["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif choice.get("type") == "allowed_tools":
         allowed = field_of(choice, "tools", list, "tool_choice")
-        names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
+        names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
         fields["tools"] = [tool for tool in tools if tool["function"]["name"] in names]
         fields["tool_choice"] = field_of(choice, "mode", str, "tool_choice")
     else:

@@ -17,6 +17,7 @@ from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
 from pagoda.server.render import rendered
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import answer, json_reply, respond
+from pagoda.server.structure import report_unenforced
 
 router = APIRouter()
 
@@ -28,16 +29,18 @@ _CHAT = describe(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk)
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     job = await chat_job(body, served, _head(request, body, served), context.metrics)
     log_request(context.config, job.head.id, job.generation)
-    return await respond(
+    response = await respond(
         request,
         context,
         job.generation,
         streamed=StreamedChat(job) if body.stream else None,
         whole=WholeChat(job).reply,
     )
+    report_unenforced(response, job.constraint)
+    return response
 
 
 @router.post("/v1/chat/completions/batch", openapi_extra=describe(BatchChatRequest, ChatCompletion))
@@ -45,7 +48,7 @@ async def create_chat_batch(request: Request) -> Response:
     """Several conversations at once; the choices have their order."""
     body = await read_body(request, BatchChatRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     job = await batch_job(body, served, _head(request, body, served), context.metrics)
     log_request(context.config, job.head.id, job.generation)
     return await answer(request, context, WholeChat(job).reply, job.generation)
@@ -55,7 +58,7 @@ async def create_chat_batch(request: Request) -> Response:
 async def render_chat_completion(request: Request) -> Response:
     """What the engine would get."""
     body = await read_body(request, ChatCompletionRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     sampling = chat_params(body, served)
     ids = await chat_ids(body, served, await render_chat(body, served))
     return json_reply(rendered(served, ids, sampling, body, _head(request, body, served)))

@@ -33,7 +33,7 @@ router = APIRouter()
 async def generate(request: Request) -> Response:
     body = await read_body(request, GenerateRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     sampling = _sampling(body, served, request.url.path)
     head = ReplyHead(reply_id(request, body.request_id), body.model or served.names[0])
     generation = Generation(served, [body.token_ids], sampling, body, head.id, context.metrics)

@@ -20,7 +20,7 @@ MODEL = query("model", "string", "Which model, where there are several.")
 
 @router.get("/server_info", openapi_extra=describe(None, ServerInfo))
 async def server_info(request: Request) -> Response:
-    models = context_of(request).directory.models()
+    models = context_of(request).fleet.models()
     return json_reply(ServerInfo(version=__version__, models=[_model(m) for m in models]))
 
 
@@ -28,7 +28,7 @@ async def server_info(request: Request) -> Response:
     "/tokenizer_info", openapi_extra={**describe(None, TokenizerInfo), "parameters": [MODEL]}
 )
 async def tokenizer_info(request: Request) -> Response:
-    served = context_of(request).served(request.query_params.get("model"))
+    served = context_of(request).loaded(request.query_params.get("model"))
     tokenizer, template = served.tokenizer, served.chat_template
     return json_reply(
         TokenizerInfo(
@@ -45,7 +45,7 @@ async def tokenizer_info(request: Request) -> Response:
 @router.post("/reset_prefix_cache", openapi_extra=describe(None, CacheReset))
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget all cached prefixes; fails while requests hold blocks."""
-    models = context_of(request).models()
+    models = context_of(request).fleet.models()
     for served in models:
         check_ready(served)
     done = [await served.client.call("reset_prefix_cache") for served in models]

@@ -46,7 +46,7 @@ _REPLY = {"application/json": {"schema": {"type": "object"}}, "text/event-stream
 async def invoke(request: Request) -> Response:
     fields = await read_object(request)
     name = fields.get("model")
-    served = context_of(request).served(name if isinstance(name, str) else None)
+    served = await context_of(request).served(request, name if isinstance(name, str) else None)
     return await _handler(fields, served)(request)
 
 

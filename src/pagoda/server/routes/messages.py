@@ -34,7 +34,7 @@ router = APIRouter()
 async def create_message(request: Request) -> Response:
     body = await read_body(request, MessagesRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     with errors_about(NAMES):
         chat = chat_request(body, request.url.path)
         job = await _job(chat, served, context)
@@ -55,7 +55,7 @@ async def create_message(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountTokensRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
         chat = chat_request(body, request.url.path)
         prompt = await unless_refused(chat, lambda: render_chat(chat, served))

@@ -14,9 +14,9 @@ from pagoda.server.body import read_body
 from pagoda.server.chat_job import chat_ids, render_chat
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.errors import ApiError
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.native import NativeJob, StreamedNative, WholeNative
-from pagoda.server.nativeparams import native_params, prompt_ids, split
+from pagoda.server.nativeparams import native_grammar, native_params, prompt_ids, split
 from pagoda.server.openapi import describe
 from pagoda.server.prompts import MAX_PROMPTS
 from pagoda.server.protocol.chat import ChatCompletionRequest
@@ -57,7 +57,7 @@ _COMPLETION = _described(NativeCompletionRequest)
 async def create_native_completion(request: Request) -> Response:
     """Not OpenAI's, which is /v1/completions."""
     body = await read_body(request, NativeCompletionRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     prompts = split(body.prompt)
     if len(prompts) * body.n_cmpl > MAX_PROMPTS:
         raise RequestError(f"prompts times n_cmpl must be at most {MAX_PROMPTS}.", "n_cmpl")
@@ -72,7 +72,7 @@ async def create_native_completion(request: Request) -> Response:
 async def infill(request: Request) -> Response:
     """What belongs between a prefix and a suffix, by a model that was trained for it."""
     body = await read_body(request, InfillRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     fim = fim_tokens(served.tokenizer)
     if fim is None:
         raise ApiError(
@@ -97,7 +97,8 @@ async def _reply(
     head = reply_head(request, "native", body.request_id, body.model or served.names[0])
     if not body.cache_prompt:
         body.cache_salt = uuid.uuid4().hex
-    generation = Generation(served, prompts, sampling, body, head.id, context.metrics)
+    rules = ReplyRules(await native_grammar(body))
+    generation = Generation(served, prompts, sampling, body, head.id, context.metrics, rules)
     job = NativeJob(body, served, generation, head)
     log_request(context.config, head.id, generation)
     return await respond(
@@ -113,7 +114,7 @@ async def _reply(
 async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     body = await read_body(request, ChatCompletionRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     return json_reply(PromptText(await render_chat(body, served)))
 
 
@@ -125,6 +126,6 @@ _INPUT_TOKENS = describe(ChatCompletionRequest, InputTokens)
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens a chat request would have."""
     body = await read_body(request, ChatCompletionRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     prompt = await render_chat(body, served)
     return json_reply(InputTokens(len(await chat_ids(body, served, prompt))))

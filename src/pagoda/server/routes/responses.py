@@ -70,7 +70,7 @@ async def create_response(request: Request) -> Response:
 )
 async def count_input(request: Request) -> Response:
     body = await read_body(request, CountInputRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     chat, _ = await _chat(request, body, served)
     with errors_about(NAMES):
         prompt = await unless_refused(chat, lambda: render_chat(chat, served))
@@ -142,7 +142,7 @@ async def _start(request: Request, body: ResponsesRequest, context: Context) -> 
         raise RequestError("background needs store to be true.", "background")
     if body.background:
         responses_of(request).check_room()
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     chat, items = await _chat(request, body, served)
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):

@@ -24,7 +24,7 @@ _FAIL = query("fail_on_no_slot", "string", "Anything: 503 when every slot is bus
 
 @router.get("/props", openapi_extra={**describe(None, Props), "parameters": [MODEL]})
 async def props(request: Request) -> Response:
-    served = context_of(request).served(request.query_params.get("model"))
+    served = context_of(request).loaded(request.query_params.get("model"))
     defaults = {name: value for name, value in served.defaults.items() if name != "max_tokens"}
     sampling = SamplingParams(max_tokens=served.defaults.get("max_tokens"), **defaults)
     names = served.tokenizer.special_token_names
@@ -50,7 +50,7 @@ async def props(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """The running requests, and room for more. No text of anybody."""
     context = context_of(request)
-    served = context.served(request.query_params.get("model"))
+    served = context.loaded(request.query_params.get("model"))
     count, running = _num_slots(served), _running(context, served)
     if request.query_params.get("fail_on_no_slot") and len(running) >= count:
         raise unavailable("No slot is free.")
