@@ -1,15 +1,16 @@
-"""Writes the generated parts of docs/configuration.md; `--check` fails when they are stale."""
+"""Writes the generated parts of docs/configuration.md and api.md; `--check` fails where stale."""
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import api_docs
 from pagoda.base import env
 from pagoda.config import engine, server
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
 CLASSES = (
     engine.ModelConfig,
@@ -22,18 +23,25 @@ CLASSES = (
 
 
 def main() -> int:
-    text = TARGET.read_text()
-    fresh = _replace(_replace(text, "flags", _flags()), "environment", _environment())
-    if "--check" in sys.argv:
-        if fresh != text:
-            print(f"{TARGET.name} is stale: run `make docs`.")
-            return 1
-        return 0
-    TARGET.write_text(fresh)
-    return 0
+    pages = {
+        "configuration.md": {"flags": _flags(), "environment": _environment()},
+        "api.md": api_docs.sections(),
+    }
+    stale = 0
+    for name, sections in pages.items():
+        text = (DOCS / name).read_text()
+        fresh = text
+        for section, lines in sections.items():
+            fresh = _replace(fresh, section, lines)
+        if "--check" not in sys.argv:
+            (DOCS / name).write_text(fresh)
+        elif fresh != text:
+            print(f"{name} is stale: run `make docs`.")
+            stale = 1
+    return stale
 
 
-def _replace(text: str, section: str, lines: Iterator[str]) -> str:
+def _replace(text: str, section: str, lines: Iterable[str]) -> str:
     begin, end = BEGIN.format(section), END.format(section)
     head, rest = text.split(begin, 1)
     _, tail = rest.split(end, 1)

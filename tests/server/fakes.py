@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pagoda.config.engine import SchedulerConfig
 from pagoda.core.messages import (
@@ -36,6 +36,7 @@ class ByteTokenizer:
     eos_token_id = EOS
     eos_token_ids = frozenset({EOS})
     special_ids = frozenset({EOS})
+    special_token_names: ClassVar[dict[str, str]] = {"eos_token": "<eos>"}
     strips_leading_space = False
 
     def encode(
@@ -57,6 +58,37 @@ class ByteTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def vocab_entry(self, token_id: int) -> str | None:
+        return self.token_text(token_id) if token_id < EOS else None
+
+
+class FimTokenizer(ByteTokenizer):
+    """Has tokens for filling in the middle behind the bytes, and a BOS."""
+
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+    vocab_size = 263
+    bos = 262
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        if parse_special and text in self.names:
+            return [EOS + 1 + self.names.index(text)]
+        return list(text.encode())
+
+    def with_special(self, ids: list[int]) -> list[int]:
+        return [self.bos, *ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id == self.bos:
+            return b"<bos>"
+        if token_id > EOS:
+            return self.names[token_id - EOS - 1].encode()
+        return super().token_bytes(token_id)
+
+    def vocab_entry(self, token_id: int) -> str | None:
+        return self.token_text(token_id)
 
 
 TEMPLATE = (
@@ -107,6 +139,7 @@ class FakeClient:
     )
 
     stopped: bool = False
+    calls: list[str] = field(default_factory=list)
 
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
 
@@ -119,9 +152,10 @@ class FakeClient:
 
     def __post_init__(self) -> None:
         self._loaded = EngineReady(
-            max_model_len=2048, vocab_size=257, num_blocks=64, block_size=16, kv_tokens=1024,
-            max_num_seqs=8,
-            **self.abilities,
+            **{
+                "max_model_len": 2048, "vocab_size": 257, "num_blocks": 64, "block_size": 16,
+                "kv_tokens": 1024, "max_num_seqs": 4, **self.abilities,
+            }
         )  # fmt: skip
 
     @property
@@ -130,6 +164,10 @@ class FakeClient:
 
     def stop(self) -> None:
         self.stopped, self.state = True, "stopped"
+
+    async def call(self, method: str) -> Any:
+        self.calls.append(method)
+        return not self.running
 
     def deltas(self, request: AddRequest) -> list[RequestDelta]:
         return deltas_of(request, self.script(request))

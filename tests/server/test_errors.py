@@ -224,15 +224,21 @@ def test_a_million_errors_cost_no_more_than_one(
     assert len(error["message"]) < 400
 
 
+@pytest.mark.parametrize("field", ["grammar", "json_schema", "guided_json", "guided_regex"])
+def test_a_constraint_under_another_name_is_not_ignored(shared: RunningServer, field: str) -> None:
+    error = error_of(shared.chat(**{field: "root ::= [a-z]"}))
+    assert error["param"] == field
+
+
 def test_unknown_fields_are_ignored_with_one_line(
     shared: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", "pagoda"):
-        reply = shared.chat(guided_json={}, **{"evil\nfield": 1})
+        reply = shared.chat(guidance={}, **{"evil\nfield": 1})
     assert reply.status_code == 200
     lines = [r.getMessage() for r in caplog.records if "unknown fields" in r.getMessage()]
     assert len(lines) == 1
-    assert "guided_json" in lines[0] and "\n" not in lines[0]
+    assert "guidance" in lines[0] and "\n" not in lines[0]
 
 
 def test_unknown_model(shared: RunningServer) -> None:

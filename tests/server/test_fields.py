@@ -9,6 +9,7 @@ from tests.server.fakes import REPLY, FakeClient
 CHAT_KEYS = {
     "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
     "prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "metrics",
+    "timings",
 }  # fmt: skip
 
 

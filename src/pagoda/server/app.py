@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from pagoda.config.server import ServerConfig
 from pagoda.engine.fleet import Fleet
@@ -23,13 +24,19 @@ from pagoda.server.routes import (
     completions,
     docs,
     embeddings,
+    generate,
     health,
+    info,
+    invocations,
     messages,
     metrics,
     models,
+    native,
     responses,
     scores,
+    slots,
     tokens,
+    unserved,
 )
 from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
@@ -43,13 +50,15 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
         redoc_url=None,
         middleware=_middleware(context),
         openapi_url="/openapi.json",
+        # The document of a route says what it answers with (`openapi.describe`).
+        default_response_class=Response,
     )
     app.state.context = context
     app.state.responses = Responses(ResponseStore(config.responses_store))
     install_handlers(app)
     modules = (
-        chat, completions, responses, messages, embeddings, scores, models, tokens, health,
-        metrics, docs,
+        chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
+        models, tokens, health, metrics, info, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)

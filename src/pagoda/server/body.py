@@ -24,6 +24,11 @@ _MAX_NAME = 64
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Parse and check the JSON body; ApiError 400 names the field that is wrong, 415 a coding."""
+    return parse_fields(await read_object(request), model, request.url.path)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object that is the body; ApiError 400 for anything else, 415 for a coding."""
     content_type = request.headers.get("content-type", "")
     if not _is_json(content_type):
         raise ApiError(
@@ -43,7 +48,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
         raise ApiError(400, "The JSON is nested too deeply.", kind="Bad Request") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.", kind="Bad Request")
-    return parse_fields(fields, model, request.url.path)
+    return fields
 
 
 def parse_fields(fields: dict[str, Any], model: type[BodyT], route: str) -> BodyT:
@@ -127,7 +132,7 @@ def _leads_into(value: Any, part: int | str) -> bool:
 
 def _log_unknown(body: Body, route: str) -> None:
     # What is unsupported got this far only with a value that changes nothing.
-    unknown = (body.model_extra or {}).keys() - body.IGNORED - body.UNSUPPORTED.keys()
+    unknown = (body.model_extra or {}).keys() - body.IGNORED.keys() - body.UNSUPPORTED.keys()
     if unknown:
         names = ", ".join(repr(name[:_MAX_NAME]) for name in sorted(unknown)[:_MAX_REPORTED])
         more = len(unknown) - _MAX_REPORTED

@@ -26,6 +26,7 @@ from pagoda.server.protocol.replies import (
 )
 from pagoda.server.reading import ReplyReader
 from pagoda.server.sse import EventSource, event
+from pagoda.server.timings import timings
 from pagoda.server.usage import UsageCounter, fingerprint
 from pagoda.text.parsers.base import Delta
 from pagoda.text.parsers.reply import ParsedReply
@@ -49,7 +50,7 @@ class _ChatReply:
         self.job = job
         self.body = job.body
         self.usage = UsageCounter(job.generation.num_prompt_tokens)
-        self.choices = [_Choice(job.reader()) for _ in range(job.generation.num_choices)]
+        self.choices = [_Choice(job.reader(i)) for i in range(job.generation.num_choices)]
         self._formatter = LogprobFormatter(
             job.served.tokenizer, job.body.return_tokens_as_token_ids
         )
@@ -63,6 +64,9 @@ class _ChatReply:
                 "chat_completions", streamed=streamed, called=reader.called
             )
         return deltas
+
+    def echoed(self, index: int) -> str:
+        return self.job.echoed[index // self.body.n] if self.body.echo else ""
 
     def logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self.body.logprobs:
@@ -78,12 +82,7 @@ class _ChatReply:
 
 class WholeChat(_ChatReply):
     async def reply(self) -> ChatCompletion:
-        generation = self.job.generation
-        with generation.started():
-            while generation.running:
-                await generation.arrival()
-                for index, output in generation.take():
-                    self._add(index, output)
+        await self.job.generation.run(self._add)
         body, job, first = self.body, self.job, self.choices[0]
         return ChatCompletion(
             id=job.head.id,
@@ -98,7 +97,8 @@ class WholeChat(_ChatReply):
                 else self._formatter.prompt(first.prompt_logprobs)
             ),
             prompt_token_ids=job.generation.prompt_ids(0) if body.return_token_ids else None,
-            prompt_text=job.prompt_text if body.return_prompt_text else None,
+            prompt_text=job.prompt_texts[0] if body.return_prompt_text else None,
+            timings=timings(job.generation.timers[0]),
         )
 
     def _add(self, index: int, output: OutputDelta) -> None:
@@ -112,7 +112,7 @@ class WholeChat(_ChatReply):
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
         parsed = choice.parsed
-        message = AssistantMessage(content=self.job.echoed + parsed.text)
+        message = AssistantMessage(content=self.echoed(index) + parsed.text)
         if parsed.reasoning and self.body.include_reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning
         if parsed.tool_calls:
@@ -182,12 +182,12 @@ class StreamedChat(_ChatReply, EventSource):
         return delta
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:
-        delta = ChatDelta(role="assistant", content=self.job.echoed)
+        delta = ChatDelta(role="assistant", content=self.echoed(index))
         chunk = self._chunk([ChatChunkChoice(index=index, delta=delta)])
         if self.body.return_token_ids:
             chunk.prompt_token_ids = self.job.generation.prompt_ids(index)
         if self.body.return_prompt_text:
-            chunk.prompt_text = self.job.prompt_text
+            chunk.prompt_text = self.job.prompt_texts[0]
         return chunk
 
     def _delta_chunk(
@@ -202,6 +202,8 @@ class StreamedChat(_ChatReply, EventSource):
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids
         chunk = self._chunk([choice])
+        if self.body.timings_per_token or output.finish_reason is not None:
+            chunk.timings = timings(self.job.generation.timers[index])
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
             chunk.system_fingerprint = fingerprint(self.job.served)

@@ -1,6 +1,7 @@
 """From the body of a chat request to all that answering it needs; the bodies of other dialects
 are translated into one first."""
 
+import asyncio
 from dataclasses import dataclass
 
 from pagoda.engine.constraint import Constraint, chat_constraint
@@ -11,27 +12,34 @@ from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
 from pagoda.server.prompts import encode
-from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.chat import (
+    BatchChatRequest,
+    ChatBody,
+    ChatCompletionRequest,
+    ChatMessage,
+)
 from pagoda.server.reading import ReplyReader
 from pagoda.server.structure import constrained, is_named, tool_use
 
 
 @dataclass
 class ChatJob:
-    """All that answering one chat request needs."""
+    """All that answering one chat request, or a batch of them, needs."""
 
-    body: ChatCompletionRequest
+    body: ChatBody
     served: ServedModel
     generation: Generation
     head: ReplyHead
-    prompt_text: str
-    echoed: str
-    """With echo, the final message of the request, which the reply continues."""
+    prompt_texts: list[str]
+    """One per conversation, of which each has `n` choices."""
+    echoed: list[str]
+    """With echo, the final message of each conversation, which the reply continues."""
     constraint: Constraint
 
-    def reader(self) -> ReplyReader:
-        """One for each choice."""
-        parser = self.served.parser(self.prompt_text, self.body.offered_tools)
+    def reader(self, index: int = 0) -> ReplyReader:
+        """Of a choice."""
+        prompt = self.prompt_texts[index // self.body.n]
+        parser = self.served.parser(prompt, self.body.offered_tools)
         named = is_named(self.body.tool_choice)
         return ReplyReader(parser, self.body.parallel_tool_calls, named_call=named)
 
@@ -54,7 +62,37 @@ async def chat_job(
         constraint = await constrained(
             body, lambda: chat_constraint(served.text, prompt, sampling.structured_outputs, use)
         )
-    ids = await encode(
+    ids = await chat_ids(body, served, prompt)
+    if fits_length and sampling.max_tokens is not None:
+        sampling.max_tokens = max(1, min(sampling.max_tokens, served.max_model_len - len(ids)))
+    rules = ReplyRules(constraint.grammar, served.text.markup_ids)
+    generation = Generation(served, [ids], sampling, body, head.id, metrics, rules)
+    echoed = [final_text(body.messages)] if body.echo else []
+    return ChatJob(body, served, generation, head, [prompt], echoed, constraint)
+
+
+async def batch_job(
+    body: BatchChatRequest, served: ServedModel, head: ReplyHead, metrics: Metrics
+) -> ChatJob:
+    sampling = chat_params(body, served)
+    prompts, ids = [], []
+    for messages in body.messages:
+        prompts.append(await _render(body, served, messages))
+        ids.append(await chat_ids(body, served, prompts[-1]))
+        await asyncio.sleep(0)  # a thousand take a second, and others want theirs
+    rules = ReplyRules(shown_ids=served.text.markup_ids)
+    generation = Generation(served, ids, sampling, body, head.id, metrics, rules)
+    echoed = [final_text(messages) for messages in body.messages] if body.echo else []
+    return ChatJob(body, served, generation, head, prompts, echoed, Constraint())
+
+
+async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
+    return await _render(body, served, body.messages)
+
+
+async def chat_ids(body: ChatBody, served: ServedModel, prompt: str) -> list[int]:
+    """Token ids of a rendered conversation."""
+    return await encode(
         served,
         prompt,
         # Templates write the special tokens themselves; a second BOS would spoil the prompt.
@@ -62,15 +100,9 @@ async def chat_job(
         truncates=body.truncate_prompt_tokens is not None,
         param="messages",
     )
-    if fits_length and sampling.max_tokens is not None:
-        sampling.max_tokens = max(1, min(sampling.max_tokens, served.max_model_len - len(ids)))
-    rules = ReplyRules(constraint.grammar, served.text.markup_ids)
-    generation = Generation(served, [ids], sampling, body, head.id, metrics, rules)
-    echoed = final_text(body.messages) if body.echo else ""
-    return ChatJob(body, served, generation, head, prompt, echoed, constraint)
 
 
-async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
+async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> str:
     variables = dict(body.chat_template_kwargs)
     if body.documents is not None:
         variables.setdefault("documents", body.documents)
@@ -79,7 +111,7 @@ async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     return await render_prompt(
         served,
-        body.messages,
+        messages,
         tools=body.offered_tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

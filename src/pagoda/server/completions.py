@@ -20,6 +20,7 @@ from pagoda.server.protocol.replies import (
     Usage,
 )
 from pagoda.server.sse import EventSource, event
+from pagoda.server.timings import timings
 from pagoda.server.usage import UsageCounter, fingerprint
 
 
@@ -87,12 +88,7 @@ class _CompletionReply:
 
 class WholeCompletion(_CompletionReply):
     async def reply(self) -> Completion:
-        generation = self.job.generation
-        with generation.started():
-            while generation.running:
-                await generation.arrival()
-                for index, output in generation.take():
-                    self._add(index, output)
+        await self.job.generation.run(self._add)
         head = self.job.head
         return Completion(
             id=head.id,
@@ -101,6 +97,7 @@ class WholeCompletion(_CompletionReply):
             choices=[self._choice(i) for i in range(len(self.choices))],
             system_fingerprint=fingerprint(self.job.served),
             usage=self.final_usage(),
+            timings=timings(self.job.generation.timers[0]),
         )
 
     def _add(self, index: int, output: OutputDelta) -> None:
@@ -168,6 +165,8 @@ class StreamedCompletion(_CompletionReply, EventSource):
             if first:
                 reply.prompt_token_ids = self.job.generation.prompt_ids(index)
         chunk = self._chunk([reply], self.usage.usage(body.n) if continuous else None)
+        if body.timings_per_token or output.finish_reason is not None:
+            chunk.timings = timings(self.job.generation.timers[index])
         if output.finish_reason is not None:
             chunk.system_fingerprint = fingerprint(self.job.served)
         return event(chunk)

@@ -14,6 +14,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
 
 LEASES = "pagoda.leases"
@@ -27,6 +28,8 @@ class Context:
     """Empty until the server is ready."""
     config: ServerConfig
     metrics: Metrics = field(init=False)
+    generations: set[Generation] = field(default_factory=set)
+    """Those whose replies are being written."""
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.fleet.models())
@@ -61,6 +64,13 @@ class Context:
         except PagodaError as error:
             raise unavailable(f"The model {entry.names[0]} is not available: {error}") from error
 
+    def loaded(self, name: str | None) -> ServedModel:
+        """The model by name, to look at; 503 where it is not loaded."""
+        served = self.entry(name).served
+        if served is None:
+            raise unavailable("The model is not loaded; a request for a reply loads it.")
+        return served
+
 
 def context_of(request: Request) -> Context:
     context: Context = request.app.state.context
@@ -76,9 +86,11 @@ class ReplyHead:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
+def reply_id(request: Request, chosen: str | None) -> str:
+    """The request's own id (body or X-Request-Id) where it is harmless, else a new one."""
+    own = chosen or request.headers.get("x-request-id", "")
+    return own if _SAFE_ID.fullmatch(own) else uuid.uuid4().hex
+
+
 def reply_head(request: Request, prefix: str, chosen: str | None, model: str) -> ReplyHead:
-    """Ids end in the request's own id (body or X-Request-Id) where it is harmless."""
-    suffix = chosen or request.headers.get("x-request-id", "")
-    if not _SAFE_ID.fullmatch(suffix):
-        suffix = uuid.uuid4().hex
-    return ReplyHead(f"{prefix}-{suffix}", model)
+    return ReplyHead(f"{prefix}-{reply_id(request, chosen)}", model)

@@ -30,6 +30,7 @@ _TYPES = {
     415: "UnsupportedMediaTypeError",
     431: "RequestTooLargeError",
     500: "InternalServerError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 

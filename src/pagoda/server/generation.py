@@ -10,11 +10,12 @@ from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel, fan_out
+from pagoda.engine.inbox import Inbox
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
-from pagoda.server.protocol.common import GenerationBody
+from pagoda.server.protocol.common import TextBody
 
 Part = tuple[int, OutputDelta]
 """Index of the choice, and what was added to it."""
@@ -45,45 +46,38 @@ class Generation:
         served: ServedModel,
         prompts: list[list[int]],
         sampling: SamplingParams,
-        body: GenerationBody,
+        body: TextBody,
         response_id: str,
         metrics: Metrics,
         rules: ReplyRules = PLAIN_REPLY,
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
-        if served.client.state != "ready":
-            raise unavailable(not_ready_message(served))
         check_volume(sampling, len(prompts) * sampling.n)
+        self.id = response_id
+        self.served = served
         self.prompts = prompts
         self.sampling = sampling
-        self._served = served
+        self._inbox: Inbox | None = None
         self.metrics = metrics.of(served)
         self.watch: Watch | None = None
         """Hears of what is added to each choice."""
         self._requests: list[AddRequest] = []
-        self._timers: list[RequestTimer] = []
+        self.timers: list[RequestTimer] = []
+        """One per choice."""
         for prompt_ids in prompts:
-            request = served.make_request(
-                f"{response_id}-{next(_serial)}",
-                prompt_ids,
-                sampling,
-                grammar=rules.grammar,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-            )
-            if sampling.max_tokens is None:
-                _apply_default_length(request.sampling, body, served)
+            req_id = f"{response_id}-{next(_serial)}"
+            request = prepared_request(served, req_id, prompt_ids, sampling, body, rules.grammar)
             choices = fan_out(request, sampling.n)
             siblings = Siblings(self.metrics, sampling.n)
             self._requests += choices
-            self._timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
+            self.timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
         self._running = {
             request.req_id: _Choice(
                 index,
                 OutputProcessor(
                     served.tokenizer, sampling, request.prompt_token_ids, rules.shown_ids
                 ),
-                self._timers[index],
+                self.timers[index],
             )
             for index, request in enumerate(self._requests)
         }
@@ -99,7 +93,7 @@ class Generation:
     def prompt_text(self, index: int, most: int) -> str:
         """At most so many characters of the prompt of a choice."""
         # A token has one at least, special ones apart.
-        return self._served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
+        return self.served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -112,13 +106,13 @@ class Generation:
 
         Entering raises QueueFullError or EngineDeadError where the engine takes no more.
         """
-        client = self._served.client
+        client = self.served.client
         self._inbox = client.submit(self._requests)
         try:
             yield
         finally:
             client.drop([request.req_id for request in self._requests])
-            for timer in self._timers:
+            for timer in self.timers:
                 timer.close()
 
     @property
@@ -126,8 +120,42 @@ class Generation:
         """Whether there is more to come."""
         return bool(self._running)
 
+    @property
+    def running_requests(self) -> list[tuple[AddRequest, RequestTimer]]:
+        """What the engine still works at, or has in its queue."""
+        return [
+            (request, timer)
+            for request, timer in zip(self._requests, self.timers, strict=True)
+            if request.req_id in self._running
+        ]
+
+    async def run(self, add: Callable[[int, OutputDelta], None]) -> None:
+        """All of it, part by part; raises as `take`."""
+        with self.started():
+            while self.running:
+                await self.arrival()
+                for index, output in self.take():
+                    add(index, output)
+
+    def abort(self) -> None:
+        """End what still runs, from outside; its reader gets the finish reason `abort`."""
+        for request, _ in self.running_requests:
+            self._end(request.req_id, "abort")
+
+    def cut(self, index: int) -> None:
+        """End a choice for its length; another part of it follows, with the finish reason."""
+        req_id = self._requests[index].req_id
+        if req_id in self._running:
+            self._end(req_id, "length")
+
+    def _end(self, req_id: str, reason: str) -> None:
+        if self._inbox is not None:
+            self.served.client.drop([req_id])
+            self._inbox.put(RequestDelta(req_id=req_id, finish_reason=reason))
+
     def arrival(self) -> "asyncio.Future[None]":
         """Done as soon as `take` has something to tell."""
+        assert self._inbox is not None
         return self._inbox.arrival()
 
     def take(self) -> list[Part]:
@@ -136,6 +164,7 @@ class Generation:
         Raises RequestError or ApiError when a choice fails and EngineDeadError when the engine
         does.
         """
+        assert self._inbox is not None
         parts = []
         for delta in self._inbox.take():
             choice = self._running.get(delta.req_id)
@@ -151,7 +180,7 @@ class Generation:
         if output.finish_reason is not None:
             del self._running[delta.req_id]
             if choice.processor.matched_stop:
-                self._served.client.drop([delta.req_id])
+                self.served.client.drop([delta.req_id])
             if output.bad_request:
                 raise RequestError(output.error or "The request cannot be served.")
             if output.error is not None or output.finish_reason == "error":
@@ -166,16 +195,41 @@ class _Choice:
     timer: RequestTimer
 
 
-def _apply_default_length(
-    sampling: SamplingParams, body: GenerationBody, served: ServedModel
-) -> None:
-    """A default never asks for more than the context has left: nobody chose it."""
-    default = served.defaults.get("max_tokens", body.DEFAULT_MAX_TOKENS)
-    if default is not None and sampling.max_tokens is not None:
-        sampling.max_tokens = min(default, sampling.max_tokens)
+def prepared_request(
+    served: ServedModel,
+    req_id: str,
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    body: TextBody,
+    grammar: str | None = None,
+) -> AddRequest:
+    """A prompt as the engine gets it; RequestError if it is too long or has bad ids, ApiError 503
+    while the engine is not there."""
+    check_ready(served)
+    request = served.make_request(
+        req_id,
+        prompt_ids,
+        sampling,
+        grammar=grammar,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
+    if sampling.max_tokens is None:
+        # A default never asks for more than the context has left: nobody chose it.
+        default = body.default_length(served.defaults.get("max_tokens"))
+        room = request.sampling.max_tokens
+        if default is not None and room is not None:
+            request.sampling.max_tokens = min(default, room)
+    return request
 
 
-def not_ready_message(served: ServedModel) -> str:
+def check_ready(served: ServedModel) -> None:
+    """ApiError 503 while the engine is not there."""
+    if served.client.state != "ready":
+        raise unavailable(_not_ready(served))
+
+
+def _not_ready(served: ServedModel) -> str:
     client = served.client
     if client.state == "starting":
         after = f" again, after its engine died: {client.cause}" if client.cause else "."

@@ -1,8 +1,11 @@
-"""Log-probabilities in the forms that the two OpenAI dialects and vLLM give them."""
+"""Log-probabilities in the forms that the dialects of OpenAI, vLLM and llama-server give them."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pagoda.core.messages import TokenLogprobs
+from pagoda.server.protocol.generate import TokenIdLogprob, TokenIdLogprobs
+from pagoda.server.protocol.native import TokenProb, TokenProbs
 from pagoda.server.protocol.replies import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -46,6 +49,26 @@ class LogprobFormatter:
     def _bytes(self, token_id: int) -> list[int]:
         return list(self._tokenizer.token_bytes(token_id))
 
+    def native(self, entries: Sequence[TokenLogprobs]) -> list[TokenProbs]:
+        return [
+            TokenProbs(
+                **self._named(entry.token_id, entry.logprob),
+                top_logprobs=[
+                    TokenProb(**self._named(token, logprob))
+                    for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                ],
+            )
+            for entry in entries
+        ]
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "id": token_id,
+            "token": self.token(token_id),
+            "bytes": self._bytes(token_id),
+            "logprob": max(logprob, _FLOOR),
+        }
+
     def completion(
         self, entries: Iterable[TokenLogprobs | int], offset: int
     ) -> tuple[CompletionLogprobs, int]:
@@ -85,3 +108,21 @@ class LogprobFormatter:
             max(entry.logprob, _FLOOR), entry.rank, self.token(entry.token_id)
         )
         return result
+
+
+def id_logprobs(entries: Sequence[TokenLogprobs]) -> list[TokenIdLogprobs]:
+    """Tokens by their ids alone; the chosen one first."""
+    return [
+        TokenIdLogprobs(
+            token_id=entry.token_id,
+            logprob=max(entry.logprob, _FLOOR),
+            rank=entry.rank,
+            top_logprobs=[
+                TokenIdLogprob(token_id=token, logprob=max(logprob, _FLOOR), rank=rank)
+                for rank, (token, logprob) in enumerate(
+                    zip(entry.top_ids, entry.top_logprobs, strict=True), start=1
+                )
+            ],
+        )
+        for entry in entries
+    ]

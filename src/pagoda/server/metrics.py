@@ -171,30 +171,42 @@ class RequestTimer:
     def __init__(self, metrics: ModelMetrics, request: AddRequest, siblings: Siblings):
         self._metrics = metrics
         self._siblings = siblings
-        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.num_tokens = 0
         self._max_tokens = request.sampling.max_tokens
         self._num_preemptions = 0
         self._finished = False
         self._arrival = time.monotonic()
         self._first = 0.0
         self._last = 0.0
-        self._num_tokens = 0
         self._queued: float | None = None
+
+    @property
+    def prompt_seconds(self) -> float:
+        """From admission to the first token; 0 until there is one."""
+        return self._first - self._arrival - (self._queued or 0.0) if self._first else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        return self._last - self._first
 
     def observe(self, delta: RequestDelta, finish_reason: str | None) -> None:
         now = time.monotonic()
         if delta.num_cached_tokens is not None:
+            self.num_cached_tokens = delta.num_cached_tokens
             self._count_prompt(delta.num_cached_tokens)
             self._queued = delta.queue_seconds
         if delta.token_ids:
             histogram = self._metrics.histogram
-            if self._num_tokens == 0:
+            if self.num_tokens == 0:
                 self._first = now
                 histogram["time_to_first_token_seconds"].observe(now - self._arrival)
             else:
                 histogram["inter_token_latency_seconds"].observe(now - self._last)
             self._last = now
-            self._num_tokens += len(delta.token_ids)
+            self.num_tokens += len(delta.token_ids)
         if finish_reason is not None:
             self._num_preemptions = delta.num_preemptions
             self._finish(finish_reason, now)
@@ -205,36 +217,36 @@ class RequestTimer:
             self._finish("abort", time.monotonic())
 
     def _count_prompt(self, cached: int) -> None:
-        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
         self._metrics.cached_tokens.inc(cached)
         self._metrics.by_source["local_cache_hit"].inc(cached)
-        self._metrics.by_source["local_compute"].inc(self._num_prompt_tokens - cached)
+        self._metrics.by_source["local_compute"].inc(self.num_prompt_tokens - cached)
 
     def _finish(self, reason: str, now: float) -> None:
         histogram = self._metrics.histogram
         self._finished = True
         self._metrics.finished.get(reason, self._metrics.finished["stop"]).inc()
         histogram["e2e_request_latency_seconds"].observe(now - self._arrival)
-        histogram["request_prompt_tokens"].observe(self._num_prompt_tokens)
-        histogram["request_generation_tokens"].observe(self._num_tokens)
+        histogram["request_prompt_tokens"].observe(self.num_prompt_tokens)
+        histogram["request_generation_tokens"].observe(self.num_tokens)
         histogram["request_num_preemptions"].observe(self._num_preemptions)
         histogram["request_params_n"].observe(self._siblings.n)
-        self._siblings.finish(self._num_tokens)
+        self._siblings.finish(self.num_tokens)
         if self._max_tokens is not None:
             histogram["request_params_max_tokens"].observe(self._max_tokens)
         if self._queued is not None:
             histogram["request_queue_time_seconds"].observe(self._queued)
             histogram["request_inference_time_seconds"].observe(now - self._arrival - self._queued)
-        if self._num_tokens:
+        if self.num_tokens:
             if self._queued is not None:
                 histogram["request_prefill_time_seconds"].observe(
                     self._first - self._arrival - self._queued
                 )
             decode = self._last - self._first
             histogram["request_decode_time_seconds"].observe(decode)
-            if self._num_tokens > 1:
+            if self.num_tokens > 1:
                 histogram["request_time_per_output_token_seconds"].observe(
-                    decode / (self._num_tokens - 1)
+                    decode / (self.num_tokens - 1)
                 )
 
 

@@ -1,13 +1,15 @@
 """From request fields to SamplingParams: request > the model's defaults > OpenAI's."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.directory import ServedModel
-from pagoda.server.protocol.chat import ChatCompletionRequest
-from pagoda.server.protocol.common import GenerationBody
+from pagoda.server.protocol.chat import ChatBody
+from pagoda.server.protocol.common import GenerationBody, SamplingFields
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.structure import wanted_structure
 
@@ -30,23 +32,32 @@ _WITH_DEFAULTS = (
 )  # fmt: skip
 
 
-def chat_params(body: ChatCompletionRequest, served: ServedModel) -> SamplingParams:
+def chat_params(body: ChatBody, served: ServedModel) -> SamplingParams:
+    _check_streaming(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    return _params(
+    return sampling_params(
         body,
         served,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structure=wanted_structure(body),
     )
 
 
 def completion_params(body: CompletionRequest, served: ServedModel) -> SamplingParams:
+    _check_streaming(body)
     if body.max_tokens == 0 and not body.echo:
         raise RequestError(
             "max_tokens must be at least 1; 0 is for echo, which scores the prompt.", "max_tokens"
         )
-    params = _params(body, served, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    params = sampling_params(
+        body,
+        served,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        structure=wanted_structure(body),
+    )
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
     return params
@@ -64,32 +75,24 @@ def check_volume(sampling: SamplingParams, num_choices: int) -> None:
         )
 
 
-def _params(
-    body: GenerationBody, served: ServedModel, *, max_tokens: int | None, logprobs: int | None
+def sampling_params(
+    body: SamplingFields,
+    served: ServedModel,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structure: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
+    """The body's own over the model's; RequestError for what is out of range."""
     requests.check_generates(served.generates)
-    _check_streaming(body)
     values: dict[str, Any] = {name: getattr(body, name) for name in _COPIED}
-    for name in _WITH_DEFAULTS:
-        value = getattr(body, name)
-        if value is None:
-            value = served.defaults.get(name)
-        if value is not None:
-            values[name] = value
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    if len(stop) > MAX_STOP_STRINGS:
-        raise RequestError(f"At most {MAX_STOP_STRINGS} stop strings are allowed.", "stop")
+    values |= with_defaults({name: getattr(body, name) for name in _WITH_DEFAULTS}, served)
+    stop = stop_strings(body.stop)
     if len(body.bad_words) > MAX_BAD_WORDS:
         raise RequestError(f"At most {MAX_BAD_WORDS} bad words are allowed.", "bad_words")
-    for name, texts in (("stop", stop), ("bad_words", body.bad_words)):
-        if sum(map(len, texts)) > MAX_CHARACTERS:
-            raise RequestError(f"{name} may have {MAX_CHARACTERS} characters in all.", name)
+    _check_characters(body.bad_words, "bad_words")
     if body.logit_bias:
-        values["logit_bias"] = {
-            token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
-            for token, bias in body.logit_bias.items()
-        }
-    structure = wanted_structure(body)
+        values["logit_bias"] = clamped(body.logit_bias)
     return SamplingParams(
         stop=stop,
         max_tokens=max_tokens,
@@ -97,6 +100,34 @@ def _params(
         structured_outputs=structure,
         **values,
     )
+
+
+def with_defaults(values: Mapping[str, float | None], served: ServedModel) -> dict[str, float]:
+    """Sampling values by name; the model's default for each that is None, else left out."""
+    chosen = {
+        name: served.defaults.get(name) if value is None else value
+        for name, value in values.items()
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def stop_strings(stop: str | list[str]) -> list[str]:
+    stop = [stop] if isinstance(stop, str) else stop
+    if len(stop) > MAX_STOP_STRINGS:
+        raise RequestError(f"At most {MAX_STOP_STRINGS} stop strings are allowed.", "stop")
+    _check_characters(stop, "stop")
+    return stop
+
+
+def clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
+    return {
+        token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)) for token, bias in logit_bias.items()
+    }
+
+
+def _check_characters(texts: list[str], param: str) -> None:
+    if sum(map(len, texts)) > MAX_CHARACTERS:
+        raise RequestError(f"{param} may have {MAX_CHARACTERS} characters in all.", param)
 
 
 def _check_streaming(body: GenerationBody) -> None:

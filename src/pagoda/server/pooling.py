@@ -9,8 +9,8 @@ from pagoda.core.messages import PoolingParams, RequestDelta
 from pagoda.core.vectors import Vector, cosine, embedding, scores
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import Context, ReplyHead
-from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.generation import not_ready_message
+from pagoda.server.errors import ApiError
+from pagoda.server.generation import check_ready
 from pagoda.server.metrics import RequestTimer, Siblings
 from pagoda.server.protocol.pooling import PoolingBody
 from pagoda.server.protocol.vectors import PoolingUsage
@@ -32,8 +32,7 @@ class PoolingJob:
         task: str = "embed",
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
-        if served.client.state != "ready":
-            raise unavailable(not_ready_message(served))
+        check_ready(served)
         self._served = served
         self._requests = [
             served.make_pool_request(

@@ -13,7 +13,7 @@ from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
 from pagoda.server.sse import EventSource, EventStream, unless_disconnected
 
-Reply = msgspec.Struct | Sequence[msgspec.Struct]
+Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 
 
 async def respond(
@@ -22,23 +22,26 @@ async def respond(
     generation: Generation,
     *,
     streamed: EventSource | None,
-    whole: Callable[[], Coroutine[Any, Any, msgspec.Struct]],
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
 ) -> Response:
     """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
     if streamed is not None:
         keep_alive = context.config.sse_keep_alive_interval
-        return EventStream(generation, streamed, counted(context.metrics), keep_alive)
+        return EventStream(generation, streamed, _registered(context, generation), keep_alive)
 
-    return await answer(request, context, whole)
+    return await answer(request, context, whole, generation)
 
 
 async def answer(
-    request: Request, context: Context, whole: Callable[[], Coroutine[Any, Any, Reply]]
+    request: Request,
+    context: Context,
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
+    generation: Generation | None = None,
 ) -> Response:
     """Answer with what `whole` returns, which is cancelled when the client leaves."""
 
     async def reply() -> Response:
-        with counted(context.metrics):
+        with _registered(context, generation):
             return json_reply(await whole())
 
     return await unless_disconnected(request, reply())
@@ -46,6 +49,18 @@ async def answer(
 
 def json_reply(reply: Reply) -> Response:
     return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+@contextmanager
+def _registered(context: Context, generation: Generation | None) -> Iterator[None]:
+    """While it is entered, others can see the generation, and abort it."""
+    running = {generation} if generation is not None else set()
+    context.generations |= running
+    try:
+        with counted(context.metrics):
+            yield
+    finally:
+        context.generations -= running
 
 
 @contextmanager

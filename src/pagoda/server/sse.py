@@ -22,7 +22,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-def event(chunk: msgspec.Struct) -> bytes:
+def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 

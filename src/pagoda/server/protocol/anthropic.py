@@ -1,5 +1,6 @@
 """Bodies of /v1/messages and /v1/messages/count_tokens."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,10 +56,13 @@ class CountTokensRequest(DialectBody):
         "stop": ([],),
         "stream_options": (),
     }
-    # Accounting, placement and caching hints of Anthropic's platform; prefixes are cached anyway.
-    IGNORED: ClassVar[frozenset[str]] = DialectBody.IGNORED | {
-        "betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed",
-        "user_profile_id",
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **DialectBody.IGNORED,
+        **dict.fromkeys(
+            ("betas", "cache_control", "context_management", "diagnostics", "inference_geo",
+             "speed", "user_profile_id"),
+            "A hint for Anthropic's own platform; prefixes are cached anyway.",
+        ),
     }  # fmt: skip
 
     messages: Items[AnthropicMessage] = Field(min_length=1)

@@ -1,6 +1,7 @@
-"""Body of /v1/chat/completions."""
+"""Bodies of /v1/chat/completions and of its batch."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,7 +36,9 @@ class ChatMessage(BaseModel):
         return {"role": self.role, **(self.model_extra or {}), "content": content}
 
 
-class ChatCompletionRequest(GenerationBody):
+class ChatBody(GenerationBody):
+    """All but the messages."""
+
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **UNSUPPORTED_GENERATION,
         "audio": (),
@@ -46,11 +49,12 @@ class ChatCompletionRequest(GenerationBody):
         "modalities": (["text"],),
         "web_search_options": (),
     }
-    IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION | {
-        "function_call", "functions", "modalities", "prediction",
-    }  # fmt: skip
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **IGNORED_GENERATION,
+        "prediction": "A hint for speculation; the reply is the same without it.",
+        "reasoning_format": "Thought always comes as `reasoning` and `reasoning_content`.",
+    }
 
-    messages: Items[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -74,3 +78,27 @@ class ChatCompletionRequest(GenerationBody):
     def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools
+
+
+class ChatCompletionRequest(ChatBody):
+    messages: Items[ChatMessage] = Field(min_length=1)
+
+
+class BatchChatRequest(ChatBody):
+    """One choice per conversation."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **ChatBody.UNSUPPORTED,
+        "n": (1,),
+        "prompt_logprobs": (),
+        "response_format": ({"type": "text"},),
+        "return_prompt_text": (False,),
+        "return_token_ids": (False,),
+        "stream": (False,),
+        "structured_outputs": (),
+        "tools": ([],),
+    }
+
+    messages: Items[Annotated[Items[ChatMessage], Field(min_length=1)]] = Field(
+        min_length=1, max_length=1024
+    )

@@ -1,12 +1,14 @@
 """Fields that the chat and the completions API share.
 
 The class attributes of `Body` say what happens to a field that is no attribute of the model:
-refused (UNSUPPORTED), dropped without a word (IGNORED), or dropped with a line in the log.
+refused (UNSUPPORTED), dropped without a word (IGNORED, with the reason for docs/api.md), or dropped
+with a line in the log.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 ItemT = TypeVar("ItemT")
@@ -28,6 +30,12 @@ Items = Annotated[list[ItemT], _FirstError()]
 UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "ec_transfer_params": (),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logprob_token_ids": ([],),
@@ -44,11 +52,18 @@ UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "watermarking": (),
 }
 
-# Accounting and routing hints of OpenAI's platform: nothing to honour on one machine.
-IGNORED_GENERATION = frozenset(
-    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-     "service_tier", "session_id", "store", "user"}
-)  # fmt: skip
+_PLATFORM = "For OpenAI's own platform; there is nothing to honour on one machine."
+IGNORED_GENERATION: dict[str, str] = {
+    **dict.fromkeys(
+        ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+         "service_tier", "store", "user"),
+        _PLATFORM,
+    ),
+    "cache_prompt": "Prefixes are always reused; `cache_salt` keeps requests apart.",
+    "id_slot": "There are no slots to choose: any request can use the whole cache.",
+    "return_progress": "Progress within a prompt is not reported yet.",
+    "session_id": "A hint for routers; one engine serves all sessions.",
+}  # fmt: skip
 
 
 class Body(BaseModel):
@@ -56,7 +71,29 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+
+
+class QueuedBody(Body):
+    """What every body takes that becomes requests of an engine."""
+
+    model: str | None = None
+    priority: int = Field(
+        0, ge=-(2**63), lt=2**63, description="Lower is served earlier under the priority policy."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="Requests share cached prefixes by salt."
+    )
+    request_id: str | None = Field(None, min_length=1, max_length=128)
+
+
+class TextBody(QueuedBody):
+    """What every body takes that asks for text."""
+
+    def default_length(self, of_model: int | None) -> int | None:
+        """Tokens to generate where no `max_tokens` was chosen, as far as the context has room;
+        None fills it. `of_model`: the default of the model's own generation config."""
+        return of_model
 
 
 class StreamOptions(BaseModel):
@@ -71,17 +108,12 @@ class ResponseFormat(BaseModel):
     json_schema: dict[str, Any] | None = Field(None, description="Its `schema` is enforced.")
 
 
-class GenerationBody(Body):
-    """What both generating routes take. None: the model's default, then OpenAI's."""
+class SamplingFields(Body):
+    """How tokens are chosen. None: the model's default, then OpenAI's."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED_GENERATION
-    IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION
-    DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
-    """OpenAI's default; None fills the context."""
+    IGNORED: ClassVar[Mapping[str, str]] = IGNORED_GENERATION
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=128, description="Completions per prompt.")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
@@ -89,7 +121,11 @@ class GenerationBody(Body):
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = Field(
+        None,
+        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
+        description="Also `repeat_penalty`, llama-server's name.",
+    )
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: str | Items[str] = []
@@ -105,6 +141,11 @@ class GenerationBody(Body):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1 fits the context."
     )
+
+
+class GenerationBody(SamplingFields, TextBody):
+    """What OpenAI's generating routes share."""
+
     response_format: ResponseFormat | None = Field(
         None, description="`text`, `json_object`, `json_schema` or `structural_tag`."
     )
@@ -113,18 +154,16 @@ class GenerationBody(Body):
         description="One of json, regex, choice, grammar (GBNF or Lark), json_object, "
         "structural_tag.",
     )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     echo: bool = False
-    priority: int = Field(
-        0, ge=-(2**63), lt=2**63, description="Lower is served earlier under the priority policy."
-    )
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=128, description="Requests share cached prefixes by salt."
-    )
-    request_id: str | None = Field(None, min_length=1, max_length=128)
     return_prefix_report: bool = Field(
         False, description="Usage says where the prompt parted from what was cached, and why."
     )
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(
         False, description="Logprobs name tokens as `token_id:N`."
+    )
+    timings_per_token: bool = Field(
+        False, description="llama-server's `timings` in every chunk, not only the last."
     )

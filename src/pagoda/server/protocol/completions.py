@@ -25,7 +25,6 @@ Prompt = Annotated[
 
 class CompletionRequest(GenerationBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED_GENERATION, "suffix": ("",)}
-    DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
 
     prompt: Prompt
     max_tokens: int | None = Field(
@@ -33,3 +32,6 @@ class CompletionRequest(GenerationBody):
     )
     logprobs: int | None = Field(None, ge=-1)
     add_special_tokens: bool = True
+
+    def default_length(self, of_model: int | None) -> int | None:
+        return 16 if of_model is None else of_model

@@ -1,5 +1,6 @@
 """What the bodies of other dialects share: each is a chat request in other words."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pagoda.server.protocol.common import (
@@ -25,7 +26,7 @@ class DialectBody(GenerationBody):
     """Sampling fields are those of the chat API, under the same names."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED_GENERATION, **_NOT_HERE}
-    IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION
+    IGNORED: ClassVar[Mapping[str, str]] = IGNORED_GENERATION
 
     chat_template_kwargs: dict[str, Any] = {}
 

@@ -1,11 +1,12 @@
 """Bodies of the routes that give vectors or scores instead of text."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.server.protocol.common import Body, Items
+from pagoda.server.protocol.common import Items, QueuedBody
 from pagoda.server.protocol.completions import Prompt
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -13,7 +14,7 @@ _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "str
 Texts = Annotated[Any, WithJsonSchema(_TEXTS)]
 
 
-class PoolingBody(Body):
+class PoolingBody(QueuedBody):
     """What all of these routes take."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -22,9 +23,8 @@ class PoolingBody(Body):
         "mm_processor_kwargs": ({},),
         "padding": (False,),
     }
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
+    IGNORED: ClassVar[Mapping[str, str]] = {"user": "For OpenAI's own platform."}
 
-    model: str | None = None
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only so many tokens of a text; -1 fits the context."
     )
@@ -32,11 +32,6 @@ class PoolingBody(Body):
     add_special_tokens: bool | None = Field(
         None, description="True by default for texts, False for messages."
     )
-    priority: int = Field(
-        0, ge=-(2**63), lt=2**63, description="Lower is served earlier under the priority policy."
-    )
-    cache_salt: str | None = Field(None, min_length=1, max_length=128)
-    request_id: str | None = Field(None, min_length=1, max_length=128)
     use_activation: bool | None = Field(
         None, description="Normalize vectors, or put scores through the classifier's function."
     )

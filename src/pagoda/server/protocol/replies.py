@@ -38,6 +38,21 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class Timings(msgspec.Struct, kw_only=True):
+    """llama-server's. The first token belongs to the prompt, so rates count the steps behind it."""
+
+    cache_n: int
+    prompt_n: int
+    """Prompt tokens computed, those in the cache left out."""
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
@@ -119,6 +134,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_text: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
+    timings: Timings
+    """Of the first choice."""
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -158,6 +175,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: str | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
 
@@ -185,6 +203,8 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage
     kv_transfer_params: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
+    timings: Timings
+    """Of the first choice."""
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):
@@ -205,6 +225,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[CompletionChunkChoice]
     system_fingerprint: str | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ModelPermission(msgspec.Struct, kw_only=True):

@@ -1,5 +1,6 @@
 """Body of /v1/responses."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,9 +46,13 @@ class CountInputRequest(DialectBody):
         "moderation": (),
         "prompt": (),
     }
-    IGNORED: ClassVar[frozenset[str]] = DialectBody.IGNORED | {
-        "background_options", "personality", "prompt_cache_options",
-    }  # fmt: skip
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **DialectBody.IGNORED,
+        **dict.fromkeys(
+            ("background_options", "personality", "prompt_cache_options"),
+            "For OpenAI's own platform; there is nothing to honour on one machine.",
+        ),
+    }
 
     input: str | Items[dict[str, Any]] = []
     instructions: str | None = None

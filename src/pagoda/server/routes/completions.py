@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions and its render."""
 
 import asyncio
 
@@ -17,9 +17,11 @@ from pagoda.server.openapi import describe
 from pagoda.server.params import completion_params
 from pagoda.server.prompts import MAX_PROMPTS, encode, split_prompts
 from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import Completion, CompletionChunk
+from pagoda.server.render import rendered
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import respond
+from pagoda.server.respond import json_reply, respond
 from pagoda.server.structure import constrained
 
 router = APIRouter()
@@ -43,16 +45,24 @@ async def create_completion(request: Request) -> Response:
     )
 
 
+@router.post(
+    "/v1/completions/render", openapi_extra=describe(CompletionRequest, Rendered, many=True)
+)
+async def render_completion(request: Request) -> Response:
+    """What the engine would get, one for each prompt."""
+    body = await read_body(request, CompletionRequest)
+    served = await context_of(request).served(request, body.model)
+    sampling = completion_params(body, served)
+    ids = await _all_ids(served, split_prompts(body.prompt), body)
+    head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
+    return json_reply([rendered(served, prompt, sampling, body, head) for prompt in ids])
+
+
 async def _job(request: Request, body: CompletionRequest, context: Context) -> CompletionJob:
     served = await context.served(request, body.model)
     sampling = completion_params(body, served)
     prompts = split_prompts(body.prompt)
-    if len(prompts) * body.n > MAX_PROMPTS:
-        raise RequestError(f"prompts times n must be at most {MAX_PROMPTS}.", "n")
-    ids = []
-    for prompt in prompts:
-        ids.append(await _ids(served, prompt, body))
-        await asyncio.sleep(0)  # a thousand prompts take a second, and others want theirs
+    ids = await _all_ids(served, prompts, body)
     constraint = Constraint()
     if sampling.structured_outputs is not None:
         wanted = sampling.structured_outputs
@@ -67,6 +77,18 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
             for prompt in prompts
         ]
     return CompletionJob(body, served, generation, head, texts)
+
+
+async def _all_ids(
+    served: ServedModel, prompts: list[str] | list[list[int]], body: CompletionRequest
+) -> list[list[int]]:
+    if len(prompts) * body.n > MAX_PROMPTS:
+        raise RequestError(f"prompts times n must be at most {MAX_PROMPTS}.", "n")
+    ids = []
+    for prompt in prompts:
+        ids.append(await _ids(served, prompt, body))
+        await asyncio.sleep(0)  # a thousand prompts take a second, and others want theirs
+    return ids
 
 
 async def _ids(served: ServedModel, prompt: str | list[int], body: CompletionRequest) -> list[int]:

@@ -7,17 +7,20 @@ from starlette.responses import Response
 
 from pagoda.server.context import Context, context_of
 from pagoda.server.errors import RETRY_AFTER
+from pagoda.server.openapi import describe, health_replies
+from pagoda.server.protocol.state import Health, Load, Version
+from pagoda.server.respond import json_reply
 from pagoda.version import __version__
 
 router = APIRouter()
 
-
-class Health(msgspec.Struct):
-    status: str
-    cause: str | None = None
+_HEALTH = health_replies(Health)
 
 
-@router.get("/health")
+@router.get("/health", openapi_extra=_HEALTH)
+@router.get("/v1/health", openapi_extra=_HEALTH)
+@router.get("/ping", openapi_extra=_HEALTH)
+@router.post("/ping", openapi_extra=_HEALTH)
 async def health(request: Request) -> Response:
     """200 with an empty body when every engine is ready; else 503 that says why."""
     trouble = find_trouble(context_of(request))
@@ -31,20 +34,14 @@ async def health(request: Request) -> Response:
     )
 
 
-@router.get("/ping")
-@router.post("/ping", include_in_schema=False)
-async def ping(request: Request) -> Response:
-    return await health(request)
+@router.get("/version", openapi_extra=describe(None, Version))
+async def version() -> Response:
+    return json_reply(Version(__version__))
 
 
-@router.get("/version")
-async def version() -> dict[str, str]:
-    return {"version": __version__}
-
-
-@router.get("/load")
-async def load(request: Request) -> dict[str, int]:
-    return {"server_load": context_of(request).metrics.load}
+@router.get("/load", openapi_extra=describe(None, Load))
+async def load(request: Request) -> Response:
+    return json_reply(Load(context_of(request).metrics.load))
 
 
 def find_trouble(context: Context) -> Health | None:

@@ -6,11 +6,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.server.context import context_of
+from pagoda.server.openapi import describe
 
 router = APIRouter()
 
 
-@router.get("/metrics")
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+
+@router.get("/metrics", openapi_extra=describe(None, _TEXT))
 async def metrics(request: Request) -> Response:
     return Response(
         context_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST}

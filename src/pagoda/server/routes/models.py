@@ -31,6 +31,7 @@ _QUIET_SECONDS = 15.0
 
 
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
+@router.get("/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
     entries = context_of(request).entries()
     return json_reply(
@@ -60,7 +61,7 @@ async def unload_model(request: Request) -> Response:
     return json_reply(Success(was_loaded))
 
 
-@router.get("/models/sse")
+@router.get("/models/sse", openapi_extra=describe(None, {"text/event-stream": {}}))
 async def model_events(request: Request) -> Response:
     """The state of every model, and then each change of it, as server-sent events."""
     context = context_of(request)

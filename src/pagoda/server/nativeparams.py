@@ -1,0 +1,208 @@
+"""From llama-server's words to prompts and SamplingParams."""
+
+import asyncio
+from typing import Any
+
+from pagoda.base.errors import RequestError
+from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
+from pagoda.engine import requests
+from pagoda.engine.constraint import completion_constraint
+from pagoda.engine.directory import ServedModel
+from pagoda.server.params import clamped, stop_strings, with_defaults
+from pagoda.server.prompts import MAX_PROMPTS, encode
+from pagoda.server.protocol.native import NativeBody
+
+# What each of its samplers is, where it does nothing.
+_SAMPLERS = {
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+_RANDOM_SEEDS = (-1, 2**32 - 1)
+
+Piece = str | int
+Prompt = list[Piece]
+"""Texts and token ids, one after the other."""
+
+
+def split(prompt: Any) -> list[Prompt]:
+    """Every form of `prompt`, as a list of prompts; RequestError for anything else."""
+    if isinstance(prompt, list) and not _is_prompt(prompt):
+        if not prompt or len(prompt) > MAX_PROMPTS:
+            raise RequestError(
+                f"prompt has {len(prompt)} items; send 1 to {MAX_PROMPTS}.", "prompt"
+            )
+        return [_pieces(item) for item in prompt]
+    return [_pieces(prompt)]
+
+
+async def prompt_ids(served: ServedModel, prompt: Prompt) -> list[int]:
+    """Token ids. Where text begins the prompt, what the model wants before a text comes first."""
+    ids: list[int] = []
+    for piece in prompt:
+        if isinstance(piece, int):
+            ids.append(piece)
+        else:
+            ids += await encode(
+                served, piece, add_special_tokens=False, truncates=False, param="prompt"
+            )
+    return served.tokenizer.with_special(ids) if isinstance(prompt[0], str) else ids
+
+
+def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
+    requests.check_generates(served.generates)
+    if served.max_logprobs != -1 and body.n_probs > served.max_logprobs:
+        raise RequestError(
+            f"n_probs may be {served.max_logprobs} at most; --max-logprobs raises that.", "n_probs"
+        )
+    values = with_defaults(
+        {
+            "temperature": None if body.temperature is None else max(body.temperature, 0.0),
+            "top_k": None if body.top_k is None else max(body.top_k, 0),
+            "top_p": body.top_p,
+            "min_p": body.min_p,
+            "repetition_penalty": body.repeat_penalty,
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+        },
+        served,
+    )
+    for sampler in _SAMPLERS.keys() - _chosen(body.samplers):
+        values |= _SAMPLERS[sampler]
+    _apply_window(values, body)
+    settings: dict[str, Any] = dict(values)
+    return SamplingParams(
+        n=body.n_cmpl,
+        max_tokens=None,
+        stop=[text for text in stop_strings(body.stop) if text],
+        seed=None if body.seed in _RANDOM_SEEDS else body.seed,
+        ignore_eos=body.ignore_eos,
+        logit_bias=_logit_bias(body.logit_bias, served) or None,
+        logprobs=body.n_probs or None,
+        **settings,
+    )
+
+
+async def native_grammar(body: NativeBody) -> str | None:
+    """`grammar` or `json_schema`, for the engine. RequestError names what cannot be enforced."""
+    if body.grammar and body.json_schema is not None:
+        raise RequestError("Send one of grammar and json_schema.", "json_schema")
+    if not body.grammar and body.json_schema is None:
+        return None
+    wanted = StructuredOutputsParams(grammar=body.grammar or None, json=body.json_schema)
+    try:
+        # Beside the event loop: grammars are anyone's.
+        return (await asyncio.to_thread(completion_constraint, wanted)).grammar
+    except RequestError as error:
+        param = "grammar" if body.grammar else "json_schema"
+        raise RequestError(error.message, param) from error
+
+
+def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[str, Any]:
+    """Sampling as llama-server tells it, in `generation_settings` and `/props`."""
+    limit = -1 if sampling.max_tokens is None else sampling.max_tokens
+    return {
+        "seed": -1 if sampling.seed is None else sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": max(sampling.top_k, 0),
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": -1,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": sampling.stop,
+        "max_tokens": limit,
+        "n_predict": limit,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": body.stream if body is not None else False,
+        "logit_bias": [
+            {"token": token, "bias": bias} for token, bias in (sampling.logit_bias or {}).items()
+        ],
+        "n_probs": sampling.logprobs or 0,
+        "grammar": body.grammar if body is not None else "",
+        "samplers": list(_SAMPLERS),
+        "timings_per_token": body.timings_per_token if body is not None else False,
+    }
+
+
+def _is_prompt(items: list[Any]) -> bool:
+    """One prompt of ids, mixed with texts or not; a list of texts alone is several."""
+    kinds = set(map(type, items))
+    return kinds <= {int, str} and int in kinds
+
+
+def _pieces(item: Any) -> Prompt:
+    if isinstance(item, str):
+        return [item]
+    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str):
+        if item.get("multimodal_data"):
+            raise RequestError("multimodal_data is not supported; leave it out.", "multimodal_data")
+        return [item["prompt_string"]]
+    if isinstance(item, list) and item and set(map(type, item)) <= {int, str}:
+        return item
+    raise RequestError(
+        "prompt must be a string, a list of token ids and strings, an object with prompt_string, "
+        "or a list of such prompts.",
+        "prompt",
+    )
+
+
+def _chosen(samplers: str | list[str] | None) -> set[str]:
+    if samplers is None:
+        return set(_SAMPLERS)
+    if isinstance(samplers, str):
+        return {_LETTERS[letter] for letter in samplers if letter in _LETTERS}
+    return set(samplers)
+
+
+def _apply_window(values: dict[str, float], body: NativeBody) -> None:
+    neutral = _SAMPLERS["penalties"]
+    if body.repeat_last_n == 0:
+        values |= neutral
+    elif body.repeat_last_n > 0 and any(
+        values.get(name, value) != value for name, value in neutral.items()
+    ):
+        raise RequestError(
+            "Penalties look at the whole text here: with one of them, send repeat_last_n -1, or "
+            "0 to turn them off.",
+            "repeat_last_n",
+        )
+
+
+def _logit_bias(given: Any, served: ServedModel) -> dict[int, float]:
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    if not isinstance(pairs, list):
+        raise _bad_bias()
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise _bad_bias()
+        bias = -MAX_LOGIT_BIAS if pair[1] is False else pair[1]
+        if type(bias) not in (int, float):
+            raise _bad_bias()
+        for token in _biased_ids(pair[0], served, keyed=isinstance(given, dict)):
+            biases[token] = bias
+    return clamped(biases)
+
+
+def _biased_ids(name: Any, served: ServedModel, *, keyed: bool) -> list[int]:
+    if type(name) is int:
+        return [name]
+    if not isinstance(name, str):
+        raise _bad_bias()
+    # JSON's keys are strings, those that are meant as ids too.
+    if keyed and name.isascii() and name.isdigit() and len(name) < 19:
+        return [int(name)]
+    return served.tokenizer.encode(name, add_special_tokens=False)
+
+
+def _bad_bias() -> RequestError:
+    return RequestError(
+        "logit_bias must be [[token id or text, number or false], ...] or an object of such pairs.",
+        "logit_bias",
+    )

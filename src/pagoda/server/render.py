@@ -1,0 +1,35 @@
+"""Requests as the engine would get them, for the routes that only show them."""
+
+import msgspec
+
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.directory import ServedModel
+from pagoda.server.context import ReplyHead
+from pagoda.server.generation import prepared_request
+from pagoda.server.protocol.common import GenerationBody
+from pagoda.server.protocol.generate import Rendered
+
+
+def rendered(
+    served: ServedModel,
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    body: GenerationBody,
+    head: ReplyHead,
+) -> Rendered:
+    """Raises as a Generation of it would."""
+    request = prepared_request(served, head.id, prompt_ids, sampling, body)
+    return Rendered(
+        request_id=head.id,
+        model=head.model,
+        token_ids=request.prompt_token_ids,
+        sampling_params={
+            name: value
+            for name, value in msgspec.structs.asdict(request.sampling).items()
+            if value is not None and name != "truncate_prompt_tokens"
+        },
+        stream=body.stream,
+        stream_options=None if body.stream_options is None else body.stream_options.model_dump(),
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+    )

@@ -1,0 +1,24 @@
+"""How long a reply took, as llama-server tells it."""
+
+from pagoda.server.metrics import RequestTimer
+from pagoda.server.protocol.replies import Timings
+
+
+def timings(timer: RequestTimer) -> Timings:
+    prompt, steps = timer.num_prompt_tokens - timer.num_cached_tokens, max(timer.num_tokens - 1, 0)
+    prompt_ms, decode_ms = timer.prompt_seconds * 1000, timer.decode_seconds * 1000
+    return Timings(
+        cache_n=timer.num_cached_tokens,
+        prompt_n=prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, prompt),
+        prompt_per_second=_ratio(prompt * 1000, prompt_ms),
+        predicted_n=timer.num_tokens,
+        predicted_ms=decode_ms,
+        predicted_per_token_ms=_ratio(decode_ms, steps),
+        predicted_per_second=_ratio(steps * 1000, decode_ms),
+    )
+
+
+def _ratio(amount: float, per: float) -> float:
+    return amount / per if per > 0 else 0.0
