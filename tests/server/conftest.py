@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -23,6 +24,7 @@ from pagoda.server.http1 import StreamingProtocol
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
 from tests.server.fakes import FakeClient, served_model
+from tests.server.served import Served
 from tests.unit.text.templates import QWEN_TOOLS
 
 
@@ -41,6 +43,20 @@ class RunningServer:
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.url.rpartition(":")[2])
+
+    def connect(self) -> socket.socket:
+        """For what HTTP clients refuse to send; ten seconds are given to each answer."""
+        return socket.create_connection(self.address, timeout=10)
+
+    def exchange(self, request: bytes) -> bytes:
+        """Everything that comes back until the server closes the connection."""
+        with self.connect() as connection:
+            connection.sendall(request)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
 
     def chat(self, **body: Any) -> httpx.Response:
         messages = [{"role": "user", "content": "hi"}]
@@ -109,3 +125,17 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start `serve_fake.py` with flags."""
+    started: list[Served] = []
+
+    def start(*how: str, **options: Any) -> Served:
+        started.append(Served(*how, cache=tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.close()

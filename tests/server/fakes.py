@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pagoda.config.engine import SchedulerConfig
 from pagoda.core.messages import (
     AddRequest,
     EngineReady,
@@ -16,6 +17,7 @@ from pagoda.core.messages import (
 )
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.inbox import Inbox
+from pagoda.engine.queue_limit import QueueLimit
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
 from pagoda.text.parsers.tagged import TaggedForm
@@ -139,6 +141,8 @@ class FakeClient:
     stopped: bool = False
     calls: list[str] = field(default_factory=list)
 
+    queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
+
     @property
     def num_running(self) -> int:
         return len(self.running)
@@ -169,6 +173,9 @@ class FakeClient:
         return deltas_of(request, self.script(request))
 
     def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+        if self.queue.active:
+            assert self.ready is not None
+            self.queue.admit(requests, len(self.running), self.stats, self.ready)
         inbox = Inbox()
         for request in requests:
             self.requests.append(request)
@@ -180,6 +187,7 @@ class FakeClient:
     def drop(self, req_ids: Iterable[str]) -> None:
         for req_id in req_ids:
             task = self.running.pop(req_id, None)
+            self.queue.forget(req_id)
             if task is not None:
                 task.cancel()
                 self.aborted.append(req_id)
@@ -198,6 +206,7 @@ class FakeClient:
                 inbox.end("The engine was stopped.")
                 break
         self.running.pop(req_id, None)
+        self.queue.forget(req_id)
 
 
 def deltas_of(request: AddRequest, reply: bytes) -> list[RequestDelta]:

@@ -9,6 +9,7 @@ import pytest
 from tests.server.conftest import RunningServer
 from tests.server.test_messages import TOOLS as MESSAGES_TOOLS
 from tests.server.test_responses import TOOLS as RESPONSES_TOOLS
+from tests.server.test_tools import TOOLS as CHAT_TOOLS
 
 JUNK: list[Any] = [None, True, 10**30, "", "x", [], [[]], {}, {"type": "text"}]
 MESSAGES: dict[str, Any] = {
@@ -68,6 +69,23 @@ RESPONSES: dict[str, Any] = {
     "metadata": {"a": "b"},
     "stream_options": {"include_obfuscation": False},
 }  # fmt: skip
+CHAT: dict[str, Any] = {
+    "model": "fake",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "reasoning": "t", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+    ],
+    "tools": CHAT_TOOLS,
+    "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "weather"}}],
+    }},
+    "stop": ["z"],
+    "logit_bias": {"1": 1},
+    "max_tokens": 3,
+}  # fmt: skip
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -90,6 +108,7 @@ def with_junk(body: dict[str, Any], path: tuple[Any, ...], junk: Any) -> dict[st
 @pytest.mark.parametrize(
     ("route", "body"),
     [
+        ("/v1/chat/completions", CHAT),
         ("/v1/messages", MESSAGES),
         ("/v1/responses", {**RESPONSES, "store": False}),
     ],

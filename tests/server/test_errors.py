@@ -375,7 +375,7 @@ def test_refusal_by_the_engine(start) -> None:
 
 def test_client_that_leaves_in_its_body(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient(), ServerConfig())
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with caplog.at_level("INFO", "pagoda"):
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
             client.sendall(head + b"Content-Length: 100\r\n\r\n{")

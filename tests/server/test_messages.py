@@ -410,7 +410,7 @@ def test_disconnect_aborts(start, streamed: bool) -> None:
     body = json.dumps({**ASK, "stream": streamed}).encode()
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as connection:
         connection.sendall(
-            b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         wait_until(lambda: len(client.running) == 1)
@@ -441,3 +441,9 @@ def test_calls_that_are_asked_for_are_enforced(serve, choice):
     assert reply.stop_reason == "tool_use" and reply.content[-1].input == {"city": "Paris"}
     assert ByteGrammars().accepts(grammar_of(server), call)
     assert not ByteGrammars().accepts(grammar_of(server), "Sunny.")
+
+
+def test_what_is_not_enforced_is_told(serve):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {}}}}
+    reply = serve(CALLING).post("/v1/messages", **ASK, tools=[{**TOOLS[0], "input_schema": schema}])
+    assert "not" in reply.headers["Pagoda-Not-Enforced"]

@@ -154,8 +154,6 @@ def test_one_call_at_a_time_or_none(serve) -> None:
     kinds = [item.type for item in ask(server, tools=TOOLS, parallel_tool_calls=False).output]
     assert kinds == ["reasoning", "message", "function_call"]
     assert len(ask(server, tools=TOOLS, tool_choice="none").output) == 2
-    allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": []}
-    assert len(ask(server, tools=TOOLS, tool_choice=allowed).output) == 2
     assert "<tools>" not in prompt_of(server)
 
 
@@ -364,7 +362,7 @@ def test_disconnect_aborts(start, streamed: bool) -> None:
     body = json.dumps({**ASK, "stream": streamed}).encode()
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as connection:
         connection.sendall(
-            b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         wait_until(lambda: len(client.running) == 1)
@@ -400,3 +398,29 @@ def test_a_form_is_enforced(shared: RunningServer, form: dict[str, Any]) -> None
     grammar = shared.client.requests[-1].grammar or ""
     assert ByteGrammars().accepts(grammar, "17")
     assert not ByteGrammars().accepts(grammar, "many")
+
+
+def test_allowed_tools_leave_the_prompt_as_it_is(serve) -> None:
+    """And with it the cached prefix: only the grammar knows."""
+    server = serve(CALLING)
+    tools = [*TOOLS, {**TOOLS[0], "name": "clock"}]
+    allowed: Any = {
+        "type": "allowed_tools", "mode": "required",
+        "tools": [{"type": "function", "name": "weather"}],
+    }  # fmt: skip
+    prompts = []
+    for choice in ("auto", allowed):
+        ask(server, tools=tools, tool_choice=choice)
+        prompts.append(prompt_of(server))
+    assert prompts[0] == prompts[1] and '"clock"' in prompts[0]
+    grammar = server.client.requests[-1].grammar or ""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert ByteGrammars().accepts(grammar, call)
+    assert not ByteGrammars().accepts(grammar, call.replace("weather", "clock"))
+
+
+def test_what_is_not_enforced_is_told(serve) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {}}}}
+    tools = [{**TOOLS[0], "parameters": schema}]
+    reply = serve(CALLING).post("/v1/responses", **ASK, tools=tools)
+    assert "not" in reply.headers["Pagoda-Not-Enforced"]

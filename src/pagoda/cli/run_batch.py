@@ -109,7 +109,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
     async with _own_app(args) as app:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
-            base_url="http://pagoda", headers=headers, transport=transport, timeout=None
+            base_url="http://localhost", headers=headers, transport=transport, timeout=None
         ) as client:
             yield client
 

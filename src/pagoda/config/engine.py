@@ -172,6 +172,15 @@ class SchedulerConfig(Options):
     scheduling_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")
     )
+    max_num_queued_reqs: int | None = option(
+        None, "Most requests that wait; the server refuses more with 503.", bounds=_AT_LEAST_0
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Most prompt tokens of waiting requests, such as 64k; the server refuses more with 503.",
+        parse=parse_size,
+        bounds=_AT_LEAST_0,
+    )
 
 
 @dataclass(frozen=True)

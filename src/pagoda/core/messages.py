@@ -114,6 +114,12 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     bad_request: bool = False
     """The error is the request's own fault, and sending it again would not help."""
+    num_preemptions: int = 0
+    """Sent with the last delta."""
+
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of `EngineStats.steps_by_tokens`."""
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -121,8 +127,15 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_held: int = 0
+    """Those of the waiting ones that wait for something other than room."""
     num_preemptions: int = 0
     num_steps: int = 0
+    steps_by_tokens: list[int] = msgspec.field(default_factory=list)
+    """Steps that computed at most so many tokens as STEP_TOKENS says, and more than the bound
+    before; those above all bounds come last."""
+    computed_tokens: int = 0
+    """By all steps."""
     prompt_tokens: int = 0
     """Prompt tokens computed (not found in the cache)."""
     generation_tokens: int = 0
@@ -154,8 +167,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     num_blocks: int
     block_size: int
     kv_tokens: int
-    max_num_seqs: int = 0
-    """Most requests running at once."""
+    max_num_seqs: int
+    """Requests that run at once."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     generates: bool = True

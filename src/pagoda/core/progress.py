@@ -86,6 +86,7 @@ def _delta(
         delta.queue_seconds = req.queue_seconds
     if reason is not None:
         delta.finish_reason = reason
+        delta.num_preemptions = req.num_preemptions
         delta.embedding = result.embedding
         if tokens and reason is FinishReason.STOP and tokens[-1] not in req.eos_ids:
             delta.stop_reason = tokens[-1]

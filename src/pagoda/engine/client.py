@@ -33,6 +33,7 @@ from pagoda.core.messages import (
 from pagoda.engine.child import EngineChild, LaunchOptions
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.queue_limit import QueueLimit
 from pagoda.engine.transport import MemoryRoom
 
 log = get_logger(__name__)
@@ -67,6 +68,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.phase = "launch"
         self.restarts = 0
+        self.queue = QueueLimit(config.scheduler)
         self.out_of_memory = False
         """It died because its model does not fit."""
         self._options = options
@@ -140,13 +142,15 @@ class EngineClient:
         has a finish_reason. Who leaves earlier calls `drop`.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
-        Raises EngineDeadError when the engine is not ready, RequestError for an id that is
-        already running, and sends nothing then.
+        Raises EngineDeadError when the engine is not ready, QueueFullError when too many wait,
+        RequestError for an id that is already running, and sends nothing then.
         """
-        self._require_ready()
+        ready = self._require_ready()
         for request in requests:
             if request.req_id in self._inboxes:
                 raise RequestError(f"A request with the id {request.req_id!r} is already running.")
+        if self.queue.active:
+            self.queue.admit(requests, len(self._inboxes), self.stats, ready)
         inbox = Inbox()
         for request in requests:
             self._inboxes[request.req_id] = inbox
@@ -156,6 +160,8 @@ class EngineClient:
     def drop(self, req_ids: Iterable[str]) -> None:
         """Hear no more of requests, and stop those that still run."""
         running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
+        for req_id in running:
+            self.queue.forget(req_id)
         if running:
             self._child.end.send(AbortRequests(running))
 
@@ -221,10 +227,10 @@ class EngineClient:
         else:
             self._child.kill()
 
-    def _require_ready(self) -> None:
+    def _require_ready(self) -> EngineReady:
         self._attach()
-        if self.state == "ready" and not self._stopping:
-            return
+        if self.state == "ready" and not self._stopping and self.ready is not None:
+            return self.ready
         if self._stopping or self.state == "stopped":
             raise EngineDeadError("The engine is shutting down.")
         if self.state == "dead":
@@ -260,6 +266,8 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self.stats = message.stats
             for delta in message.deltas:
+                if self.queue.active:
+                    self.queue.forget(delta.req_id)
                 inbox = self._inboxes.get(delta.req_id)
                 if inbox is not None:
                     inbox.put(delta)
@@ -339,6 +347,7 @@ class EngineClient:
         for inbox in self._inboxes.values():
             inbox.end(cause)
         self._inboxes.clear()
+        self.queue.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(cause))

@@ -66,6 +66,7 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
         stop_reason=newer.stop_reason,
         error=newer.error,
         bad_request=newer.bad_request,
+        num_preemptions=newer.num_preemptions,
     )
 
 

@@ -14,6 +14,7 @@ from pagoda.server.middleware import (
     BodyLimitMiddleware,
     LeaseMiddleware,
     RequestLogMiddleware,
+    RootPathMiddleware,
 )
 from pagoda.server.openapi import build_openapi
 from pagoda.server.responses.registry import Responses
@@ -37,6 +38,7 @@ from pagoda.server.routes import (
     tokens,
     unserved,
 )
+from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
 
 def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
@@ -68,20 +70,26 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
 def _middleware(context: Context) -> list[Middleware]:
     """Outermost first. CORS is outside of the key check: browsers send no key with a preflight."""
     config = context.config
-    stack = [
+    stack = [Middleware(RootPathMiddleware, root_path=config.root_path)] if config.root_path else []
+    stack += [
         Middleware(
             RequestLogMiddleware,
             metrics=context.metrics,
             access_log=not config.disable_uvicorn_access_log,
-        )
+        ),
+        Middleware(WebGuardMiddleware, hosts=allowed_hosts(config), origins=config.allowed_origins),
     ]
     if config.allowed_origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(config.allowed_origins),
-                allow_methods=["*"],
-                allow_headers=["*"],
+                allow_origins=config.allowed_origins,
+                allow_methods=config.allowed_methods,
+                allow_headers=config.allowed_headers,
+                allow_credentials=config.allow_credentials,
+                # Browsers ask for it where a public site calls a server of this machine.
+                allow_private_network=True,
+                expose_headers=("X-Request-Id", "Retry-After"),
             )
         )
     keys = configured_keys(config)

@@ -58,6 +58,16 @@ class _ChatReply:
     def echoed(self, index: int) -> str:
         return self.job.echoed[index // self.body.n] if self.body.echo else ""
 
+    def feed(self, index: int, output: OutputDelta, *, streamed: bool) -> list[Delta]:
+        """What became certain of a choice with this output."""
+        reader = self.choices[index].reader
+        deltas = reader.feed(output)
+        if output.finish_reason is not None and self.body.offered_tools:
+            self.job.generation.metrics.count_tool_parsing(
+                "chat_completions", streamed=streamed, called=reader.called
+            )
+        return deltas
+
     def logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self.body.logprobs:
             return None
@@ -93,7 +103,7 @@ class WholeChat(_ChatReply):
 
     def _add(self, index: int, output: OutputDelta) -> None:
         choice = self.choices[index]
-        choice.parsed.add(choice.reader.feed(output))
+        choice.parsed.add(self.feed(index, output, streamed=False))
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
@@ -141,7 +151,7 @@ class StreamedChat(_ChatReply, EventSource):
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
-        delta = self._delta(choice.reader.feed(output))
+        delta = self._delta(self.feed(index, output, streamed=True))
         written = b""
         if not choice.started and (output.token_ids or finished):
             choice.started = True

@@ -13,12 +13,13 @@ from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.metrics import Metrics, RequestTimer
+from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
 from pagoda.server.protocol.common import TextBody
 
 Part = tuple[int, OutputDelta]
 """Index of the choice, and what was added to it."""
+Watch = Callable[[int, OutputDelta], None]
 
 # Clients choose response ids, so engine ids carry a number that never repeats.
 _serial = itertools.count()
@@ -56,16 +57,20 @@ class Generation:
         self.served = served
         self.prompts = prompts
         self.sampling = sampling
+        self.metrics = metrics.of(served)
+        self.watch: Watch | None = None
+        """Hears of what is added to each choice."""
         self._inbox: Inbox | None = None
         self._requests: list[AddRequest] = []
+        self.timers: list[RequestTimer] = []
+        """One per choice."""
         for prompt_ids in prompts:
             req_id = f"{response_id}-{next(_serial)}"
             request = prepared_request(served, req_id, prompt_ids, sampling, body, rules.grammar)
-            self._requests += fan_out(request, sampling.n)
-        self.timers = [
-            RequestTimer(metrics.of(served), request, sampling.n) for request in self._requests
-        ]
-        """One per choice."""
+            choices = fan_out(request, sampling.n)
+            siblings = Siblings(self.metrics, sampling.n)
+            self._requests += choices
+            self.timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
         self._running = {
             request.req_id: _Choice(
                 index,
@@ -85,6 +90,11 @@ class Generation:
         """The prompt of a choice as the engine sees it (truncation applied)."""
         return self._requests[index].prompt_token_ids
 
+    def prompt_text(self, index: int, most: int) -> str:
+        """At most so many characters of the prompt of a choice."""
+        # A token has one at least, special ones apart.
+        return self.served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
+
     @property
     def num_prompt_tokens(self) -> int:
         """Each prompt once: its choices share it."""
@@ -92,10 +102,13 @@ class Generation:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """The engine has all of it inside; leaving aborts what still runs."""
+        """The engine has all of it inside; leaving aborts what still runs.
+
+        Entering raises QueueFullError or EngineDeadError where the engine takes no more.
+        """
         client = self.served.client
+        self._inbox = client.submit(self._requests)
         try:
-            self._inbox = client.submit(self._requests)
             yield
         finally:
             client.drop([request.req_id for request in self._requests])
@@ -162,6 +175,8 @@ class Generation:
     def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
         output = choice.processor.process(delta)
         choice.timer.observe(delta, output.finish_reason)
+        if self.watch is not None:
+            self.watch(choice.index, output)
         if output.finish_reason is not None:
             del self._running[delta.req_id]
             if choice.processor.matched_stop:

@@ -1,6 +1,7 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +16,15 @@ from pagoda.engine.client import EngineClient
 from pagoda.engine.text_side import fetch_model
 from pagoda.engine.transport import MemoryRoom
 from pagoda.engine.watchdog import Watchdog
-from pagoda.server.listen import listen
+from pagoda.server.listen import listening
+from pagoda.server.tls import tls_context
 
 _log = get_logger(__name__)
 
 _SHOW_CURSOR = "\x1b[?25h\n"
 # A fetch that used up the time still leaves the engine enough to say where it stands.
 _LEAST_SECONDS = 0.1
+_MAX_DESCRIPTORS = 65536
 
 
 Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
@@ -42,7 +45,9 @@ def run_server(
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
-        with listen(server_config.host, server_config.port) as listener:
+        tls = tls_context(server_config)
+        allow_many_connections()
+        with listening(server_config) as listener:
             model = _fetch(engine_config.model, server_config.startup_timeout)
             if server_config.startup_timeout:
                 left = server_config.startup_timeout - (time.monotonic() - begun)
@@ -68,7 +73,7 @@ def run_server(
                     limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
                     launcher=lambda config, room: launcher(config, server_config, room),
                 )
-                return uvloop.run(Lifecycle(listener, client, fleet, server_config).run())
+                return uvloop.run(Lifecycle(listener, client, fleet, server_config, tls).run())
             finally:
                 client.kill()
     except PagodaError as error:
@@ -76,6 +81,13 @@ def run_server(
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and shells give 1,024 where the system would give more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _fetch(model: ModelConfig, timeout: float) -> ModelConfig:

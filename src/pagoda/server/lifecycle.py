@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -54,18 +55,20 @@ class Lifecycle:
         client: EngineClient,
         fleet: Fleet,
         config: ServerConfig,
+        tls: ssl.SSLContext | None = None,
     ):
         """`client` is the engine of the fleet's first model, which starts already."""
         self._listener = listener
         self._client = client
         self._fleet = fleet
         self._config = config
-        self._url = base_url(listener)
-        self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
+        self._url = base_url(listener, "https" if tls else "http")
+        # uvicorn closes the listener. A unix socket has no port, so nobody looks for one.
+        self._port: int | None = None if config.uds else listener.getsockname()[1]
         app = create_app(Fleet(), config)
         self._context: Context = app.state.context
         self._responses: Responses = app.state.responses
-        self._http = _HttpServer(_uvicorn_config(app, config))
+        self._http = _HttpServer(_uvicorn_config(app, config, tls))
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -101,7 +104,8 @@ class Lifecycle:
         first = self._fleet.entries[0]
         served = first.served = served_model(first.config, self._client, text)
         self._context.fleet = self._fleet
-        runfile.register(self._port)
+        if self._port is not None:
+            runfile.register(self._port)
         self._announce(served)
 
     async def _load_text_side(self, timeout: float | None) -> TextSide:
@@ -128,13 +132,18 @@ class Lifecycle:
 
     def _announce(self, served: ServedModel) -> None:
         reach = ""
-        if is_loopback(self._listener):
+        if self._port is None:
+            reach = " (this user only)"
+        elif is_loopback(self._listener):
             reach = " (this machine only; --host 0.0.0.0 opens it)"
         elif not configured_keys(self._config):
             reach = " (open to everyone who reaches it; --api-key asks for a key)"
         more = len(self._fleet.entries) - 1
         others = f" and {more} more when asked for" if more else ""
-        _log.info("Ready: %s%s at %s/v1%s", served.names[0], others, self._url, reach)
+        path = f"{self._config.root_path}/v1"
+        if self._port is None:
+            path = f", {path}"
+        _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, reach)
 
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
@@ -165,10 +174,13 @@ class Lifecycle:
             await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
         await asyncio.gather(http, return_exceptions=True)
         await self._responses.close()
-        runfile.unregister(self._port)
+        if self._port is not None:
+            runfile.unregister(self._port)
 
 
-def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(
+    app: object, config: ServerConfig, tls: ssl.SSLContext | None
+) -> uvicorn.Config:
     # Our middleware writes the access log; of uvicorn only what goes wrong is worth a line.
     logger = logging.getLogger("uvicorn")
     logger.handlers = list(logging.getLogger("pagoda").handlers)
@@ -182,5 +194,6 @@ def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         http=StreamingProtocol,
         ws="none",
         server_header=False,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _GRACE,
     )

@@ -26,7 +26,8 @@ async def respond(
 ) -> Response:
     """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
     if streamed is not None:
-        return EventStream(generation, streamed, _registered(context, generation))
+        keep_alive = context.config.sse_keep_alive_interval
+        return EventStream(generation, streamed, _registered(context, generation), keep_alive)
 
     return await answer(request, context, whole, generation)
 

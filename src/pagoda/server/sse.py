@@ -16,6 +16,8 @@ from pagoda.server.generation import Generation, Part
 from pagoda.server.http1 import ChunkWriter, chunk_writer
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of events pass over."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -75,30 +77,49 @@ class EventStream(SseResponse):
     """Sends what a source makes of its generation.
 
     An exception of either becomes an error event: the status line is long gone by then. What piles
-    up behind a slow reader is the generation's affair.
+    up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
+    not 0, is filled with a comment.
     """
 
     def __init__(
-        self, generation: Generation, source: EventSource, during: AbstractContextManager[None]
+        self,
+        generation: Generation,
+        source: EventSource,
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
     ):
         super().__init__(during)
         self._generation = generation
         self._source = source
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Before the head, so that a refusal (the queue is full) has a status of its own.
+        with self._generation.started():
+            await super().__call__(scope, receive, send)
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         generation, source = self._generation, self._source
         try:
-            with generation.started():
-                while generation.running:
-                    await generation.arrival()
+            while generation.running:
+                arrival = generation.arrival()
+                if self._keep_alive and not await _within(arrival, self._keep_alive):
+                    chunk = KEEP_ALIVE
+                else:
+                    await arrival
                     chunk = source.events(generation.take())
-                    if chunk and not write(chunk):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if chunk and not write(chunk):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             rest = source.end()
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
             rest = source.failed(to_api_error(error))
         rest += source.last
         await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _within(arrival: "asyncio.Future[None]", seconds: float) -> bool:
+    done, _ = await asyncio.wait((arrival,), timeout=seconds)
+    return bool(done)
 
 
 class ChunkStream(SseResponse):

@@ -77,9 +77,9 @@ def tool_use(
             return ToolUse(_named(tools, [_name(choice)]), True, several=False)
         allowed = choice.get("allowed_tools", choice)
         if kind == "allowed_tools" and isinstance(allowed, Mapping):
-            names = [
-                _name(tool) for tool in allowed.get("tools") or () if isinstance(tool, Mapping)
-            ]
+            listed = allowed.get("tools")
+            listed = listed if isinstance(listed, list) else []
+            names = [_name(tool) for tool in listed if isinstance(tool, Mapping)]
             return ToolUse(_named(tools, names), allowed.get("mode") == "required", parallel)
     raise RequestError(
         "tool_choice must be none, auto, required, a function or allowed_tools.", "tool_choice"
@@ -105,9 +105,10 @@ def _named(tools: Sequence[Mapping[str, Any]], names: Sequence[Any]) -> list[Map
     return [by_name[name] for name in names]
 
 
-def _name(tool: Mapping[str, Any]) -> Any:
+def _name(tool: Mapping[str, Any]) -> str | None:
     function = tool.get("function")
-    return (function if isinstance(function, Mapping) else tool).get("name")
+    name = (function if isinstance(function, Mapping) else tool).get("name")
+    return name if isinstance(name, str) else None
 
 
 async def constrained(body: GenerationBody, make: Callable[[], Constraint]) -> Constraint:

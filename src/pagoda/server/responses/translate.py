@@ -61,10 +61,10 @@ def chat_request(
     fields["reasoning_effort"] = body.reasoning.effort
     fields["parallel_tool_calls"] = body.parallel_tool_calls
     fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
-    return parse_fields(fields | _structure(body, fields["tools"]), ChatCompletionRequest, route)
+    return parse_fields(fields | _structure(body), ChatCompletionRequest, route)
 
 
-def _structure(body: CountInputRequest, tools: list[Item]) -> dict[str, Any]:
+def _structure(body: CountInputRequest) -> dict[str, Any]:
     """Fields that say which form the reply must have."""
     fields: dict[str, Any] = {}
     form = body.text.format
@@ -84,10 +84,7 @@ def _structure(body: CountInputRequest, tools: list[Item]) -> dict[str, Any]:
         name = field_of(choice, "name", str, "tool_choice")
         fields["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif choice.get("type") == "allowed_tools":
-        allowed = field_of(choice, "tools", list, "tool_choice")
-        names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
-        fields["tools"] = [tool for tool in tools if tool["function"]["name"] in names]
-        fields["tool_choice"] = field_of(choice, "mode", str, "tool_choice")
+        fields["tool_choice"] = choice
     else:
         raise wrong_kind(choice, "tool_choice", "'function' or 'allowed_tools'")
     return fields

@@ -22,6 +22,7 @@ from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, Tok
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import json_reply, respond
+from pagoda.server.structure import report_unenforced
 from pagoda.server.translation import errors_about, unless_refused
 
 router = APIRouter()
@@ -40,13 +41,15 @@ async def create_message(request: Request) -> Response:
         job = await _job(chat, served, context)
     log_request(context.config, job.head.id, job.generation)
     builder = MessageBuilder(job, body)
-    return await respond(
+    response = await respond(
         request,
         context,
         job.generation,
         streamed=StreamedMessage(builder, request.scope.get(REQUEST_ID)) if body.stream else None,
         whole=lambda: whole_message(builder, job),
     )
+    report_unenforced(response, job.constraint)
+    return response
 
 
 @router.post(

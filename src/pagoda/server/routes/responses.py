@@ -35,6 +35,7 @@ from pagoda.server.responses.registry import responses_of
 from pagoda.server.responses.run import ResponseRun
 from pagoda.server.responses.translate import NAMES, chat_request, input_items
 from pagoda.server.sse import ChunkStream
+from pagoda.server.structure import report_unenforced
 from pagoda.server.translation import errors_about, unless_refused
 
 router = APIRouter()
@@ -46,9 +47,18 @@ _PAGE, _MOST_ITEMS = 20, 100
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
-    run = await _start(request, body, context)
+    job, items = await _job(request, body, context)
+    run = ResponseRun(job.generation, ResponseBuilder(job, body, _new_response(job, body)), items)
     if body.store:
         responses_of(request).keep(run)
+    response = await _reply(request, body, context, run)
+    report_unenforced(response, job.constraint)
+    return response
+
+
+async def _reply(
+    request: Request, body: ResponsesRequest, context: Context, run: ResponseRun
+) -> Response:
     if body.stream:
         during = counted(context.metrics) if body.background else _followed(context, run)
         return ChunkStream(run.log.read(0), during)
@@ -137,7 +147,10 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     )
 
 
-async def _start(request: Request, body: ResponsesRequest, context: Context) -> ResponseRun:
+async def _job(
+    request: Request, body: ResponsesRequest, context: Context
+) -> tuple[ChatJob, list[dict[str, Any]]]:
+    """What answering it needs, and its input items."""
     if body.background and not body.store:
         raise RequestError("background needs store to be true.", "background")
     if body.background:
@@ -150,8 +163,7 @@ async def _start(request: Request, body: ResponsesRequest, context: Context) -> 
             chat, lambda: chat_job(chat, served, head, context.metrics, fits_length=True)
         )
     log_request(context.config, head.id, job.generation)
-    builder = ResponseBuilder(job, body, _new_response(job, body))
-    return ResponseRun(job.generation, builder, items)
+    return job, items
 
 
 async def _chat(
