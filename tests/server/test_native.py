@@ -352,7 +352,7 @@ def test_apply_template_and_input_tokens(shared: RunningServer) -> None:
     prompt = shared.post("/apply-template", messages=messages).json()
     assert prompt == {"prompt": "user: hi\nassistant: "}
     for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
-        assert shared.post(path, messages=messages).json() == {"input_tokens": 20}
+        assert shared.post(path, messages=messages).json()["input_tokens"] == 20
 
 
 def test_openai_without_the_prefix(shared: RunningServer) -> None:

@@ -55,6 +55,9 @@ class _ChatReply:
             job.served.tokenizer, job.body.return_tokens_as_token_ids
         )
 
+    def echoed(self, index: int) -> str:
+        return self.job.echoed[index // self.body.n] if self.body.echo else ""
+
     def feed(self, index: int, output: OutputDelta, *, streamed: bool) -> list[Delta]:
         """What became certain of a choice with this output."""
         reader = self.choices[index].reader
@@ -64,9 +67,6 @@ class _ChatReply:
                 "chat_completions", streamed=streamed, called=reader.called
             )
         return deltas
-
-    def echoed(self, index: int) -> str:
-        return self.job.echoed[index // self.body.n] if self.body.echo else ""
 
     def logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self.body.logprobs:

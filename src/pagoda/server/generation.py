@@ -57,10 +57,10 @@ class Generation:
         self.served = served
         self.prompts = prompts
         self.sampling = sampling
-        self._inbox: Inbox | None = None
         self.metrics = metrics.of(served)
         self.watch: Watch | None = None
         """Hears of what is added to each choice."""
+        self._inbox: Inbox | None = None
         self._requests: list[AddRequest] = []
         self.timers: list[RequestTimer] = []
         """One per choice."""

@@ -14,7 +14,7 @@ from pagoda.server.prompts import MAX_PROMPTS, encode
 from pagoda.server.protocol.native import NativeBody
 
 # What each of its samplers is, where it does nothing.
-_SAMPLERS = {
+_SAMPLERS: dict[str, dict[str, float]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},

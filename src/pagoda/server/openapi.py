@@ -99,11 +99,11 @@ def _content(
 ) -> Schema:
     if reply is None or isinstance(reply, dict):
         return reply or {}
-    schema = _struct(reply)
+    schema: Schema = _struct(reply)
     if many:
         listed = {"type": "array", "items": schema}
         schema = {"anyOf": [schema, listed]} if chunks else listed
-    content = {"application/json": {"schema": schema}}
+    content: Schema = {"application/json": {"schema": schema}}
     if chunks:
         content["text/event-stream"] = {"schema": _event(chunks)}
     return content
@@ -111,7 +111,7 @@ def _content(
 
 def _event(chunks: tuple[type[msgspec.Struct], ...]) -> Schema:
     """One of a stream; clients parse its data as JSON."""
-    told = {"anyOf": [_struct(chunk) for chunk in (*chunks, ErrorReply)]}
+    told = {"anyOf": [*map(_struct, chunks), _struct(ErrorReply)]}
     json = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
     return {
         "type": "object",

@@ -222,3 +222,4 @@ class PromptText(msgspec.Struct):
 
 class InputTokens(msgspec.Struct):
     input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
