@@ -39,12 +39,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e .
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
@@ -24,14 +24,20 @@ _LEAST_SECONDS = 0.1
 
 
 Launcher = Callable[[EngineConfig, ServerConfig], EngineClient]
+# From one ASGI application to another; naming their type would import starlette.
+Wrap = Callable[[Any], Any]
 
 
 def run_server(
-    engine_config: EngineConfig, server_config: ServerConfig, launcher: Launcher | None = None
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    launcher: Launcher | None = None,
+    wrap: Wrap | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
-    `launcher` starts another engine process than `pagoda.engine.process`.
+    `launcher` starts another engine process than `pagoda.engine.process`; `wrap` puts pages in
+    front of the API.
     """
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
@@ -48,7 +54,8 @@ def run_server(
 
                 from pagoda.server.lifecycle import Lifecycle
 
-                return uvloop.run(Lifecycle(listener, client, engine_config, server_config).run())
+                lifecycle = Lifecycle(listener, client, engine_config, server_config, wrap)
+                return uvloop.run(lifecycle.run())
             finally:
                 client.kill()
     except PagodaError as error:

@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pagoda.base import runfile
 from pagoda.base.errors import PagodaError
@@ -53,6 +54,7 @@ class Lifecycle:
         client: EngineClient,
         engine_config: EngineConfig,
         config: ServerConfig,
+        wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ):
         self._listener = listener
         self._client = client
@@ -62,7 +64,7 @@ class Lifecycle:
         self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
         app = create_app(ModelDirectory([]), config)
         self._context: Context = app.state.context
-        self._http = _HttpServer(_uvicorn_config(app, config))
+        self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config))
         self._stop = asyncio.Event()
 
     async def run(self) -> int:

@@ -1,0 +1,83 @@
+// The model picker and how far its model is.
+
+import { ApiError, health, models } from "./api.js";
+import { byId, el } from "./dom.js";
+import { saveSettings, settings } from "./store.js";
+import { t } from "./words.js";
+
+// While a model loads; a server that is ready is not asked again until somebody looks.
+const POLL_MS = 2000;
+
+export class Picker {
+  /** `page` is {changed(), unauthorized()}. */
+  constructor(page) {
+    this.page = page;
+    this.cards = [];
+    this.state = "loading";
+    this.cause = "";
+    this.select = byId("model");
+    this.timer = 0;
+    this.select.addEventListener("change", () => {
+      settings.model = this.select.value;
+      saveSettings();
+      this.show();
+      page.changed();
+    });
+    document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+  }
+
+  /** The chosen model's name; empty while none is known. */
+  get name() {
+    return this.card?.id ?? "";
+  }
+
+  get card() {
+    return this.cards.find(({ id }) => id === settings.model) ?? this.cards[0];
+  }
+
+  /** Whether the model takes pictures, as its entry in /v1/models says. */
+  get sees() {
+    return Boolean(this.card?.architecture?.input_modalities?.includes("image"));
+  }
+
+  async refresh() {
+    clearTimeout(this.timer);
+    try {
+      const answer = await health();
+      this.state = answer === "ready" ? "ready" : stateOf(answer.status);
+      this.cause = answer.cause ?? "";
+      this.cards = await models();
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) {
+        await this.page.unauthorized();
+        return this.refresh();
+      } else if (!(error instanceof ApiError)) {
+        this.state = "unreachable";
+      }
+    }
+    if (this.state !== "ready") this.timer = setTimeout(() => this.refresh(), POLL_MS);
+    this.show();
+    this.page.changed();
+  }
+
+  show() {
+    const options = this.cards.map(({ id }) => el("option", { value: id }, id));
+    if (!options.length) options.push(el("option", { value: "" }, t("noModel")));
+    this.select.replaceChildren(...options);
+    this.select.value = this.name;
+    this.select.disabled = options.length < 2;
+    const own = this.card?.state ?? this.card?.status?.value;
+    const state = this.state === "ready" && own ? stateOf(own) : this.state;
+    const node = byId("model-state");
+    node.dataset.state = state;
+    node.textContent = t(state);
+    node.title = this.cause;
+  }
+}
+
+/** One of the states that have words; unknown ones count as loading, and are asked again. */
+function stateOf(status) {
+  const known = { loaded: "ready", sleeping: "unloaded", dead: "failed", stopped: "failed" };
+  const state = known[status] ?? status;
+  return ["ready", "unloaded", "failed", "unreachable"].includes(state) ? state : "loading";
+}
