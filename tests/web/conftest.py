@@ -36,13 +36,17 @@ def browser() -> Iterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here (Debian: apt install chromium)")
-    # One document does for all servers.
-    render = mock.AsyncMock(return_value=asyncio.run(site._render()))
-    with mock.patch.object(site, "_render", render), sync_api.sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         # Each launch has a profile folder of its own.
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def render() -> mock.AsyncMock:
+    """Makes the document without asking NiceGUI each time: one does for all servers."""
+    return mock.AsyncMock(return_value=asyncio.run(site._render()))
 
 
 class Visit:
@@ -79,9 +83,9 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]]:
     """Start a server and open a page on it; `context` are Playwright's (locale, viewport)."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", render):
 
         def start(
             client: FakeClient | None = None,

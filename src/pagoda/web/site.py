@@ -6,6 +6,7 @@ of this needs one.
 
 import asyncio
 import importlib.util
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -27,9 +28,9 @@ _log = get_logger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
 _RENDER_SECONDS = 120
 _NONCE = "PAGODA-NONCE"
-# NiceGUI's scripts set styles on elements; nothing on the page needs eval or another host.
+# Nothing on the page needs eval, styles in attributes, or another host.
 _POLICY = (
-    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'unsafe-inline'; "
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'nonce-{nonce}'; "
     "img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
@@ -131,4 +132,11 @@ async def _render() -> str:
             process.kill()
     if process.returncode != 0:
         raise RuntimeError(problem.decode(errors="replace").strip()[-2000:])
-    return html.decode().replace("<script", f'<script nonce="{_NONCE}"')
+    return _under_policy(html.decode())
+
+
+def _under_policy(html: str) -> str:
+    """Let the document's own scripts and styles run, and NiceGUI's after those of the page."""
+    html = re.sub("<(script|style)", rf'<\1 nonce="{_NONCE}"', html)
+    html = html.replace("<script nonce", '<script fetchpriority="low" nonce')
+    return html.replace(' style="display: none"', " hidden")

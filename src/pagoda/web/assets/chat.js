@@ -44,7 +44,8 @@ export class ChatPane {
     byId("attach").addEventListener("click", () => file.click());
     file.addEventListener("change", () => this.attach(file.files));
     this.scroller.addEventListener("scroll", () => {
-      const left = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+      const left =
+        this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
       this.sticks = left < STICKY_PX;
       byId("to-bottom").classList.toggle("shown", !this.sticks);
     });
@@ -119,7 +120,13 @@ export class ChatPane {
     });
     const hint = t("helloHint", { model: this.page.model() || t("model") });
     const title = el("h1", {}, t("hello"));
-    return el("div", { class: "welcome" }, title, el("p", {}, hint), el("div", { class: "ideas" }, ...ideas));
+    return el(
+      "div",
+      { class: "welcome" },
+      title,
+      el("p", {}, hint),
+      el("div", { class: "ideas" }, ...ideas),
+    );
   }
 
   resize() {

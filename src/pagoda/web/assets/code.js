@@ -51,7 +51,7 @@ export function highlight(row, line, grammar, state) {
     at = until;
   }
   grammar.pattern.lastIndex = at;
-  for (let found; (found = grammar.pattern.exec(line)); ) {
+  for (let found; (found = grammar.pattern.exec(line));) {
     const token = found[0];
     row.append(line.slice(at, found.index));
     at = found.index + token.length;
@@ -65,7 +65,8 @@ export function highlight(row, line, grammar, state) {
       at = until;
       grammar.pattern.lastIndex = at;
     } else {
-      const shown = kind === "word" ? grammar.wordKind(token) : kind;
+      const word = kind === "word" || kind === "call" ? grammar.wordKind(token) : "";
+      const shown = kind === "word" || word === "keyword" ? word : kind;
       row.append(shown ? el("span", { class: shown }, token) : token);
     }
   }

@@ -7,7 +7,11 @@ import { t } from "./words.js";
 
 /** Ask; each answer is a button that runs its function. */
 export function ask(question, answers) {
-  const dialog = el("dialog", { class: "ask", onclose: () => dialog.remove() }, el("p", {}, question));
+  const dialog = el(
+    "dialog",
+    { class: "ask", onclose: () => dialog.remove() },
+    el("p", {}, question),
+  );
   const button = (label, act, kind = "") => {
     const onclick = () => {
       dialog.close();
@@ -16,7 +20,14 @@ export function ask(question, answers) {
     return el("button", { type: "button", class: kind, onclick }, label);
   };
   const buttons = Object.entries(answers).map(([label, act]) => button(label, act, "primary"));
-  dialog.append(el("div", { class: "row" }, button(t("cancel"), () => {}), ...buttons));
+  dialog.append(
+    el(
+      "div",
+      { class: "row" },
+      button(t("cancel"), () => {}),
+      ...buttons,
+    ),
+  );
   document.body.append(dialog);
   dialog.showModal();
 }
@@ -65,7 +76,8 @@ export function setUpSettings(changed) {
     field.value = settings.sampling[name] ?? "";
     field.addEventListener("change", () => {
       delete settings.sampling[name];
-      if (field.value !== "" && field.reportValidity()) settings.sampling[name] = Number(field.value);
+      if (field.value !== "" && field.reportValidity())
+        settings.sampling[name] = Number(field.value);
       saveSettings();
     });
   }
@@ -85,7 +97,9 @@ export function setUpSettings(changed) {
 
 function setUpData(changed) {
   const file = byId("import-file");
-  byId("export-all").addEventListener("click", () => download("pagoda-chats.json", exportJson(), "application/json"));
+  byId("export-all").addEventListener("click", () =>
+    download("pagoda-chats.json", exportJson(), "application/json"),
+  );
   byId("import").addEventListener("click", () => file.click());
   file.addEventListener("change", async () => {
     for (const { name, text } of await readAll(file.files)) {
@@ -110,4 +124,3 @@ function setUpData(changed) {
 
 const readAll = (files) =>
   Promise.all(Array.from(files, async (file) => ({ name: file.name, text: await file.text() })));
-

@@ -9,7 +9,8 @@ const MAX_DEPTH = 16;
 const SAFE_LINK = /^(https?:\/\/|mailto:)/i;
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/i;
 
-const LINK = /(!?)\[((?:[^[\]\\]|\\.|\[[^[\]]{0,200}\]){0,1000})\]\(\s*<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
+const LINK =
+  /(!?)\[((?:[^[\]\\]|\\.|\[[^[\]]{0,200}\]){0,1000})\]\(\s*<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
 const ANGLE_LINK = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/iy;
 const BARE_LINK = /https?:\/\/[^\s<>"'`）】。，、]*[^\s<>"'`）】。，、.,:;!?*_~)\]]/iy;
 const BREAK = /<br\s*\/?>|( {2,}|\\)?\n/iy;
@@ -73,7 +74,12 @@ class Inline {
     const plain = this.match(PLAIN);
     if (plain) return plain[0];
     const node =
-      this.math() ?? this.escape() ?? this.entity() ?? this.code() ?? this.link() ?? this.break() ??
+      this.math() ??
+      this.escape() ??
+      this.entity() ??
+      this.code() ??
+      this.link() ??
+      this.break() ??
       this.mark();
     if (node !== null) return node;
     return this.text[this.at++];
@@ -114,7 +120,7 @@ class Inline {
 
   findCode(fence, from) {
     if (this.unclosed.has(fence)) return -1;
-    for (let at = this.text.indexOf(fence, from); at >= 0; ) {
+    for (let at = this.text.indexOf(fence, from); at >= 0;) {
       let end = at + fence.length;
       if (this.text[end] !== "`") return at;
       while (this.text[end] === "`") end++;
@@ -143,9 +149,10 @@ class Inline {
   }
 
   findMath(closes, from) {
-    for (let at = this.text.indexOf(closes, from); at >= 0; ) {
+    for (let at = this.text.indexOf(closes, from); at >= 0;) {
       const escaped = this.text[at - 1] === "\\" && this.text[at - 2] !== "\\";
-      const price = closes === "$" && (/\s/.test(this.text[at - 1]) || /\d/.test(this.text[at + 1] ?? ""));
+      const price =
+        closes === "$" && (/\s/.test(this.text[at - 1]) || /\d/.test(this.text[at + 1] ?? ""));
       if (at > from && !price && (closes[0] === "\\" || !escaped)) return at;
       at = this.text.indexOf(closes, at + 1);
     }

@@ -95,10 +95,20 @@ const NUMBER = String.raw`\b(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d+)?(
 const WORD = String.raw`[\p{L}_$][\p{L}\p{N}_$]*`;
 
 /** A grammar: one pattern for all tokens, and what the spans that cross lines end with. */
-function grammar({ words = "", comment, spans = {}, string = STRING, extra = "", anyCase = false }) {
+function grammar({
+  words = "",
+  comment,
+  spans = {},
+  string = STRING,
+  extra = "",
+  anyCase = false,
+}) {
   const keywords = set(words);
   const escape = (text) => text.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&");
-  const opens = (kind) => Object.keys(spans).filter((open) => (/[/*<!(-]/.test(open) ? "comment" : "string") === kind).map(escape);
+  const opens = (kind) =>
+    Object.keys(spans)
+      .filter((open) => (/[/*<!(-]/.test(open) ? "comment" : "string") === kind)
+      .map(escape);
   const comments = [...opens("comment"), ...(comment ? [`${comment}.*`] : [])];
   const parts = [
     comments.length ? `(?<comment>${comments.join("|")})` : "",
@@ -121,28 +131,61 @@ const TEMPLATES = { comment: "//", spans: { "/*": "*/", "`": "`" } };
 const KEY = String.raw`(?<attribute>[\w.-]+(?=\s*[:=]))`;
 
 const GRAMMARS = {
-  python: () => grammar({ words: PY_WORDS, comment: "#", spans: { '"""': '"""', "'''": "'''" }, extra: String.raw`(?<attribute>@[\w.]+)` }),
+  python: () =>
+    grammar({
+      words: PY_WORDS,
+      comment: "#",
+      spans: { '"""': '"""', "'''": "'''" },
+      extra: String.raw`(?<attribute>@[\w.]+)`,
+    }),
   javascript: () => grammar({ words: JS_WORDS, ...TEMPLATES }),
   typescript: () => grammar({ words: TS_WORDS, ...TEMPLATES }),
   c: () => grammar({ words: C_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>^\s*#\s*\w+)` }),
-  cpp: () => grammar({ words: CPP_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>^\s*#\s*\w+)` }),
+  cpp: () =>
+    grammar({ words: CPP_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>^\s*#\s*\w+)` }),
   csharp: () => grammar({ words: CSHARP_WORDS, ...C_COMMENTS }),
   java: () => grammar({ words: JAVA_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>@\w+)` }),
-  kotlin: () => grammar({ words: KOTLIN_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>@\w+)` }),
+  kotlin: () =>
+    grammar({ words: KOTLIN_WORDS, ...C_COMMENTS, extra: String.raw`(?<attribute>@\w+)` }),
   swift: () => grammar({ words: SWIFT_WORDS, ...C_COMMENTS }),
   go: () => grammar({ words: GO_WORDS, ...TEMPLATES }),
-  rust: () => grammar({ words: RUST_WORDS, ...C_COMMENTS, string: DOUBLE_STRING, extra: String.raw`(?<attribute>#!?\[[^\]]*\])` }),
+  rust: () =>
+    grammar({
+      words: RUST_WORDS,
+      ...C_COMMENTS,
+      string: DOUBLE_STRING,
+      extra: String.raw`(?<attribute>#!?\[[^\]]*\])`,
+    }),
   php: () => grammar({ words: PHP_WORDS, ...C_COMMENTS, comment: "(?://|#)" }),
   ruby: () => grammar({ words: RUBY_WORDS, comment: "#" }),
   lua: () => grammar({ words: LUA_WORDS, comment: "--" }),
   r: () => grammar({ words: R_WORDS, comment: "#" }),
-  bash: () => grammar({ words: SHELL_WORDS, comment: String.raw`(?<=^|\s)#`, extra: String.raw`(?<attribute>\$\{?\w+\}?|(?<=\s)--?[\w-]+)` }),
+  bash: () =>
+    grammar({
+      words: SHELL_WORDS,
+      comment: String.raw`(?<=^|\s)#`,
+      extra: String.raw`(?<attribute>\$\{?\w+\}?|(?<=\s)--?[\w-]+)`,
+    }),
   sql: () => grammar({ words: SQL_WORDS, comment: "--", spans: { "/*": "*/" }, anyCase: true }),
   json: () => grammar({ words: DATA_WORDS, string: DOUBLE_STRING, extra: "", comment: "//" }),
   yaml: () => grammar({ words: DATA_WORDS, comment: String.raw`(?<=^|\s)#`, extra: KEY }),
-  toml: () => grammar({ words: DATA_WORDS, comment: "[#;]", extra: String.raw`(?<attribute>^\s*\[[^\]]*\]|[\w.-]+(?=\s*=))` }),
-  css: () => grammar({ spans: { "/*": "*/" }, extra: String.raw`(?<attribute>[\w-]+(?=\s*:)|[.#][\w-]+|@\w+)` }),
-  html: () => grammar({ spans: { "<!--": "-->" }, string: DOUBLE_STRING, extra: String.raw`(?<keyword></?[\w:-]+|/?>)|(?<attribute>[\w:-]+(?==))` }),
+  toml: () =>
+    grammar({
+      words: DATA_WORDS,
+      comment: "[#;]",
+      extra: String.raw`(?<attribute>^\s*\[[^\]]*\]|[\w.-]+(?=\s*=))`,
+    }),
+  css: () =>
+    grammar({
+      spans: { "/*": "*/" },
+      extra: String.raw`(?<attribute>[\w-]+(?=\s*:)|[.#][\w-]+|@\w+)`,
+    }),
+  html: () =>
+    grammar({
+      spans: { "<!--": "-->" },
+      string: DOUBLE_STRING,
+      extra: String.raw`(?<keyword></?[\w:-]+|/?>)|(?<attribute>[\w:-]+(?==))`,
+    }),
   diff: () => ({
     pattern: /^(?:(?<inserted>\+.*)|(?<deleted>-.*)|(?<attribute>@@.*))$/gu,
     spans: {},
@@ -151,13 +194,48 @@ const GRAMMARS = {
 };
 
 const ALIASES = {
-  py: "python", python3: "python", js: "javascript", jsx: "javascript", mjs: "javascript",
-  ts: "typescript", tsx: "typescript", h: "c", cc: "cpp", "c++": "cpp", hpp: "cpp", cuda: "cpp",
-  cs: "csharp", "c#": "csharp", kt: "kotlin", golang: "go", rs: "rust", rb: "ruby", sh: "bash",
-  shell: "bash", zsh: "bash", console: "bash", fish: "bash", dockerfile: "bash", make: "bash",
-  makefile: "bash", jsonc: "json", json5: "json", yml: "yaml", ini: "toml", conf: "toml",
-  scss: "css", less: "css", xml: "html", svg: "html", vue: "html", patch: "diff", scala: "kotlin",
-  dart: "java", mysql: "sql", postgresql: "sql", sqlite: "sql",
+  py: "python",
+  python3: "python",
+  js: "javascript",
+  jsx: "javascript",
+  mjs: "javascript",
+  ts: "typescript",
+  tsx: "typescript",
+  h: "c",
+  cc: "cpp",
+  "c++": "cpp",
+  hpp: "cpp",
+  cuda: "cpp",
+  cs: "csharp",
+  "c#": "csharp",
+  kt: "kotlin",
+  golang: "go",
+  rs: "rust",
+  rb: "ruby",
+  sh: "bash",
+  shell: "bash",
+  zsh: "bash",
+  console: "bash",
+  fish: "bash",
+  dockerfile: "bash",
+  make: "bash",
+  makefile: "bash",
+  jsonc: "json",
+  json5: "json",
+  yml: "yaml",
+  ini: "toml",
+  conf: "toml",
+  scss: "css",
+  less: "css",
+  xml: "html",
+  svg: "html",
+  vue: "html",
+  patch: "diff",
+  scala: "kotlin",
+  dart: "java",
+  mysql: "sql",
+  postgresql: "sql",
+  sqlite: "sql",
 };
 
 const built = new Map();

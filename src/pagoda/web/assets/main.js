@@ -58,12 +58,14 @@ function applySettings() {
 }
 
 function setUpButtons() {
-  for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
+  for (const node of document.querySelectorAll("[data-icon]"))
+    node.prepend(icon(node.dataset.icon));
   const toggleMenu = () => {
     root.classList.toggle("menu");
     root.classList.toggle("wide-closed");
   };
-  for (const id of ["toggle-menu", "close-menu", "veil"]) byId(id).addEventListener("click", toggleMenu);
+  for (const id of ["toggle-menu", "close-menu", "veil"])
+    byId(id).addEventListener("click", toggleMenu);
   byId("toggle-theme").addEventListener("click", () => {
     const auto = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     const now = settings.theme === "auto" ? auto : settings.theme;

@@ -16,7 +16,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+•]|\d{1,9}[.)])(?:\s+(.*)|$)/;
 const DIVIDER = /^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$|^\s*\|\s*:?-+:?\s*$/;
 const MATH_OPEN = /^\s*(\$\$|\\\[)/;
-const MATH_CLOSE = { "$$": /\$\$\s*$/, "\\[": /\\\]\s*$/ };
+const MATH_CLOSE = { $$: /\$\$\s*$/, "\\[": /\\\]\s*$/ };
 
 const indentOf = (line) => line.match(/^\s*/)[0].replaceAll("\t", "    ").length;
 
@@ -112,7 +112,13 @@ function tableBlock(lines, at) {
   const sides = cells(lines[at + 1]).map((cell) =>
     cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
   );
-  return { type: "table", end, sides, head: cells(lines[at]), rows: lines.slice(at + 2, end).map(cells) };
+  return {
+    type: "table",
+    end,
+    sides,
+    head: cells(lines[at]),
+    rows: lines.slice(at + 2, end).map(cells),
+  };
 }
 
 /** Whether the line begins another block than a paragraph. */
@@ -125,7 +131,15 @@ function startsBlock(lines, at) {
 function paragraphBlock(lines, at) {
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !startsBlock(lines, end)) end++;
-  return { type: "paragraph", end, text: lines.slice(at, end).map((line) => line.trimStart()).join("\n").trimEnd() };
+  return {
+    type: "paragraph",
+    end,
+    text: lines
+      .slice(at, end)
+      .map((line) => line.trimStart())
+      .join("\n")
+      .trimEnd(),
+  };
 }
 
 /** Appends blocks to `root`; the last one may be taken back while it is open. */
@@ -204,11 +218,15 @@ class Writer {
 
   table({ sides, head, rows }, open) {
     const row = (name, texts) =>
-      el("tr", {}, ...head.map((_, i) => {
-        const cell = this.inline(name, texts[i] ?? "", open);
-        cell.className = sides[i] ?? "left";
-        return cell;
-      }));
+      el(
+        "tr",
+        {},
+        ...head.map((_, i) => {
+          const cell = this.inline(name, texts[i] ?? "", open);
+          cell.className = sides[i] ?? "left";
+          return cell;
+        }),
+      );
     const body = el("tbody", {}, ...rows.map((texts) => row("td", texts)));
     const table = el("table", {}, el("thead", {}, row("th", head)), body);
     return el("div", { class: "table" }, table);
@@ -217,7 +235,7 @@ class Writer {
 
 function writeLines(root, lines, open, depth) {
   const writer = new Writer(root, depth);
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     if (!lines[at].trim()) {
       at++;
       continue;
@@ -278,7 +296,7 @@ export class MarkdownStream {
     let code = null;
     const nodes = [];
     const { list } = this.draft;
-    for (let first = true; at < lines.length; ) {
+    for (let first = true; at < lines.length;) {
       if (!lines[at].trim()) {
         at++;
         continue;

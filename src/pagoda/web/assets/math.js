@@ -2,7 +2,16 @@
 // was written.
 
 import {
-  ACCENTS, FONTS, FUNCTIONS, INTEGRALS, LARGE, LETTERS, LIMITS, OPERATORS, SPACES, inFont,
+  ACCENTS,
+  FONTS,
+  FUNCTIONS,
+  INTEGRALS,
+  LARGE,
+  LETTERS,
+  LIMITS,
+  OPERATORS,
+  SPACES,
+  inFont,
 } from "./symbols.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
@@ -10,14 +19,48 @@ const MAX_DEPTH = 40;
 const MAX_LENGTH = 5000;
 
 const TOKEN = /\\([a-zA-Z]+\*?|.)|\s+|%.*|([\s\S])/gu;
-const TEXT_COMMANDS = new Set(["text", "textrm", "textbf", "textit", "texttt", "textsf", "mbox", "hbox"]);
+const TEXT_COMMANDS = new Set([
+  "text",
+  "textrm",
+  "textbf",
+  "textit",
+  "texttt",
+  "textsf",
+  "mbox",
+  "hbox",
+]);
 const SIZES = /^(big|Big|bigg|Bigg)[lrm]?$/;
-const STYLES = new Set(["displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "nonumber", "notag", "rm", "bf", "it"]);
+const STYLES = new Set([
+  "displaystyle",
+  "textstyle",
+  "scriptstyle",
+  "limits",
+  "nolimits",
+  "nonumber",
+  "notag",
+  "rm",
+  "bf",
+  "it",
+]);
 const FENCES = {
-  matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"],
-  vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"], smallmatrix: ["", ""], cases: ["{", ""],
-  rcases: ["", "}"], array: ["", ""], aligned: ["", ""], align: ["", ""], alignedat: ["", ""],
-  split: ["", ""], gathered: ["", ""], gather: ["", ""], equation: ["", ""], eqnarray: ["", ""],
+  matrix: ["", ""],
+  pmatrix: ["(", ")"],
+  bmatrix: ["[", "]"],
+  Bmatrix: ["{", "}"],
+  vmatrix: ["|", "|"],
+  Vmatrix: ["‖", "‖"],
+  smallmatrix: ["", ""],
+  cases: ["{", ""],
+  rcases: ["", "}"],
+  array: ["", ""],
+  aligned: ["", ""],
+  align: ["", ""],
+  alignedat: ["", ""],
+  split: ["", ""],
+  gathered: ["", ""],
+  gather: ["", ""],
+  equation: ["", ""],
+  eqnarray: ["", ""],
 };
 const ALIGNED = /^(align|split|eqnarray)/;
 
@@ -83,7 +126,10 @@ class Formula {
 
   is(what) {
     const token = this.peek();
-    return token !== undefined && (token.character === what || (token.command && `\\${token.command}` === what));
+    return (
+      token !== undefined &&
+      (token.character === what || (token.command && `\\${token.command}` === what))
+    );
   }
 
   /** Atoms with their scripts, until `ends` holds or the formula is over. */
@@ -167,7 +213,9 @@ class Formula {
 
   atom() {
     const token = this.take();
-    return token.command === undefined ? this.character(token.character) : this.command(token.command);
+    return token.command === undefined
+      ? this.character(token.character)
+      : this.command(token.command);
   }
 
   character(character) {
@@ -204,23 +252,30 @@ class Formula {
   command(name) {
     if (Object.hasOwn(LETTERS, name)) return this.letter(name);
     if (Object.hasOwn(OPERATORS, name)) return node("mo", { stretchy: "false" }, OPERATORS[name]);
-    if (Object.hasOwn(LARGE, name)) return this.stacking(node("mo", { largeop: "true" }, LARGE[name]));
+    if (Object.hasOwn(LARGE, name))
+      return this.stacking(node("mo", { largeop: "true" }, LARGE[name]));
     if (Object.hasOwn(INTEGRALS, name)) return node("mo", { largeop: "true" }, INTEGRALS[name]);
     if (Object.hasOwn(SPACES, name)) return node("mspace", { width: `${SPACES[name]}em` });
     if (Object.hasOwn(FONTS, name)) return this.inFont(FONTS[name]);
     if (Object.hasOwn(ACCENTS, name)) return this.accent(ACCENTS[name]);
     if (FUNCTIONS.has(name)) return this.named(name);
     if (LIMITS.has(name)) return this.stacking(this.named(name));
-    if (TEXT_COMMANDS.has(name)) return node("mtext", {}, this.raw().replace(/\\([{}$%&#_ ])/g, "$1"));
+    if (TEXT_COMMANDS.has(name))
+      return node("mtext", {}, this.raw().replace(/\\([{}$%&#_ ])/g, "$1"));
     if (SIZES.test(name) || STYLES.has(name)) return null;
     return this.construct(name);
   }
 
   construct(name) {
     switch (name) {
-      case "frac": case "dfrac": case "tfrac": case "cfrac":
+      case "frac":
+      case "dfrac":
+      case "tfrac":
+      case "cfrac":
         return node("mfrac", {}, this.argument(), this.argument());
-      case "binom": case "dbinom": case "tbinom": {
+      case "binom":
+      case "dbinom":
+      case "tbinom": {
         const parts = node("mfrac", { linethickness: "0" }, this.argument(), this.argument());
         return row([...fence("("), parts, ...fence(")")]);
       }
@@ -230,9 +285,11 @@ class Formula {
         return this.fenced();
       case "begin":
         return this.environment();
-      case "operatorname": case "mathop":
+      case "operatorname":
+      case "mathop":
         return this.stacking(this.named(this.raw().replace(/[\\{}]/g, "")));
-      case "overset": case "stackrel": {
+      case "overset":
+      case "stackrel": {
         const above = this.argument();
         return node("mover", {}, this.argument(), above);
       }
@@ -241,25 +298,45 @@ class Formula {
         return node("munder", {}, this.argument(), below);
       }
       case "overbrace":
-        return this.stacking(node("mover", {}, this.argument(), node("mo", { stretchy: "true" }, "⏞")));
+        return this.stacking(
+          node("mover", {}, this.argument(), node("mo", { stretchy: "true" }, "⏞")),
+        );
       case "underbrace":
-        return this.stacking(node("munder", {}, this.argument(), node("mo", { stretchy: "true" }, "⏟")));
+        return this.stacking(
+          node("munder", {}, this.argument(), node("mo", { stretchy: "true" }, "⏟")),
+        );
       case "underline":
         return node("munder", {}, this.argument(), node("mo", { stretchy: "true" }, "_"));
       case "xrightarrow":
         return node("mover", {}, node("mo", { stretchy: "true" }, "→"), this.argument());
       case "boxed":
         return node("mrow", { class: "boxed" }, this.argument());
-      case "cancel": case "phantom": case "mathord": case "mathrel": case "mathbin":
+      case "cancel":
+      case "phantom":
+      case "mathord":
+      case "mathrel":
+      case "mathbin":
         return this.argument();
-      case "color": case "textcolor": case "label": case "tag": case "hspace": case "vspace":
+      case "color":
+      case "textcolor":
+      case "label":
+      case "tag":
+      case "hspace":
+      case "vspace":
         this.raw();
         return null;
       case "not":
         return node("mo", {}, `${this.argument().textContent}\u0338`);
       case "pmod":
-        return row([node("mo", {}, "("), this.named("mod"), node("mspace", { width: "0.3em" }), this.argument(), node("mo", {}, ")")]);
-      case "bmod": case "mod":
+        return row([
+          node("mo", {}, "("),
+          this.named("mod"),
+          node("mspace", { width: "0.3em" }),
+          this.argument(),
+          node("mo", {}, ")"),
+        ]);
+      case "bmod":
+      case "mod":
         return node("mo", { lspace: "0.3em", rspace: "0.3em" }, "mod");
       case "\\":
         return node("mspace", { linebreak: "newline" });
@@ -267,7 +344,9 @@ class Formula {
         return node("mo", { stretchy: "false" }, "‖");
       default:
         // \{ and its like are the character; a name that nobody knows is shown as it is.
-        return name.length === 1 ? node("mo", { stretchy: "false" }, name) : node("mtext", {}, `\\${name}`);
+        return name.length === 1
+          ? node("mo", { stretchy: "false" }, name)
+          : node("mtext", {}, `\\${name}`);
     }
   }
 
@@ -329,7 +408,8 @@ class Formula {
     const name = this.raw().replace("*", "");
     if (!Object.hasOwn(FENCES, name)) throw new Error(name);
     if (name === "array" || name === "alignedat") this.raw();
-    const ends = (token) => token.command === "end" || token.command === "\\" || token.character === "&";
+    const ends = (token) =>
+      token.command === "end" || token.command === "\\" || token.character === "&";
     const rows = [[]];
     while (true) {
       rows.at(-1).push(node("mtd", {}, ...this.list(ends)));
@@ -340,7 +420,11 @@ class Formula {
     this.raw();
     if (rows.length > 1 && rows.at(-1).every((cell) => !cell.childNodes.length)) rows.pop();
     const kind = ALIGNED.test(name) ? "aligned" : name.includes("cases") ? "cases" : "matrix";
-    const table = node("mtable", { class: kind }, ...rows.map((cells) => node("mtr", {}, ...cells)));
+    const table = node(
+      "mtable",
+      { class: kind },
+      ...rows.map((cells) => node("mtr", {}, ...cells)),
+    );
     if (kind === "aligned") table.setAttribute("displaystyle", "true");
     const [opens, closes] = FENCES[name];
     return row([...fence(opens), table, ...fence(closes)]);

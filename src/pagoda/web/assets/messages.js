@@ -119,7 +119,10 @@ export class MessageView {
     );
     const send = (event) => {
       event.preventDefault();
-      this.actions.sendResults(this.node, areas.map((area) => area.value));
+      this.actions.sendResults(
+        this.node,
+        areas.map((area) => area.value),
+      );
     };
     const button = el("button", { type: "submit", class: "primary" }, t("sendResult"));
     return el("form", { class: "results", onsubmit: send }, ...areas, button);
@@ -157,7 +160,13 @@ export class MessageView {
       button.disabled = !versions[to];
       return button;
     };
-    return el("span", { class: "pager" }, turn("left", t("previous"), at - 1), `${at + 1}/${versions.length}`, turn("right", t("next"), at + 1));
+    return el(
+      "span",
+      { class: "pager" },
+      turn("left", t("previous"), at - 1),
+      `${at + 1}/${versions.length}`,
+      turn("right", t("next"), at + 1),
+    );
   }
 
   facts() {
@@ -169,7 +178,11 @@ export class MessageView {
     if (stats.tokens) parts.push(t("tokens", { count: stats.tokens }));
     const details = [model];
     if (stats.prompt) details.push(t("cached", { count: stats.cached, total: stats.prompt }));
-    return el("span", { class: "facts", title: details.filter(Boolean).join("\n") }, parts.join(" · "));
+    return el(
+      "span",
+      { class: "facts", title: details.filter(Boolean).join("\n") },
+      parts.join(" · "),
+    );
   }
 
   edit() {

@@ -43,10 +43,12 @@ export class Picker {
   async refresh() {
     clearTimeout(this.timer);
     try {
-      const answer = await health();
-      this.state = answer === "ready" ? "ready" : stateOf(answer.status);
-      this.cause = answer.cause ?? "";
-      this.cards = await models();
+      const [answer, cards] = await Promise.allSettled([health(), models()]);
+      if (answer.reason) throw answer.reason;
+      this.state = answer.value === "ready" ? "ready" : stateOf(answer.value.status);
+      this.cause = answer.value.cause ?? "";
+      if (cards.reason) throw cards.reason;
+      this.cards = cards.value;
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) {
         await this.page.unauthorized();

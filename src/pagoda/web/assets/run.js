@@ -67,7 +67,11 @@ export class Run {
     if (delta.content) node.content += delta.content;
     for (const { index, id, function: part } of delta.tool_calls ?? []) {
       node.tool_calls ??= [];
-      const call = (node.tool_calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
+      const call = (node.tool_calls[index] ??= {
+        id,
+        type: "function",
+        function: { name: "", arguments: "" },
+      });
       call.function.name += part.name ?? "";
       call.function.arguments += part.arguments ?? "";
     }
@@ -93,7 +97,11 @@ export class Run {
       node.state = "stopped";
     } else if (error instanceof DroppedError) {
       node.state = "dropped";
-    } else if (error instanceof ApiError && error.status === 401 && (await this.events.unauthorized())) {
+    } else if (
+      error instanceof ApiError &&
+      error.status === 401 &&
+      (await this.events.unauthorized())
+    ) {
       await this.write(body);
     } else {
       node.state = "error";

@@ -3,7 +3,15 @@
 import { ask } from "./dialogs.js";
 import { byId, download, el, iconButton } from "./dom.js";
 import { isSend } from "./messages.js";
-import { deleteChat, exportJson, exportMarkdown, listChats, loadChat, saveChat, searchChats } from "./store.js";
+import {
+  deleteChat,
+  exportJson,
+  exportMarkdown,
+  listChats,
+  loadChat,
+  saveChat,
+  searchChats,
+} from "./store.js";
 import { t } from "./words.js";
 
 const DAY_MS = 86400000;
@@ -41,7 +49,11 @@ export class Sidebar {
   }
 
   row({ id, title }) {
-    const open = el("button", { type: "button", class: "open", title, onclick: () => this.page.open(id) }, title);
+    const open = el(
+      "button",
+      { type: "button", class: "open", title, onclick: () => this.page.open(id) },
+      title,
+    );
     const row = el("div", { class: "chat-row", "data-chat": id }, open);
     row.append(
       iconButton("edit", t("rename"), () => this.rename(row, id, title)),

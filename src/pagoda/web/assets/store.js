@@ -6,7 +6,14 @@ const INDEX = "pagoda.chats";
 const CHAT = "pagoda.chat.";
 const SETTINGS = "pagoda.settings";
 
-const DEFAULTS = { theme: "auto", language: "auto", system: "", tools: "", model: "", sampling: {} };
+const DEFAULTS = {
+  theme: "auto",
+  language: "auto",
+  system: "",
+  tools: "",
+  model: "",
+  sampling: {},
+};
 
 function read(name, otherwise) {
   try {
@@ -77,7 +84,9 @@ export function exportMarkdown(chat, names) {
   const parts = path(chat).map(({ role, content, reasoning, tool_calls: calls }) => {
     const thought = reasoning ? `> ${reasoning.trim().replaceAll("\n", "\n> ")}\n\n` : "";
     const called = (calls ?? [])
-      .map((call) => `\n\n\`${call.function.name}\`\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``)
+      .map(
+        (call) => `\n\n\`${call.function.name}\`\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``,
+      )
       .join("");
     return `## ${names[role] ?? role}\n\n${thought}${content}${called}\n`;
   });

@@ -1,10 +1,15 @@
 // LaTeX's names for symbols and functions, as characters.
 
 const pairs = (text) =>
-  Object.fromEntries(text.trim().split(/\s+/).map((pair) => {
-    const cut = pair.lastIndexOf("=", pair.length - 2);
-    return [pair.slice(0, cut), pair.slice(cut + 1)];
-  }));
+  Object.fromEntries(
+    text
+      .trim()
+      .split(/\s+/)
+      .map((pair) => {
+        const cut = pair.lastIndexOf("=", pair.length - 2);
+        return [pair.slice(0, cut), pair.slice(cut + 1)];
+      }),
+  );
 
 /** Letters: italic identifiers, or upright ones. */
 export const LETTERS = pairs(`
@@ -57,11 +62,30 @@ breve=˘ acute=´ grave=\` mathring=˚
 
 /** Widths in em. */
 export const SPACES = {
-  ",": 0.167, ":": 0.222, ">": 0.222, ";": 0.278, "!": -0.167, " ": 0.25, quad: 1, qquad: 2,
-  enspace: 0.5, thinspace: 0.167, medspace: 0.222, thickspace: 0.278, negthinspace: -0.167,
+  ",": 0.167,
+  ":": 0.222,
+  ">": 0.222,
+  ";": 0.278,
+  "!": -0.167,
+  " ": 0.25,
+  quad: 1,
+  qquad: 2,
+  enspace: 0.5,
+  thinspace: 0.167,
+  medspace: 0.222,
+  thickspace: 0.278,
+  negthinspace: -0.167,
 };
 
-const PLAIN_LETTERS = { bb: 0x1d538, cal: 0x1d49c, frak: 0x1d504, bf: 0x1d400, sf: 0x1d5a0, tt: 0x1d670, bfit: 0x1d468 };
+const PLAIN_LETTERS = {
+  bb: 0x1d538,
+  cal: 0x1d49c,
+  frak: 0x1d504,
+  bf: 0x1d400,
+  sf: 0x1d5a0,
+  tt: 0x1d670,
+  bfit: 0x1d468,
+};
 const DIGITS = { bb: 0x1d7d8, bf: 0x1d7ce, sf: 0x1d7e2, tt: 0x1d7f6, bfit: 0x1d7ce };
 
 // Letters that Unicode had before it had the alphabets.
@@ -72,8 +96,18 @@ const EXCEPTIONS = {
 };
 
 export const FONTS = {
-  mathbb: "bb", mathcal: "cal", mathscr: "cal", mathfrak: "frak", mathbf: "bf", mathsf: "sf",
-  mathtt: "tt", boldsymbol: "bfit", bm: "bfit", mathrm: "rm", mathit: "it", mathnormal: "it",
+  mathbb: "bb",
+  mathcal: "cal",
+  mathscr: "cal",
+  mathfrak: "frak",
+  mathbf: "bf",
+  mathsf: "sf",
+  mathtt: "tt",
+  boldsymbol: "bfit",
+  bm: "bfit",
+  mathrm: "rm",
+  mathit: "it",
+  mathnormal: "it",
 };
 
 /** A letter or digit in one of the mathematical alphabets; other characters as they are. */
