@@ -29,10 +29,19 @@ def start() -> Iterator[Callable[..., RunningServer]]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium of the system; nothing is downloaded."""
-    sync_api = pytest.importorskip("playwright.sync_api")
+def render() -> mock.AsyncMock:
+    """Makes the document without asking NiceGUI each time: one does for all servers."""
     pytest.importorskip("nicegui")
+    return mock.AsyncMock(return_value=asyncio.run(site._render()))
+
+
+@pytest.fixture(scope="session")
+def browser(render: mock.AsyncMock) -> Iterator[Any]:
+    """Chromium of the system; nothing is downloaded.
+
+    After `render`, which runs an event loop: Playwright keeps one running from here on.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here (Debian: apt install chromium)")
@@ -41,12 +50,6 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="session")
-def render() -> mock.AsyncMock:
-    """Makes the document without asking NiceGUI each time: one does for all servers."""
-    return mock.AsyncMock(return_value=asyncio.run(site._render()))
 
 
 class Visit:

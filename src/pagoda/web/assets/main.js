@@ -100,6 +100,7 @@ setUpSettings(() => {
   openChat();
 });
 applySettings();
+pane.showButtons();
 listen();
 // What this browser holds is shown once the server has not refused its user.
 await picker.refresh();

@@ -67,7 +67,7 @@ export class Picker {
     if (!options.length) options.push(el("option", { value: "" }, t("noModel")));
     this.select.replaceChildren(...options);
     this.select.value = this.name;
-    this.select.disabled = options.length < 2;
+    this.select.classList.toggle("single", options.length < 2);
     const own = this.card?.state ?? this.card?.status?.value;
     const state = this.state === "ready" && own ? stateOf(own) : this.state;
     const node = byId("model-state");
