@@ -35,11 +35,12 @@ def render() -> mock.AsyncMock:
     return mock.AsyncMock(return_value=asyncio.run(site._render()))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(render: mock.AsyncMock) -> Iterator[Any]:
     """Chromium of the system; nothing is downloaded.
 
-    After `render`, which runs an event loop: Playwright keeps one running from here on.
+    Playwright keeps an event loop running in this thread until it is closed: so it comes after
+    `render`, which runs one, and ends before modules with asynchronous tests.
     """
     sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
