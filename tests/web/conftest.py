@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +32,8 @@ def start() -> Iterator[Callable[..., RunningServer]]:
 @pytest.fixture(scope="session")
 def render() -> mock.AsyncMock:
     """Makes the document without asking NiceGUI each time: one does for all servers."""
-    pytest.importorskip("nicegui")
+    if importlib.util.find_spec("nicegui") is None:
+        pytest.skip("NiceGUI is not installed")
     return mock.AsyncMock(return_value=asyncio.run(site._render()))
 
 

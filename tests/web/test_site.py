@@ -1,8 +1,10 @@
 """What the server answers for the page, without a browser."""
 
+import importlib.util
 import re
 import sys
 
+import httpx
 import pytest
 
 from pagoda.cli import serve
@@ -17,8 +19,8 @@ from tests.server.fakes import REPLY, FakeClient
 
 @pytest.fixture(scope="module")
 def paged():
-    pytest.importorskip("nicegui")
-    sys.modules.pop("nicegui")
+    if importlib.util.find_spec("nicegui") is None:
+        pytest.skip("NiceGUI is not installed")
     with running(FakeClient(), ServerConfig(api_key=("sesame",)), Site) as server:
         yield server
 
@@ -97,14 +99,21 @@ def test_without_the_extra_the_page_says_how_to_get_it(start, monkeypatch) -> No
     assert server.chat().json()["choices"][0]["message"]["content"] == REPLY
 
 
-def test_a_page_that_cannot_be_made_leaves_the_api_alone(start, monkeypatch) -> None:
-    pytest.importorskip("nicegui")
+def test_a_page_that_cannot_be_made_leaves_the_api_alone(start, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(site, "_package_folder", lambda name: tmp_path)
     monkeypatch.setattr(site.sys, "executable", "/nonexistent/python")
     server = start(FakeClient())
     for _ in range(2):
         reply = server.http.get("/")
         assert reply.status_code == 500 and "log" in reply.text
     assert server.chat().status_code == 200
+
+
+async def test_below_a_root_path() -> None:
+    transport = httpx.ASGITransport(Site(None), root_path="/llm")  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        reply = await client.get("/llm/pages/chat/main.js")
+    assert reply.status_code == 200
 
 
 def test_serve_puts_the_page_in_front_of_the_api(monkeypatch) -> None:

@@ -28,7 +28,12 @@ _PRELOAD = "".join(
 )
 
 
-@ui.page("/", title="Pagoda", favicon=(_ASSETS / "icon.svg").read_text(), dark=None)
+# With the last part, a phone's keyboard moves the input field up instead of covering it.
+_VIEWPORT = "width=device-width, initial-scale=1, interactive-widget=resizes-content"
+_ICON = (_ASSETS / "icon.svg").read_text()
+
+
+@ui.page("/", title="Pagoda", viewport=_VIEWPORT, favicon=_ICON, dark=None)
 def chat() -> None:
     ui.add_head_html(_HEAD + _PRELOAD)
     ui.add_body_html((_ASSETS / "body.html").read_text())

@@ -84,7 +84,7 @@ class Site:
             # The page asks the API, never NiceGUI: a socket would be one more thing to guard.
             socket = f"/{NICEGUI_PATH}{{version}}/static/socket.io.min.js"
             yield Route(socket, lambda request: FileResponse(_ASSETS / "nosocket.js"))
-            files = StaticFiles(directory=self._nicegui / "static")
+            files = StaticFiles(directory=self._nicegui / "static", check_dir=False)
             yield Mount(f"/{NICEGUI_PATH}{{version}}/static", files)
 
     async def _page(self, request: Request) -> Response:

@@ -128,9 +128,15 @@ function startsBlock(lines, at) {
   return starts || (MATH_OPEN.test(line) && mathBlock(lines, at) !== null) || isTable(lines, at);
 }
 
+/** As startsBlock, but a number that happens to begin a line is no list. */
+function endsParagraph(lines, at) {
+  const number = /^\s*(\d+)[.)]/.exec(lines[at]);
+  return startsBlock(lines, at) && (!number || Number(number[1]) === 1);
+}
+
 function paragraphBlock(lines, at) {
   let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !startsBlock(lines, end)) end++;
+  while (end < lines.length && lines[end].trim() && !endsParagraph(lines, end)) end++;
   return {
     type: "paragraph",
     end,

@@ -38,6 +38,7 @@ const STYLES = new Set([
   "nolimits",
   "nonumber",
   "notag",
+  "hline",
   "rm",
   "bf",
   "it",
@@ -152,6 +153,8 @@ class Formula {
 
   /** One argument: a group in braces, or a single atom. */
   argument() {
+    // \frac12 is a half: without braces an argument is one digit.
+    if (/^[0-9]$/.test(this.peek()?.character ?? "")) return node("mn", {}, this.take().character);
     if (!this.is("{")) {
       if (++this.depth > MAX_DEPTH) throw new Error("too deep");
       const atom = this.atom() ?? node("mrow", {});
@@ -404,6 +407,14 @@ class Formula {
     return node("mrow", {}, ...fence(opens), ...parts, ...fence(this.delimiter()));
   }
 
+  /** Skip the space that a row may ask for, as in \\[2pt]. */
+  skipRowSpace() {
+    const ahead = this.tokens.slice(this.at, this.at + 10);
+    const end = ahead.findIndex(({ character }) => character === "]");
+    const text = ahead.slice(0, end + 1).map(({ all }) => all).join("");
+    if (/^\[-?[\d.]+[a-z]{2}\]$/.test(text)) this.at += end + 1;
+  }
+
   environment() {
     const name = this.raw().replace("*", "");
     if (!Object.hasOwn(FENCES, name)) throw new Error(name);
@@ -415,7 +426,10 @@ class Formula {
       rows.at(-1).push(node("mtd", {}, ...this.list(ends)));
       const token = this.take();
       if (token.command === "end") break;
-      if (token.command === "\\") rows.push([]);
+      if (token.command === "\\") {
+        this.skipRowSpace();
+        rows.push([]);
+      }
     }
     this.raw();
     if (rows.length > 1 && rows.at(-1).every((cell) => !cell.childNodes.length)) rows.pop();
