@@ -377,6 +377,43 @@ def test_chinese_dark_and_phone(visit) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_reply_goes_on_while_another_chat_is_shown(visit) -> None:
+    client = FakeClient(delay=0.04)
+    visitor = visit(client).open()
+    page = visitor.page
+    visitor.send("slow one")
+    page.get_by_text("Hello").wait_for()
+    page.click("#new-chat")
+    assert page.locator(".message").count() == 0
+    page.locator(".chat-row.running", has_text="slow one").wait_for()
+    page.locator(".chat-row .open", has_text="slow one").click()
+    assert page.locator(".progress").count() == 1, "the reply ended too early for this test"
+    assert REPLY in visitor.reply().inner_text()
+    assert len(client.requests) == 1 and not client.aborted
+
+
+def test_reload_in_the_middle_of_a_reply_keeps_its_text(visit) -> None:
+    client = FakeClient(delay=0.1)
+    visitor = visit(client).open()
+    visitor.send("slow one")
+    visitor.page.get_by_text("Hello").wait_for()
+    visitor.page.reload()
+    reply = visitor.reply()
+    assert "Hello" in reply.inner_text() and "connection was lost" in reply.inner_text()
+    wait_until(lambda: len(client.aborted) == 1)
+
+
+def test_server_that_went_away(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    page.context.set_offline(True)
+    visitor.send("hi")
+    page.locator(".notice.error", has_text="cannot be reached").wait_for()
+    page.context.set_offline(False)
+    page.locator(".notice").get_by_role("button", name="Retry").click()
+    page.get_by_text(REPLY).wait_for()
+
+
 def test_model_that_is_still_loading(visit) -> None:
     client = FakeClient(state="starting")
     visitor = visit(client).open()
