@@ -78,6 +78,11 @@ export class ChatPane {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
+  /** Stay here, whatever is added below. */
+  unstick() {
+    this.sticks = false;
+  }
+
   refresh() {
     const nodes = path(this.chat);
     const elements = nodes.map((node) => this.runs.get(node.id)?.view.element ?? this.built(node));

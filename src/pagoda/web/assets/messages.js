@@ -10,7 +10,7 @@ const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/;
 const NOTICES = { stopped: "stopped", dropped: "dropped", running: "dropped", length: "length" };
 
 export class MessageView {
-  /** `actions` are the chat's: edit, retry, continue, show, sendResults. */
+  /** `actions` are the chat's: edit, retry, continue, show, sendResults, unstick. */
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
@@ -175,7 +175,8 @@ export class MessageView {
     const parts = [];
     if (stats.rate) parts.push(perSecond(stats.rate));
     parts.push(t("firstToken", { seconds: stats.first.toFixed(2) }));
-    if (stats.tokens) parts.push(t("tokens", { count: stats.tokens }));
+    const { tokens } = stats;
+    if (tokens) parts.push(t(tokens === 1 ? "token" : "tokens", { count: tokens }));
     const details = [model];
     if (stats.prompt) details.push(t("cached", { count: stats.cached, total: stats.prompt }));
     return el(
@@ -200,6 +201,7 @@ export class MessageView {
     const cancel = el("button", { type: "button", onclick: stop }, t("cancel"));
     const button = el("button", { type: "button", class: "primary", onclick: send }, t("send"));
     const buttons = el("div", { class: "row" }, cancel, button);
+    this.actions.unstick();
     this.element.replaceChildren(el("div", { class: "editor" }, area, buttons));
     area.style.height = `${Math.min(area.scrollHeight + 4, 400)}px`;
     area.focus();
