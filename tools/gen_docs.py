@@ -63,9 +63,9 @@ def _has_own_doc(cls: type) -> bool:
 
 def _default(item: "dataclasses.Field[Any]") -> str:
     value = item.default
-    if value is dataclasses.MISSING or value is None or value == ():
+    if value is dataclasses.MISSING or value in (None, (), ""):
         return ""
-    return f"`{value}`"
+    return f"`{' '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
 def _environment() -> Iterator[str]:

@@ -6,11 +6,16 @@ from pagoda.version import __version__
 
 if TYPE_CHECKING:
     from pagoda.core.sampling import SamplingParams
+    from pagoda.core.structured import StructuredOutputsParams
     from pagoda.engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
-_LAZY = {"LLM": "pagoda.engine.llm", "SamplingParams": "pagoda.core.sampling"}
+_LAZY = {
+    "LLM": "pagoda.engine.llm",
+    "SamplingParams": "pagoda.core.sampling",
+    "StructuredOutputsParams": "pagoda.core.structured",
+}
 
 
 def __getattr__(name: str) -> Any:

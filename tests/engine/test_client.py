@@ -13,8 +13,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pagoda.base.errors import EngineDeadError, RequestError
-from pagoda.config.engine import ParallelConfig
+from pagoda.base.errors import EngineDeadError, QueueFullError, RequestError
+from pagoda.config.engine import ParallelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.client import EngineClient
@@ -247,3 +247,27 @@ async def test_a_start_that_fails_says_why(tiny_config, tmp_path, capfd):
 async def test_startup_timeout_names_the_phase(tiny_config):
     cause = await start_fails(tiny_config, startup_timeout=0.01)
     assert "--startup-timeout" in cause and "(phase: " in cause
+
+
+async def test_a_full_queue_refuses_and_empties(tiny_config):
+    limits = SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=1)
+    client = EngineClient.launch(replace(tiny_config, scheduler=limits))
+    try:
+        assert (await client.wait_ready(PATIENCE)).max_num_seqs == 1
+        for round_number in range(2):
+            first, second, third = (request(f"{round_number}-{i}") for i in range(3))
+            inbox = client.submit([first])
+            queued = client.submit([second])
+            with pytest.raises(QueueFullError, match="--max-num-queued-reqs allows 1"):
+                client.submit([third])
+            for box in (inbox, queued):
+                reasons = []
+                while not any(reasons):
+                    await box.arrival()
+                    reasons += [delta.finish_reason for delta in box.take()]
+        client.submit([request("dropped", max_tokens=400), request("too")])
+        client.drop(["dropped", "too"])
+        assert len(tokens_of(await collect(client, request("last")))) == 20
+        assert client.queue.rejections["max_num_queued_reqs"] == 2
+    finally:
+        await client.shutdown()

@@ -1,7 +1,10 @@
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import pytest
 
 from pagoda.base.errors import EngineDeadError, RequestError
-from pagoda.core.messages import AbortRequests, Utility
+from pagoda.core.messages import AbortRequests, AddRequest, Utility
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from tests.engine.mock_runner import (
@@ -159,3 +162,52 @@ def test_utilities():
     assert core.handle(Utility(1, "reset_prefix_cache")).result is True
     assert "reset_prefix_cache" in core.handle(Utility(2, "launch_missiles")).error
     assert core.handle(Utility(3, "stats", ["too many"])).error.startswith("TypeError")
+
+
+class GatedGrammars:
+    """Grammars that are compiled once `gate` opens; those that say so are wrong."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+
+    def compile(self, grammar: str) -> "Future[None]":
+        return self._pool.submit(self._compile, grammar)
+
+    def _compile(self, grammar: str) -> None:
+        assert self.gate.wait(10)
+        if grammar == "wrong":
+            raise RequestError("The grammar is wrong.")
+
+
+def constrained(req_id: str, grammar: str) -> AddRequest:
+    message = request(req_id, [1, 2, 3])
+    message.grammar = grammar
+    return message
+
+
+def test_a_request_waits_for_its_grammar_and_nobody_for_it():
+    grammars = GatedGrammars()
+    core = EngineCore(make_scheduler(), LocalExecutor(CountingRunner()), grammars=grammars)
+    core.handle(constrained("waits", "right"))
+    core.handle(constrained("wrong", "wrong"))
+    core.handle(constrained("gone", "right"))
+    core.handle(request("plain", [10]))
+    deltas = [delta for _ in range(20) for delta in core.step()]
+    assert tokens_of(deltas) == [11, 12, 13, 14, 15]
+    assert core.has_work() and core.stalled
+    core.handle(AbortRequests(["gone"]))
+    grammars.gate.set()
+    deltas = run(core, steps=10_000_000)
+    assert tokens_of(deltas["waits"]) == [4, 5, 6, 7, 8]
+    assert [d.finish_reason for d in deltas["gone"]] == ["abort"]
+    (refused,) = deltas["wrong"]
+    assert (refused.error, refused.bad_request) == ("The grammar is wrong.", True)
+    assert_all_blocks_free(core)
+
+
+def test_an_engine_without_grammars_refuses_them():
+    core, _ = make_core()
+    core.handle(constrained("a", "right"))
+    (refused,) = run(core)["a"]
+    assert refused.bad_request and "no grammars" in (refused.error or "")

@@ -8,7 +8,8 @@ from pagoda.base.errors import ConfigError, ContextLengthError, ModelNotFoundErr
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ModelDirectory, start_served_model
+from pagoda.engine.directory import start_served_model
+from pagoda.engine.fleet import Fleet
 from pagoda.engine.outputs import OutputProcessor
 from pagoda.engine.text_side import sampling_defaults
 from pagoda.weights.files import open_model
@@ -23,10 +24,11 @@ async def test_a_model_is_found_under_its_names_and_answers(tiny_config, tiny_ch
     try:
         assert served.max_model_len == 0 and served.root == str(tiny_chat_model)
         await served.client.wait_ready(60)
-        directory = ModelDirectory([served])
-        assert directory.get("second") is directory.get(None) is directory.models()[0] is served
+        fleet = Fleet.of([served])
+        assert fleet.find("second") is fleet.find(None) is fleet.entries[0]
+        assert await fleet.ready(fleet.entries[0]) is fleet.models()[0] is served
         with pytest.raises(ModelNotFoundError, match="third") as caught:
-            directory.get("third")
+            fleet.find("third")
         assert caught.value.param == "model"
         assert served.max_model_len == 512
         assert await complete(served, "hello") == await complete(served, "hello") != ""

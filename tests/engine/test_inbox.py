@@ -16,10 +16,11 @@ async def test_a_late_reader_gets_all_in_one():
     inbox = Inbox()
     inbox.put(delta(1, num_cached_tokens=5, queue_seconds=0.5))
     inbox.put(delta(2))
-    inbox.put(delta(3, finish_reason="stop", stop_reason=3))
+    inbox.put(delta(3, finish_reason="stop", stop_reason=3, num_preemptions=2))
     expected = delta(
-        1, 2, 3, num_cached_tokens=5, queue_seconds=0.5, finish_reason="stop", stop_reason=3
-    )
+        1, 2, 3, num_cached_tokens=5, queue_seconds=0.5, finish_reason="stop", stop_reason=3,
+        num_preemptions=2,
+    )  # fmt: skip
     assert inbox.take() == [expected]
 
 

@@ -1,24 +1,31 @@
 """A real server on 127.0.0.1 around a fake engine."""
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
 import uvicorn
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory
+from pagoda.engine.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
+from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.parsers.select import parser_for
 from tests.server.fakes import FakeClient, served_model
+from tests.server.served import Served
+from tests.unit.text.templates import QWEN_TOOLS
 
 
 @dataclass
@@ -31,8 +38,25 @@ class RunningServer:
     def openai(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="dummy", max_retries=0, **options)
 
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key="dummy", max_retries=0, **options)
+
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.url.rpartition(":")[2])
+
+    def connect(self) -> socket.socket:
+        """For what HTTP clients refuse to send; ten seconds are given to each answer."""
+        return socket.create_connection(self.address, timeout=10)
+
+    def exchange(self, request: bytes) -> bytes:
+        """Everything that comes back until the server closes the connection."""
+        with self.connect() as connection:
+            connection.sendall(request)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
 
     def chat(self, **body: Any) -> httpx.Response:
         messages = [{"role": "user", "content": "hi"}]
@@ -46,8 +70,8 @@ def running(
     wrap: Callable[[Any], Any] | None = None,
     **text: Any,
 ) -> Iterator[RunningServer]:
-    directory = ModelDirectory([served_model(client, **text)])
-    app = create_app(directory, config or ServerConfig(disable_uvicorn_access_log=True))
+    fleet = Fleet.of([served_model(client, **text)])
+    app = create_app(fleet, config or ServerConfig(disable_uvicorn_access_log=True))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
@@ -68,6 +92,7 @@ def running(
     finally:
         server.should_exit = True
         thread.join()
+        asyncio.run(app.state.responses.close())
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +109,36 @@ def start() -> Iterator[Callable[..., RunningServer]]:
         yield lambda *args, **kwargs: stack.enter_context(running(*args, **kwargs))
 
 
+@pytest.fixture
+def serve(start: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
+    """Start a server whose model writes `reply` under a template of Qwen's."""
+
+    def serve(reply: str | list[int], delay: float = 0.0, **text: Any) -> RunningServer:
+        written = bytes(reply, "utf-8") if isinstance(reply, str) else reply
+        text = {"parser": parser_for(QWEN_TOOLS), **text}
+        template = ChatTemplate({"default": QWEN_TOOLS}, {})
+        client = FakeClient(script=lambda request: written, delay=delay)
+        return start(client, chat_template=template, **text)
+
+    return serve
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start `serve_fake.py` with flags."""
+    started: list[Served] = []
+
+    def start(*how: str, **options: Any) -> Served:
+        started.append(Served(*how, cache=tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.close()

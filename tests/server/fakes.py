@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagoda.config.engine import SchedulerConfig
 from pagoda.core.messages import (
     AddRequest,
     EngineReady,
@@ -16,8 +17,10 @@ from pagoda.core.messages import (
 )
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.inbox import Inbox
+from pagoda.engine.queue_limit import QueueLimit
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
+from pagoda.text.parsers.tagged import TaggedForm
 
 EOS = 256
 REPLY = "Hello, Wörld! Pagoda counts: one two three. 你好."
@@ -105,12 +108,19 @@ class FakeClient:
 
     stopped: bool = False
 
+    queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
     abilities: dict[str, Any] = field(default_factory=dict)
     """Fields of EngineReady that differ from a model that writes text."""
 
     def __post_init__(self) -> None:
         self._loaded = EngineReady(
             max_model_len=2048, vocab_size=257, num_blocks=64, block_size=16, kv_tokens=1024,
+            max_num_seqs=8,
             **self.abilities,
         )  # fmt: skip
 
@@ -125,6 +135,9 @@ class FakeClient:
         return deltas_of(request, self.script(request))
 
     def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+        if self.queue.active:
+            assert self.ready is not None
+            self.queue.admit(requests, len(self.running), self.stats, self.ready)
         inbox = Inbox()
         for request in requests:
             self.requests.append(request)
@@ -136,6 +149,7 @@ class FakeClient:
     def drop(self, req_ids: Iterable[str]) -> None:
         for req_id in req_ids:
             task = self.running.pop(req_id, None)
+            self.queue.forget(req_id)
             if task is not None:
                 task.cancel()
                 self.aborted.append(req_id)
@@ -154,6 +168,7 @@ class FakeClient:
                 inbox.end("The engine was stopped.")
                 break
         self.running.pop(req_id, None)
+        self.queue.forget(req_id)
 
 
 def deltas_of(request: AddRequest, reply: bytes) -> list[RequestDelta]:
@@ -200,8 +215,13 @@ class FakeTextSide:
     files: Any = None
     tokenizer: Any = field(default_factory=ByteTokenizer)
     chat_template: Any = field(default_factory=lambda: ChatTemplate({"default": TEMPLATE}, {}))
-    parser: Any = field(default_factory=lambda: ParserFamily("test", lambda *_: ThinkParser()))
+    parser: Any = field(
+        default_factory=lambda: ParserFamily(
+            "test", lambda *_: ThinkParser(), TaggedForm(None, None)
+        )
+    )
     markup_ids: frozenset[int] = frozenset()
+    special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 

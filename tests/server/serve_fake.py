@@ -1,15 +1,18 @@
-"""`run_server` in a process of its own, around a fake engine: `serve_fake.py PORT [how]`."""
+"""`run_server` in its own process, around a fake engine: `serve_fake.py PORT [how] [flags]`."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from typing import Any
 
 from pagoda.base.errors import EngineDeadError
 from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.flags import add_flags, from_namespace
+from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.server import launch
-from tests.server.fakes import FakeClient, FakeTextSide
+from tests.server.fakes import REPLY, FakeClient, FakeTextSide
 
 
 class LaunchedClient(FakeClient):
@@ -50,12 +53,19 @@ class LaunchedClient(FakeClient):
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
-    launch._launch = lambda engine, server: LaunchedClient(state="starting", delay=0.05)
+    reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
+    launch._launch = lambda engine, server, room: LaunchedClient(
+        lambda request: reply, state="starting", delay=0.05
+    )
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide()
-    drain = 30.0 if "drains" in sys.argv else 0.0
-    return launch.run_server(config, ServerConfig(port=int(sys.argv[1]), shutdown_timeout=drain))
+    port, *how = sys.argv[1:]
+    flags = FlagParser()
+    add_flags(flags, ServerConfig)
+    # `how` comes before the flags.
+    given = flags.parse_args([f"--port={port}", *itertools.dropwhile(lambda w: w[0] != "-", how)])
+    return launch.run_server(config, from_namespace(ServerConfig, given))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
 
 USER = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
 def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -131,8 +136,19 @@ def test_content_type(shared: RunningServer, kind: str) -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"tool_choice": "sometimes", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),  # this model has no calls
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": response_format({"not": {}})}, "response_format"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"use_beam_search": True}, "use_beam_search"),
@@ -353,7 +369,7 @@ def test_refusal_by_the_engine(start) -> None:
 
 def test_client_that_leaves_in_its_body(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient(), ServerConfig())
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with caplog.at_level("INFO", "pagoda"):
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
             client.sendall(head + b"Content-Length: 100\r\n\r\n{")

@@ -3,72 +3,17 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
+from pagoda.server.responses.store import ResponseStore
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
+from tests.server.served import Served
 
-ROOT = Path(__file__).parents[2]
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-
-
-class Served:
-    def __init__(self, *how: str, port: int | None = None, cache: Path):
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.serve_fake", str(self.port), *how],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env={"PYTHONPATH": str(ROOT / "src"), "PAGODA_CACHE": str(cache)},
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: "Ready:" in self.log or self.process.poll() is not None, 30)
-        assert "Ready:" in self.log, self.log
-
-    def exit_code(self, seconds: float = 20) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join()
-        return code
-
-    def close(self) -> None:
-        self.process.kill()
-        self.exit_code()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    started: list[Served] = []
-
-    def start(*how: str, **options: int) -> Served:
-        started.append(Served(*how, cache=tmp_path, **options))
-        return started[-1]
-
-    yield start
-    for served in started:
-        served.close()
 
 
 def stream_in_background(url: str) -> tuple[threading.Thread, list[str]]:
@@ -83,8 +28,8 @@ def stream_in_background(url: str) -> tuple[threading.Thread, list[str]]:
     return thread, lines
 
 
-def test_from_start_to_stop(serve, tmp_path: Path) -> None:
-    served = serve()
+def test_from_start_to_stop(launch, tmp_path: Path) -> None:
+    served = launch()
     # Whoever comes early is answered, not refused.
     wait_until(lambda: _status(served, "/health") == 503 or "Ready:" in served.log)
     served.wait_ready()
@@ -104,8 +49,8 @@ def _status(served: Served, path: str) -> int:
         return 0
 
 
-def test_requests_while_loading(serve) -> None:
-    served = serve("hangs")
+def test_requests_while_loading(launch) -> None:
+    served = launch("hangs")
     wait_until(lambda: _status(served, "/health") == 503, 30)
     reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODY)
     assert reply.status_code == 503 and "retry-after" in reply.headers
@@ -115,8 +60,8 @@ def test_requests_while_loading(serve) -> None:
     assert served.exit_code(2) == 0
 
 
-def test_stop_in_mid_stream(serve) -> None:
-    served = serve()
+def test_stop_in_mid_stream(launch) -> None:
+    served = launch()
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -128,8 +73,8 @@ def test_stop_in_mid_stream(serve) -> None:
     assert "Traceback" not in served.log
 
 
-def test_drain(serve) -> None:
-    served = serve("drains")
+def test_drain(launch) -> None:
+    served = launch("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -141,8 +86,33 @@ def test_drain(serve) -> None:
     assert text == REPLY
 
 
-def test_second_signal_ends_the_drain(serve) -> None:
-    served = serve("drains")
+def test_a_drain_ends_at_its_limit(launch) -> None:
+    served = launch("crawls", "--shutdown-timeout=0.5")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: bool(lines))
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code() == 0
+    thread.join()
+    assert lines[-1] == "data: [DONE]"
+    assert "stopped" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+    assert "running requests get 0.5 s" in served.log
+
+
+def test_no_new_requests_while_draining(launch) -> None:
+    served = launch("--shutdown-timeout=30")
+    served.wait_ready()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: _status(served, "/health") == 0)
+    assert served.exit_code() == 0
+    thread.join()
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_second_signal_ends_the_drain(launch) -> None:
+    served = launch("--shutdown-timeout=30")
     served.wait_ready()
     thread, lines = stream_in_background(served.url)
     wait_until(lambda: len(lines) > 3)
@@ -153,17 +123,42 @@ def test_second_signal_ends_the_drain(serve) -> None:
     thread.join()
 
 
-def test_engine_that_cannot_start(serve) -> None:
-    served = serve("fails")
+async def test_a_background_response_when_the_server_stops(launch, tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.db")
+    served = launch(f"--responses-store={path}")
+    served.wait_ready()
+    body = {"input": "hi", "background": True}
+    reply = httpx.post(f"{served.url}/v1/responses", json=body).json()
+    wait_until(lambda: _status(served, f"/v1/responses/{reply['id']}") == 200)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code(5) == 0
+    assert "Traceback" not in served.log
+    store = ResponseStore(path)
+    kept = await store.get(reply["id"])
+    store.close()
+    assert kept is not None and not kept.running
+    response = json.loads(kept.response)
+    assert response["status"] == "failed" and "stopped" in response["error"]["message"]
+
+
+def test_a_store_that_can_not_be_used_ends_the_start(launch, tmp_path: Path) -> None:
+    served = launch(f"--responses-store={tmp_path / 'no' / 'responses.db'}")
+    assert served.exit_code() == 1
+    assert "--responses-store" in served.log.splitlines()[-1]
+    assert "Traceback" not in served.log
+
+
+def test_engine_that_cannot_start(launch) -> None:
+    served = launch("fails")
     assert served.exit_code() == 1
     assert served.log.splitlines()[-1].endswith("The engine could not load: out of memory.")
     assert "Traceback" not in served.log
 
 
-def test_port_in_use(serve) -> None:
+def test_port_in_use(launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        served = serve(port=port)
+        served = launch(port=port)
         assert served.exit_code() == 1
     assert len(served.log.splitlines()) == 1
     assert f"Port {port} on 127.0.0.1 is in use" in served.log

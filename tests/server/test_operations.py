@@ -1,5 +1,6 @@
 """Probes, metrics, documents, log lines, and what the server process imports."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -7,13 +8,16 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagoda.config.engine import SchedulerConfig
 from pagoda.config.server import ServerConfig
-from pagoda.core.messages import EngineStats
+from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.engine.queue_limit import QueueLimit
 from pagoda.server.listen import listen
 from pagoda.server.stats import throughput_line
+from pagoda.text.parsers.select import parser_for
 from pagoda.version import __version__
-from tests.server.conftest import RunningServer
-from tests.server.fakes import FakeClient
+from tests.server.conftest import RunningServer, wait_until
+from tests.server.fakes import REPLY, FakeClient
 
 # What Grafana dashboards made for vLLM ask for.
 METRICS = {
@@ -26,6 +30,10 @@ METRICS = {
     "vllm:request_params_n_count", "vllm:request_params_max_tokens_count",
     "vllm:request_decode_time_seconds_sum", "vllm:request_time_per_output_token_seconds_sum",
     "vllm:request_queue_time_seconds_sum", "vllm:cache_config_info", "http_requests_total",
+    "vllm:num_requests_waiting_by_reason", "vllm:engine_sleep_state",
+    "vllm:admission_rejections_total", "vllm:iteration_tokens_total_bucket",
+    "vllm:request_max_num_generation_tokens_sum", "vllm:request_num_preemptions_count",
+    "vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_cached_total",
 }  # fmt: skip
 
 
@@ -57,6 +65,128 @@ def test_metrics(start) -> None:
     assert found["vllm:kv_cache_usage_perc", ""] == 0.25
     assert found["vllm:generation_tokens_total", ""] == 7
     assert found["vllm:prefix_cache_hits_total", ""] == 4
+    # Of each prompt's choices the longest.
+    longest = len(REPLY.encode()) + 1 + 3
+    assert found["vllm:request_max_num_generation_tokens_sum", ""] == longest
+    assert found["vllm:request_max_num_generation_tokens_count", ""] == 2
+
+
+def test_what_the_engine_counts(start) -> None:
+    steps = [0] * 14
+    steps[0], steps[3], steps[13] = 2, 1, 1  # of 1, 1, 20 and 20,000 tokens
+    stats = EngineStats(num_waiting=5, num_held=2, steps_by_tokens=steps, computed_tokens=20_022)
+    server = start(FakeClient(stats=stats))
+    lines = server.http.get("/metrics").text.splitlines()
+    labels = 'engine="0",model_name="fake"'
+    for line in (
+        f'vllm:num_requests_waiting{{{labels}}} 5.0',
+        f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 3.0',
+        f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}} 2.0',
+        f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} 1.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="fake"} 2.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="32.0",model_name="fake"} 3.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="fake"} 3.0',
+        'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="fake"} 4.0',
+        f'vllm:iteration_tokens_total_sum{{{labels}}} 20022.0',
+    ):  # fmt: skip
+        assert line in lines
+
+
+def test_preemptions_are_counted_per_request(start) -> None:
+    class Preempting(FakeClient):
+        def deltas(self, request: AddRequest) -> list[RequestDelta]:
+            deltas = super().deltas(request)
+            deltas[-1].num_preemptions = 3
+            return deltas
+
+    server = start(Preempting())
+    server.chat()
+    assert samples(server)["vllm:request_num_preemptions_sum", ""] == 3
+
+
+@pytest.mark.parametrize(("stream", "mode"), [(True, "streaming"), (False, "non_streaming")])
+def test_tool_parsing_is_counted(start, stream: bool, mode: str) -> None:
+    call = b'<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    replies = iter([call, b"no call", call])
+    client = FakeClient(script=lambda request: next(replies))
+    server = start(client, parser=parser_for(None, "none", "hermes"))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for fields in ({"tools": tools}, {"tools": tools}, {}):
+        assert server.chat(stream=stream, **fields).status_code == 200
+    text = server.http.get("/metrics").text
+    for outcome in ("tool_call", "no_tool_call"):
+        labels = (
+            f'engine="0",mode="{mode}",model_name="fake",outcome="{outcome}",'
+            'request_type="chat_completions"'
+        )
+        assert f"vllm:tool_call_parser_invocations_total{{{labels}}} 1.0" in text
+
+
+def limited(**limits: int) -> FakeClient:
+    """Runs eight requests at once."""
+    return FakeClient(delay=0.05, queue=QueueLimit(SchedulerConfig(**limits)))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"max_num_queued_reqs": 2}, "max_num_queued_reqs"),
+     ({"max_num_queued_tokens": 5}, "max_num_queued_tokens")],
+)  # fmt: skip
+def test_a_full_queue(start, stream: bool, limits: dict[str, int], reason: str) -> None:
+    client = limited(**limits)
+    server = start(client)
+    with server.http.stream(
+        "POST", "/v1/completions", json={"prompt": "ab", "n": 10, "stream": True}
+    ):
+        wait_until(lambda: len(client.running) == 10)
+        refused = server.post("/v1/completions", prompt="ab", stream=stream, n=2)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    error = refused.json()["error"]
+    assert error["type"] == "ServiceUnavailableError"
+    assert f"--{reason.replace('_', '-')}" in error["message"]
+    wait_until(lambda: not client.running)
+    assert server.post("/v1/completions", prompt="ab", max_tokens=1).status_code == 200
+    text = server.http.get("/metrics").text
+    labels = f'engine="0",model_name="fake",reason="{reason}"'
+    assert f"vllm:admission_rejections_total{{{labels}}} 2.0" in text
+    # What was never taken in is no request that ended.
+    assert 'finished_reason="abort",model_name="fake"} 10.0' in text
+
+
+def test_keep_alive_comments(start) -> None:
+    server = start(FakeClient(delay=0.3), ServerConfig(sse_keep_alive_interval=0.1))
+    events = server.chat(stream=True, max_tokens=2).text.split("\n\n")
+    assert events.count(": keep-alive") >= 2
+    told = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in told) == REPLY[:2]
+    assert events[-2:] == ["data: [DONE]", ""]
+    client = server.openai()
+    chunks = client.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "hi"}], stream=True, max_tokens=2
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY[:2]
+
+
+def test_no_keep_alive_comments_by_default(start) -> None:
+    server = start(FakeClient(delay=0.3))
+    assert ": keep-alive" not in server.chat(stream=True, max_tokens=2).text
+
+
+def test_root_path(start) -> None:
+    """Whether the proxy in front takes it away or not."""
+    server = start(FakeClient(), ServerConfig(root_path="/llm"))
+    for prefix in ("", "/llm"):
+        assert server.http.get(f"{prefix}/v1/models").status_code == 200
+        assert server.post(f"{prefix}/v1/completions", prompt="a").status_code == 200
+        page = server.http.get(f"{prefix}/docs").text
+        for asset in (part.partition('"')[0] for part in page.split('src="')[1:]):
+            assert asset.startswith("/llm/") and server.http.get(asset).status_code == 200
+        document = server.http.get(f"{prefix}/openapi.json").json()
+        assert {"url": "/llm"} in document["servers"]
+        assert "/v1/models" in document["paths"]
+    assert server.http.get("/llm/llm/v1/models").status_code == 404
 
 
 def test_http_metrics_name_the_route(start) -> None:
@@ -139,6 +269,34 @@ def test_request_log_tells_sizes_and_no_text(start, caplog: pytest.LogCaptureFix
         server.chat(messages=[{"role": "user", "content": "secret"}], temperature=0.5)
     assert "temperature=0.5" in caplog.text and "prompt tokens:" in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_texts_in_the_log_when_asked(start, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    config = ServerConfig(enable_log_requests=True, enable_log_outputs=True, max_log_len=8)
+    server = start(FakeClient(script=lambda request: b"a secret reply"), config)
+    with caplog.at_level("INFO", "pagoda.server.requestlog"):
+        server.chat(messages=[{"role": "user", "content": "secret"}], stream=stream, n=2)
+    received, *replies = [record.getMessage() for record in caplog.records]
+    assert received.endswith("first prompt: 'user: se'")
+    assert [line.partition(", ")[2] for line in replies] == [
+        f"choice {index}: stop after 15 tokens, text: 'a secret'" for index in range(2)
+    ]
+
+
+def test_replies_are_logged_whole_without_a_limit(start, caplog) -> None:
+    server = start(FakeClient(), ServerConfig(enable_log_outputs=True))
+    with caplog.at_level("INFO", "pagoda.server.requestlog"):
+        server.chat()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(f"text: {REPLY!r}") and "user:" not in line
+
+
+def test_parameters_do_not_fill_the_log(start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start(FakeClient(), ServerConfig(enable_log_requests=True))
+    with caplog.at_level("INFO", "pagoda.server.requestlog"):
+        server.chat(stop=["x" * 60_000])
+    assert len(caplog.text) < 2000
 
 
 def test_openapi(shared: RunningServer) -> None:

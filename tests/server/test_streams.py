@@ -44,8 +44,8 @@ def test_disconnect_aborts(start, stream: bool, n: int) -> None:
     connection = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port))
     body = json.dumps({"messages": USER, "stream": stream, "n": n}).encode()
     connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     wait_until(lambda: len(client.running) == n)
     connection.close()

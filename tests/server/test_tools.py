@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from pagoda.engine.text_side import TextSide
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
 from tests.server.conftest import RunningServer
-from tests.server.fakes import ByteTokenizer, FakeClient
-from tests.unit.text.templates import QWEN_TOOLS
+from tests.server.fakes import ByteTokenizer
+from tests.unit.grammar.bytes_vocabulary import ByteGrammars
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 TOOLS: list[Any] = [
@@ -28,19 +27,6 @@ CALLS = "".join(
     for arguments in (PARIS, ROME)
 )
 REPLY = "<think>Two cities.</think>\n\nLet me see.\n" + CALLS
-
-
-@pytest.fixture
-def serve(start):
-    """A server whose model writes `reply` under a template of Qwen's."""
-
-    def serve(reply: str | list[int], **text: Any) -> RunningServer:
-        written = reply.encode() if isinstance(reply, str) else reply
-        text = {"parser": parser_for(QWEN_TOOLS), **text}
-        template = ChatTemplate({"default": QWEN_TOOLS}, {})
-        return start(FakeClient(script=lambda request: written), chat_template=template, **text)
-
-    return serve
 
 
 def ask(server: RunningServer, **options: Any) -> Any:
@@ -204,3 +190,80 @@ def test_markup_of_special_tokens(serve, tools, calls, content):
     assert message["content"] == (content or f"Hiweather{PARIS}")
     found = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     assert found == (calls or [])
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")], ids=["required", "named"]
+)
+def test_required_calls_are_enforced(serve, choice, finish):
+    """Named ones end with `stop`, as OpenAI's do."""
+    server = serve(CALLS)
+    reply = ask(server, tool_choice=choice)
+    assert reply.choices[0].finish_reason == finish
+    grammar = server.client.requests[-1].grammar
+    bytes_only = ByteGrammars()
+    assert bytes_only.accepts(grammar, CALLS.strip().splitlines()[0]) is False
+    one = CALLS[: CALLS.index("</tool_call>") + len("</tool_call>")]
+    assert bytes_only.accepts(grammar, one)
+    assert bytes_only.accepts(grammar, CALLS.strip()) == (choice == "required")
+    assert not bytes_only.accepts(grammar, "Sunny.")
+
+
+def test_calls_in_free_text_are_held_to_their_schemas(serve):
+    server = serve("Sunny.")
+    ask(server)
+    grammar, bytes_only = server.client.requests[-1].grammar, ByteGrammars()
+    assert bytes_only.accepts(grammar, "Sunny.")
+    assert bytes_only.accepts(grammar, CALLS.strip())
+    assert not bytes_only.accepts(grammar, CALLS.strip().replace("Paris", "Par\x00is"))
+
+
+def tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+def test_what_is_not_enforced_is_told_and_not_refused(serve):
+    server = serve("Sunny.")
+    reply = server.chat(tools=[tool({"type": "array", "uniqueItems": True}), *TOOLS])
+    assert reply.status_code == 200
+    (told,) = json.loads(reply.headers["Pagoda-Not-Enforced"])
+    assert told == "f: `uniqueItems` at # is not supported"
+    assert "Pagoda-Not-Enforced" not in server.chat(tools=TOOLS).headers
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused(serve):
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    reply = serve("Sunny.").chat(tools=[tool(schema, strict=True)])
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "tools[0].function.parameters"
+    assert "`not` at #/properties/a" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        ({"type": "allowed_tools", "mode": "required", "tools": [NAMED]}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, True),
+        ({"type": "function", "function": {"name": "wether"}}, False),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, False),
+        ({"type": "custom"}, False),
+        ("any", False),
+    ],
+    ids=str,
+)
+def test_choices_among_tools(serve, choice, allowed):
+    server = serve(CALLS)
+    reply = server.chat(tools=[*TOOLS, tool({"type": "object"})], tool_choice=choice)
+    assert reply.status_code == (200 if allowed else 400)
+    if allowed:
+        assert '\\"name\\": \\"f\\"' not in (server.client.requests[-1].grammar or "")
+    else:
+        assert reply.json()["error"]["param"] == "tool_choice"
+
+
+def test_a_call_without_tools_is_refused(serve):
+    assert serve(CALLS).chat(tool_choice="required").json()["error"]["param"] == "tool_choice"

@@ -1,8 +1,10 @@
 """The default model, the real command line, the official client; transformers as the judge."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import torch
@@ -52,6 +54,29 @@ def test_a_streamed_reply_is_the_whole_one(client):
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_three_dialects_say_the_same(client, stream):
+    asked = {"model": "smollm2", "temperature": 0}
+    text = chat(client, max_tokens=24).choices[0].message.content
+    response = client.responses.create(
+        **asked, input=CAPITAL, max_output_tokens=24, stream=stream, store=False
+    )
+    if stream:
+        response = list(response)[-1].response
+    messages = httpx.post(
+        str(client.base_url) + "messages",
+        json={**asked, "messages": CAPITAL, "max_tokens": 24, "stream": stream},
+        timeout=60,
+    )
+    if stream:
+        events = [line[6:] for line in messages.text.splitlines() if line.startswith("data: ")]
+        deltas = [json.loads(event).get("delta", {}) for event in events]
+        message = "".join(delta.get("text", "") for delta in deltas)
+    else:
+        message = messages.json()["content"][0]["text"]
+    assert response.output_text == message == text
 
 
 def test_logprobs_are_those_of_transformers(client, smollm2_gguf):

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -55,6 +56,15 @@ def browser(render: mock.AsyncMock) -> Iterator[Any]:
         browser.close()
 
 
+@contextlib.contextmanager
+def served(*args: Any, **text: Any) -> Iterator[RunningServer]:
+    """As `running`, closed in another thread: Playwright's event loop runs in this one."""
+    server = running(*args, **text)
+    yield server.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.__exit__, None, None, None).result()
+
+
 class Visit:
     """A visitor's page, and what went wrong on it."""
 
@@ -100,7 +110,7 @@ def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]
             **text: Any,
         ) -> Visit:
             options = {"locale": "en-US", "color_scheme": "light", **(context or {})}
-            server = stack.enter_context(running(client or FakeClient(), config, Site, **text))
+            server = stack.enter_context(served(client or FakeClient(), config, Site, **text))
             page = stack.enter_context(
                 contextlib.closing(browser.new_context(**options))
             ).new_page()

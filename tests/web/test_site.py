@@ -1,5 +1,6 @@
 """What the server answers for the page, without a browser."""
 
+import argparse
 import importlib.util
 import re
 import sys
@@ -110,18 +111,18 @@ def test_a_page_that_cannot_be_made_leaves_the_api_alone(start, monkeypatch, tmp
 
 
 async def test_below_a_root_path() -> None:
-    transport = httpx.ASGITransport(Site(None), root_path="/llm")  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(Site(None, "/llm"))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
-        reply = await client.get("/llm/pages/chat/main.js")
-    assert reply.status_code == 200
+        for path in ("/llm/pages/chat/main.js", "/pages/chat/main.js"):
+            assert (await client.get(path)).status_code == 200
 
 
 def test_serve_puts_the_page_in_front_of_the_api(monkeypatch) -> None:
     wraps = []
-    monkeypatch.setattr(launch, "run_server", lambda *args, wrap: wraps.append(wrap) or 0)
+    monkeypatch.setattr(launch, "run_server", lambda *args, wrap, **_: wraps.append(wrap) or 0)
     monkeypatch.setattr(serve, "engine_config", lambda args: EngineConfig())
     monkeypatch.setattr(serve, "from_namespace", lambda *args: ServerConfig())
     monkeypatch.setattr(serve, "answers", lambda args: [])
     monkeypatch.setattr(serve, "setup_logging", lambda *args: None)
-    assert serve.run(None) == 0  # type: ignore[arg-type]  # what reads it is replaced
+    assert serve.run(argparse.Namespace(more_models=[])) == 0
     assert isinstance(wraps[0](None), Site)

@@ -9,8 +9,8 @@ from markdown_it import MarkdownIt
 
 from pagoda.web import site
 from pagoda.web.site import Site
-from tests.server.conftest import running
 from tests.server.fakes import FakeClient
+from tests.web.conftest import served
 
 TEXTS = {
     "emphasis": "a *b* **c** ***d*** ~~e~~ _f_ __g__ snake_case_word 2 * 3 * 4",
@@ -91,7 +91,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(browser: Any, render: mock.AsyncMock):
-    with mock.patch.object(site, "_render", render), running(FakeClient(), wrap=Site) as server:
+    with mock.patch.object(site, "_render", render), served(FakeClient(), wrap=Site) as server:
         context = browser.new_context()
         page = context.new_page()
         page.goto(server.url)

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 _ROOT = "pagoda"
 
@@ -14,14 +15,18 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _TextFormatter(logging.Formatter):
-    """`INFO 11-21 01:02:03 [engine.core] message`; control characters are escaped."""
+    """`INFO 11-21 01:02:03 [engine.core] message`; control characters are escaped.
+
+    A traceback is indented: its last line is an exception's text, which may be a request's.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix(_ROOT + ".")
         text = _escape(record.getMessage())
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            trace = self.formatException(record.exc_info)
+            text += "".join(f"\n  {_escape(line)}" for line in trace.split("\n"))
         return f"{record.levelname} {stamp} [{name}] {text}"
 
 
@@ -35,14 +40,15 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return _escape(json.dumps(entry, ensure_ascii=False), json.dumps)
 
 
-def _escape(text: str) -> str:
-    """Request data reaches the log: a line break in it must not forge a line."""
+def _escape(text: str, quote: Callable[[str], str] = repr) -> str:
+    """Request data reaches the log: a line break in it must not forge a line, in any of Unicode's
+    forms, nor may it speak to the terminal. `quote` writes a character as an escape in quotes."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else quote(c)[1:-1] for c in text)
 
 
 def setup_logging(level: str = "info", log_format: str = "text") -> None:

@@ -63,6 +63,7 @@ def start_paced_engine(
         num_blocks=_NUM_BLOCKS,
         block_size=_BLOCK_SIZE,
         kv_tokens=_NUM_BLOCKS * _BLOCK_SIZE,
+        max_num_seqs=_MAX_REQS,
     )
     return EngineCore(scheduler, LocalExecutor(PacedRunner(seconds))), ready
 

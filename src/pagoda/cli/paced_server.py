@@ -9,10 +9,11 @@ from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.engine.child import LaunchOptions
 from pagoda.engine.client import EngineClient
+from pagoda.engine.transport import MemoryRoom
 from pagoda.server.launch import run_server
 
 
-def launch(engine: EngineConfig, server: ServerConfig) -> EngineClient:
+def launch(engine: EngineConfig, server: ServerConfig, room: MemoryRoom | None) -> EngineClient:
     module = "pagoda.bench.paced_engine"
     return EngineClient(engine, LaunchOptions(server.log_level, server.log_format, module=module))
 

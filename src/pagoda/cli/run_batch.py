@@ -109,7 +109,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
     async with _own_app(args) as app:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
-            base_url="http://pagoda", headers=headers, transport=transport, timeout=None
+            base_url="http://localhost", headers=headers, transport=transport, timeout=None
         ) as client:
             yield client
 
@@ -118,12 +118,12 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
 async def _own_app(args: argparse.Namespace) -> AsyncIterator[Any]:
     from pagoda.cli.source_engine import open_served_model
     from pagoda.config.server import ServerConfig
-    from pagoda.engine.directory import ModelDirectory
+    from pagoda.engine.fleet import Fleet
     from pagoda.server.app import create_app
 
     served = await open_served_model(engine_config(args))
     try:
         config = ServerConfig(disable_uvicorn_access_log=True)
-        yield create_app(ModelDirectory([served]), config)
+        yield create_app(Fleet.of([served]), config)
     finally:
         await served.client.shutdown()

@@ -14,7 +14,7 @@ from pagoda.config.flags import (
 )
 from pagoda.config.server import ServerConfig
 
-USAGE = "[MODEL] [flags]"
+USAGE = "[MODEL ...] [flags]"
 EPILOG = (
     "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted; "
     "each is answered with one line that says why it has no effect here."
@@ -25,6 +25,10 @@ prepare = with_config_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
+    parser.add_argument(
+        "more_models", nargs="*", metavar="MODEL",
+        help="further models, as MODEL or NAME=MODEL; each is loaded when it is asked for",
+    )  # fmt: skip
     add_flags(parser, ServerConfig)
     add_compat_flags(parser)
 
@@ -39,11 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
     from pagoda.server.launch import run_server
 
-    return run_server(engine, server, wrap=_with_page)
+    def with_page(app: Any) -> Any:
+        """Called when the engine has its process: this imports starlette."""
+        from pagoda.web.site import Site
 
+        return Site(app, server.root_path)
 
-def _with_page(app: Any) -> Any:
-    """Called when the engine has its process: this imports starlette."""
-    from pagoda.web.site import Site
-
-    return Site(app)
+    return run_server(engine, server, more_models=args.more_models, wrap=with_page)

@@ -23,7 +23,7 @@ _ONE_DEVICE = "a model runs on one device"
 _ONE_PROCESS = "one server process answers all requests"
 _NO_COMPILER = "nothing is compiled at start"
 _PARSER = "which parser a model needs is read from its chat template"
-_TLS = "put a reverse proxy in front for TLS"
+_HEAD = "a request line and its headers may have 16 KiB"
 _MEDIA = "image, audio and video input is not served"
 _SPECULATION = "tokens are decoded one by one"
 _LORA = "adapters are not served"
@@ -35,33 +35,20 @@ _DISAGGREGATION = "a request is served by one engine"
 _PRELOADED = "weights are mapped from the file and copied once"
 
 _SERVER = (
-    Compat("--uds", "v", "refused", "listen on --host and --port"),
-    Compat("--ssl-keyfile", "v", "refused", _TLS),
-    Compat("--ssl-certfile", "v", "refused", _TLS),
-    Compat("--ssl-ca-certs", "v", "refused", _TLS),
-    Compat("--ssl-cert-reqs", "v", "refused", _TLS, ("0",)),
-    Compat("--ssl-ciphers", "v", "refused", _TLS),
-    Compat("--ssl-key-file", "v", "refused", _TLS),
-    Compat("--ssl-cert-file", "v", "refused", _TLS),
-    Compat("--enable-ssl-refresh", "-", "none", _TLS),
-    Compat("--root-path", "v", "later", "routes stay at /v1"),
-    Compat("--api-prefix", "v", "refused", "routes stay at /v1"),
+    Compat("--ssl-ciphers", "v", "refused", "the system's own choice of ciphers is used"),
+    Compat("--enable-ssl-refresh", "-", "later", "a new certificate is read at the next start"),
     Compat("--middleware", "*", "refused", "no code from outside is loaded"),
-    Compat("--allow-credentials", "-", "none", "keys travel in headers, not in cookies"),
-    Compat("--allowed-methods", "v", "none", "allowed origins may use every method"),
-    Compat("--allowed-headers", "v", "none", "allowed origins may send every header"),
     Compat("--disable-fastapi-docs", "-", "later", "/docs and /openapi.json are served"),
     Compat("--enable-offline-docs", "-", "none", "/docs needs no switch"),
-    Compat("--enable-request-id-headers", "-", "later", "replies carry their id in the body"),
+    Compat("--enable-request-id-headers", "-", "none", "replies always carry X-Request-Id"),
     Compat("--api-server-count -asc", "v", "none", _ONE_PROCESS, ("1",)),
     Compat("--headless", "-", "refused", _DISAGGREGATION),
     Compat("--grpc", "-", "refused", "the API is HTTP"),
-    Compat("--sse-keep-alive-interval", "v", "later", "streams carry no comments", ("0",)),
     Compat("--disable-frontend-multiprocessing", "-", "none", "the engine has its own process"),
     Compat("--enable-server-load-tracking", "-", "none", "/load always counts"),
     Compat("--enable-tokenizer-info-endpoint", "-", "later", "/tokenizer_info is not served"),
-    Compat("--h11-max-incomplete-event-size", "v", "none", "--max-body-bytes limits requests"),
-    Compat("--h11-max-header-count", "v", "none", "--max-body-bytes limits requests"),
+    Compat("--h11-max-incomplete-event-size", "v", "none", _HEAD),
+    Compat("--h11-max-header-count", "v", "none", _HEAD),
     Compat("--threads-http", "v", "none", _ONE_PROCESS),
     Compat("--timeout -to", "v", "none", "a slow reply is never cut off"),
     Compat("--webui --ui", "-", "later", "no web page is served"),
@@ -70,7 +57,7 @@ _SERVER = (
     Compat("--metrics", "-", "none", "/metrics is always served"),
     Compat("--props", "-", "none", "settings are not changed over HTTP"),
     Compat("--slots", "-", "none", "requests share one batch"),
-    Compat("--slot-save-path", "v", "later", "the KV cache ends with the process"),
+    Compat("--slot-save-path", "v", "later", "--kv-disk FOLDER keeps all cached prefixes"),
     Compat("--enable-scale-out", "-", "refused", _DISAGGREGATION),
 )
 
@@ -84,8 +71,8 @@ _CHAT = (
     Compat("--reasoning-config", "j", "later", _PARSER),
     Compat("--reasoning-format", "v", "later", _PARSER, ("auto",)),
     Compat("--reasoning-budget", "v", "later", "thought is not limited", ("-1",)),
-    Compat("--structured-outputs-config", "j", "later", "structured output is not served"),
-    Compat("--guided-decoding-backend", "v", "later", "structured output is not served"),
+    Compat("--structured-outputs-config", "j", "none", "llguidance enforces it, with no settings"),
+    Compat("--guided-decoding-backend", "v", "none", "llguidance enforces structured output"),
     Compat(
         "--default-chat-template-kwargs --chat-template-kwargs", "j", "refused",
         "send chat_template_kwargs with each request",
@@ -228,8 +215,6 @@ _SCHEDULER = (
     Compat("--max-num-scheduled-tokens", "v", "none", "--max-num-batched-tokens limits a step"),
     Compat("--async-scheduling", "-", "none", "the engine decides"),
     Compat("--stream-interval", "v", "none", "tokens are sent as they come", ("1",)),
-    Compat("--max-num-queued-reqs", "v", "later", "the queue has no limit"),
-    Compat("--max-num-queued-tokens", "v", "later", "the queue has no limit"),
     Compat("--max-num-active-seqs", "v", "none", "--max-num-seqs limits what runs"),
     Compat("--watermark", "v", "none", "admission keeps its own reserve", ("0", "0.0")),
     Compat("--disable-hybrid-kv-cache-manager", "-", "none", "layers are grouped by kind"),
@@ -325,10 +310,8 @@ _OTHER = (
     Compat("--additional-config", "j", "none", "it is for platform plugins"),
     Compat("--profiler-config", "j", "later", "profile routes are not served"),
     Compat("--plugins", "*", "refused", "no code from outside is loaded"),
-    Compat("--enable-log-outputs", "-", "later", "the text of replies is never logged"),
     Compat("--enable-log-deltas", "-", "later", "the text of replies is never logged"),
     Compat("--disable-log-requests", "-", "none", "requests are not logged by default"),
-    Compat("--max-log-len", "v", "none", "the text of requests is never logged"),
     Compat("--log-config-file", "v", "later", "give --log-level and --log-format"),
     Compat("--logging-config", "v", "later", "give --log-level and --log-format"),
     Compat("--log-file", "v", "later", "the log goes to stderr"),
@@ -354,10 +337,8 @@ _OTHER = (
     Compat("--grammar", "v", "refused", "structured output is not served"),
     Compat("--grammar-file", "v", "refused", "structured output is not served"),
     Compat("--json-schema -j", "v", "refused", "structured output is not served"),
-    Compat("--models-dir", "v", "refused", "one model is served"),
-    Compat("--models-preset", "v", "refused", "one model is served"),
-    Compat("--models-max", "v", "refused", "one model is served"),
-    Compat("--sleep-idle-seconds", "v", "later", "weights stay loaded", ("-1",)),
+    Compat("--models-preset", "v", "refused", "name the models themselves, as NAME=MODEL"),
+    Compat("--models-max", "v", "none", "models are unloaded by bytes: --models-memory"),
 )
 
 TABLE = (

@@ -134,6 +134,15 @@ class CacheConfig(Options):
         None, "Number of KV blocks, for tests.", bounds=_AT_LEAST_1
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
+    kv_disk: str | None = option(
+        None,
+        "Folder where cached prefixes are kept when the engine stops, for its next start. They "
+        "tell what was asked, so keep it to yourself.",
+    )
+    kv_disk_size: int = option(
+        4 << 30, "Most that this folder may hold, such as 10G.",
+        parse=parse_size, bounds=_AT_LEAST_1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,15 @@ class SchedulerConfig(Options):
     )
     scheduling_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "priority")
+    )
+    max_num_queued_reqs: int | None = option(
+        None, "Most requests that wait; the server refuses more with 503.", bounds=_AT_LEAST_0
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Most prompt tokens of waiting requests, such as 64k; the server refuses more with 503.",
+        parse=parse_size,
+        bounds=_AT_LEAST_0,
     )
 
 

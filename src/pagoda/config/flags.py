@@ -199,4 +199,5 @@ def _default_note(field: dataclasses.Field[Any]) -> str:
     default = field.default
     if default is dataclasses.MISSING or default in (None, False, ()):
         return ""
-    return f" (default: {'on' if default is True else default})"
+    shown = " ".join(default) if isinstance(default, tuple) else default
+    return f" (default: {'on' if default is True else shown})"

@@ -9,13 +9,52 @@ from pagoda.config.option import Options, option
 _AT_LEAST_0 = (0, math.inf)
 
 
+def _root_path(text: str) -> str:
+    path = text.strip("/")
+    return "/" + path if path else ""
+
+
 @dataclass(frozen=True)
 class ServerConfig(Options):
     """How the API is offered."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", bounds=(0, 65535))
+    uds: str | None = option(
+        None, "Unix socket to listen on instead; only this user may connect to it (mode 0600)."
+    )
+    root_path: str = option(
+        "", "Path under which a reverse proxy offers the API, such as /llm.",
+        aliases=("--api-prefix",), parse=_root_path,
+    )  # fmt: skip
     api_key: tuple[str, ...] = option((), "Keys that clients must send; also PAGODA_API_KEY.")
+    ssl_certfile: str | None = option(
+        None, "Certificate (PEM, with its chain): the API is served over TLS.",
+        aliases=("--ssl-cert-file",),
+    )  # fmt: skip
+    ssl_keyfile: str | None = option(
+        None, "The certificate's private key, where it has a file of its own.",
+        aliases=("--ssl-key-file",),
+    )  # fmt: skip
+    ssl_ca_certs: str | None = option(
+        None, "Authorities (PEM) that certificates of clients must come from."
+    )
+    ssl_cert_reqs: int = option(
+        0, "Certificates of clients: 0 asks for none, 1 checks one that is sent, 2 demands one.",
+        bounds=(0, 2),
+    )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Further names of this server, as they stand in URLs; `*` takes any. By default a server "
+        "of this machine alone answers to localhost, its host name and addresses, one that is "
+        "open to the network to every name.",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origins of web pages that may call the API, such as https://chat.example; `*` for all."
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "Methods that those pages may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that those pages may send.")
+    allow_credentials: bool = option(False, "Those pages may send cookies and client certificates.")
     startup_timeout: float = option(
         0.0, "Give up when not ready after so many seconds; 0 waits.", bounds=_AT_LEAST_0
     )
@@ -24,7 +63,21 @@ class ServerConfig(Options):
         "Seconds that running requests may take to finish when the server is told to stop.",
         bounds=_AT_LEAST_0,
     )
+    sse_keep_alive_interval: float = option(
+        0.0,
+        "Seconds of silence after which a stream (not of /v1/responses) gets a comment, for "
+        "proxies that close silent connections; 0 sends none, as some clients take every line for "
+        "data.",
+        bounds=_AT_LEAST_0,
+    )
     enable_log_requests: bool = option(False, "Log each request's parameters (not its text).")
+    enable_log_outputs: bool = option(False, "Log the text of replies, too; it may be private.")
+    max_log_len: int | None = option(
+        None,
+        "Most characters of a logged text. Given, --enable-log-requests shows prompts, too; they "
+        "may be private.",
+        bounds=_AT_LEAST_0,
+    )
     disable_log_stats: bool = option(False, "No throughput line every ten seconds.")
     disable_uvicorn_access_log: bool = option(False, "No line per HTTP request.")
     log_format: str = option("text", "Form of log lines.", choices=("text", "json"))
@@ -32,7 +85,27 @@ class ServerConfig(Options):
         "info", "Least important level that is logged.",
         choices=("debug", "info", "warning", "error"), aliases=("--uvicorn-log-level",),
     )  # fmt: skip
-    allowed_origins: tuple[str, ...] = option((), "Origins of web pages that may call the API.")
+    models_dir: str | None = option(
+        None, "Folder of further models: each GGUF file and each folder in it, by its name."
+    )
+    models_memory: int | None = option(
+        None,
+        "Memory that all loaded models together may be planned to take, such as 20G; by default "
+        "what the machine has.",
+        parse=parse_size, bounds=(1, math.inf),
+    )  # fmt: skip
+    pin: tuple[str, ...] = option((), "Models that are never unloaded to make room, by name.")
+    idle_unload: float = option(
+        0.0,
+        "Unload a model that was not used for so many seconds; the next request loads it again. "
+        "0 never does.",
+        bounds=(-1, math.inf), aliases=("--sleep-idle-seconds",),
+    )  # fmt: skip
+    responses_store: str | None = option(
+        None,
+        "SQLite file that keeps what /v1/responses answered over restarts, up to 1 GiB; by default "
+        "memory does, up to 64 MiB.",
+    )
     max_body_bytes: int = option(
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),

@@ -47,8 +47,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
-    reasoning_end_ids: list[int] = msgspec.field(default_factory=list)
-    """Token ids that end reasoning: grammar masks start after them."""
+    grammar: str | None = None
+    """What the output must follow, reasoning and all, as llguidance reads it."""
     adapter: str | None = None
     media: list[MediaItem] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
@@ -100,6 +100,9 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """For the prompt positions computed in this step, in order; the first ever is None."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent with the first delta."""
+    prefix_miss: str | None = None
+    """Why the block behind the cached ones was not found there (`new`, `evicted`; `off` where
+    nothing was looked for); None where all were. Sent with the first delta."""
     queue_seconds: float | None = None
     """From arrival to admission; sent with the first delta."""
     embedding: bytes | None = None
@@ -111,6 +114,12 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     bad_request: bool = False
     """The error is the request's own fault, and sending it again would not help."""
+    num_preemptions: int = 0
+    """Sent with the last delta."""
+
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of `EngineStats.steps_by_tokens`."""
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -118,8 +127,15 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_held: int = 0
+    """Those of the waiting ones that wait for something other than room."""
     num_preemptions: int = 0
     num_steps: int = 0
+    steps_by_tokens: list[int] = msgspec.field(default_factory=list)
+    """Steps that computed at most so many tokens as STEP_TOKENS says, and more than the bound
+    before; those above all bounds come last."""
+    computed_tokens: int = 0
+    """By all steps."""
     prompt_tokens: int = 0
     """Prompt tokens computed (not found in the cache)."""
     generation_tokens: int = 0
@@ -151,6 +167,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     num_blocks: int
     block_size: int
     kv_tokens: int
+    max_num_seqs: int
+    """Requests that run at once."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     generates: bool = True
@@ -171,6 +189,8 @@ class EngineProgress(msgspec.Struct, tag=True):
 
 class EngineDied(msgspec.Struct, tag=True):
     cause: str
+    out_of_memory: bool = False
+    """The model does not fit into the memory there is."""
 
 
 EngineMessage = StepOutputs | UtilityResult | EngineReady | EngineProgress | EngineDied

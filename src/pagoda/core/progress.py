@@ -82,9 +82,11 @@ def _delta(
     if not req.delta_sent:
         req.delta_sent = True
         delta.num_cached_tokens = req.num_cached_tokens
+        delta.prefix_miss = req.prefix_miss
         delta.queue_seconds = req.queue_seconds
     if reason is not None:
         delta.finish_reason = reason
+        delta.num_preemptions = req.num_preemptions
         delta.embedding = result.embedding
         if tokens and reason is FinishReason.STOP and tokens[-1] not in req.eos_ids:
             delta.stop_reason = tokens[-1]

@@ -41,8 +41,8 @@ class Request:
         "drafts_in_flight", "eos_ids", "generates", "has_row", "holds", "key",
         "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
         "num_computed_tokens", "num_expected_tokens", "num_preemptions", "num_prompt_counted",
-        "num_prompt_logprobs", "pools", "prompt_len", "queue_seconds", "req_id", "reset_step",
-        "status", "stop_ids", "tables", "token_ids", "waiting_for",
+        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id",
+        "reset_step", "status", "stop_ids", "tables", "token_ids", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class Request:
         """Plans up to this one wrote into block tables that the request has given back."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
+        self.prefix_miss: str | None = "off"
         """Prompt tokens found in the prefix cache when it was first admitted."""
         self.queue_seconds = 0.0
         """From the client's clock to the first admission."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pagoda.base.errors import RequestError
+from pagoda.core.structured import StructuredOutputsParams
 
 MAX_LOGIT_BIAS = 100.0
 _MAX_INT = 2**63 - 1  # what msgpack carries to the engine
@@ -53,6 +54,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     """Keeps only the last so many prompt tokens; -1 is the context's length."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must look like."""
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:

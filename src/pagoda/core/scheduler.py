@@ -1,6 +1,7 @@
 """Which requests compute how many tokens in the next step, and what a step's result changes."""
 
 import time
+from bisect import bisect_left
 
 import msgspec
 
@@ -9,7 +10,7 @@ from pagoda.core.admission import Admission, Refusal, Start
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
-from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.progress import Progress
@@ -51,7 +52,9 @@ class Scheduler:
         self._freed: list[str] = []
         self._num_arrived = 0
         self._step_id = 0
-        self._stats = EngineStats(blocks_total=kv.num_blocks)
+        self._stats = EngineStats(
+            blocks_total=kv.num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1)
+        )
         # Most decode steps add no block; runners only read plans, so one object serves all.
         self._no_blocks: list[list[int]] = [[] for _ in kv.groups]
 
@@ -156,9 +159,12 @@ class Scheduler:
         results = {entry.req_id: entry for entry in result.results}
         deltas = []
         stats = self._stats
+        size = size_of(plan)
         stats.num_steps += 1
+        stats.computed_tokens += int(size.tokens)
+        stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
         if seconds is not None:
-            self._times.observe(size_of(plan), seconds, only_decodes(plan))
+            self._times.observe(size, seconds, only_decodes(plan))
         for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
             if req.status is RequestStatus.FINISHED:
                 continue
@@ -189,6 +195,8 @@ class Scheduler:
             self._stats,
             num_running=len(self._running),
             num_waiting=len(self._requests) - len(self._running),
+            num_held=len(self._requests) - len(self._running) - len(self._waiting),
+            steps_by_tokens=list(self._stats.steps_by_tokens),
             blocks_free=self.kv.num_free_blocks,
         )
 
@@ -310,6 +318,8 @@ class Scheduler:
             if req.reads_prefix_cache:
                 self._stats.prefix_queries += req.prompt_len
                 self._stats.prefix_hits += hit.num_tokens
+                if req.block_hashes is not None:
+                    req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
         self.kv.attach(req.tables, hit)
         if self.kv.allocate(req.tables, hit.num_tokens + start.num_tokens) is None:
             raise RuntimeError(f"Request {req.req_id} was admitted but does not fit.")

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pagoda.config.engine import EngineConfig
-from pagoda.engine.transport import ClientEnd, Launch
+from pagoda.engine.transport import ClientEnd, Launch, MemoryRoom
 
 # A socket's path may have 107 bytes on Linux and 103 on macOS, the file's name included.
 _LONGEST_FOLDER = 80
@@ -28,6 +28,8 @@ class LaunchOptions:
     log_format: str = "text"
     startup_timeout: float = 0.0
     """Seconds; 0 waits for ever."""
+    room: MemoryRoom | None = None
+    """None: the engine is alone on the machine."""
     module: str = "pagoda.engine.process"
     """What runs there; a bench has an engine of its own that computes nothing."""
 
@@ -51,6 +53,7 @@ class EngineChild:
             options.log_format,
             options.startup_timeout,
             launched_at,
+            options.room,
         )
         assert self.process.stdin is not None
         # A process that is already dead says so through its exit status.

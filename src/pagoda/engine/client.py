@@ -33,6 +33,8 @@ from pagoda.core.messages import (
 from pagoda.engine.child import EngineChild, LaunchOptions
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.progress import StartupDisplay
+from pagoda.engine.queue_limit import QueueLimit
+from pagoda.engine.transport import MemoryRoom
 
 log = get_logger(__name__)
 
@@ -44,8 +46,10 @@ _BATCH = 64
 _LAST_WORDS_SECONDS = 0.1
 # A process with a time limit of its own gives up first: it can tell where it stands.
 _REPORT_SECONDS = 3.0
-# What the process may take to leave beyond the time its requests were given.
+# What the process may take to leave beyond the time its requests were given, and to write what it
+# keeps: 4 GB on a slow disk.
 _EXIT_SECONDS = 1.5
+_SAVE_SECONDS = 60.0
 
 State = Literal["starting", "ready", "dead", "stopped"]
 Progress = Callable[[EngineProgress], None]
@@ -64,6 +68,9 @@ class EngineClient:
         self.stats = EngineStats()
         self.phase = "launch"
         self.restarts = 0
+        self.queue = QueueLimit(config.scheduler)
+        self.out_of_memory = False
+        """It died because its model does not fit."""
         self._options = options
         self._child = EngineChild(config, options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,9 +94,15 @@ class EngineClient:
         log_level: str = "info",
         log_format: str = "text",
         startup_timeout: float = 0.0,
+        room: MemoryRoom | None = None,
     ) -> "EngineClient":
         """Start the process and return at once. Needs no running event loop."""
-        return cls(config, LaunchOptions(log_level, log_format, startup_timeout))
+        return cls(config, LaunchOptions(log_level, log_format, startup_timeout, room))
+
+    @property
+    def num_running(self) -> int:
+        """Requests inside."""
+        return len(self._inboxes)
 
     @property
     def pid(self) -> int:
@@ -129,13 +142,15 @@ class EngineClient:
         has a finish_reason. Who leaves earlier calls `drop`.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
-        Raises EngineDeadError when the engine is not ready, RequestError for an id that is
-        already running, and sends nothing then.
+        Raises EngineDeadError when the engine is not ready, QueueFullError when too many wait,
+        RequestError for an id that is already running, and sends nothing then.
         """
-        self._require_ready()
+        ready = self._require_ready()
         for request in requests:
             if request.req_id in self._inboxes:
                 raise RequestError(f"A request with the id {request.req_id!r} is already running.")
+        if self.queue.active:
+            self.queue.admit(requests, len(self._inboxes), self.stats, ready)
         inbox = Inbox()
         for request in requests:
             self._inboxes[request.req_id] = inbox
@@ -145,6 +160,8 @@ class EngineClient:
     def drop(self, req_ids: Iterable[str]) -> None:
         """Hear no more of requests, and stop those that still run."""
         running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
+        for req_id in running:
+            self.queue.forget(req_id)
         if running:
             self._child.end.send(AbortRequests(running))
 
@@ -191,8 +208,10 @@ class EngineClient:
         self._stopping = True
         if self.state == "ready":
             self._child.end.send(Shutdown(drain_seconds))
+            saving = _SAVE_SECONDS if self.config.cache.kv_disk is not None else 0.0
+            patience = drain_seconds + saving + _EXIT_SECONDS
             try:
-                await asyncio.wait_for(self._exited.wait(), drain_seconds + _EXIT_SECONDS)
+                await asyncio.wait_for(self._exited.wait(), patience)
             except TimeoutError:
                 log.warning("The engine did not leave in time and is killed.")
         self._child.kill()
@@ -208,10 +227,10 @@ class EngineClient:
         else:
             self._child.kill()
 
-    def _require_ready(self) -> None:
+    def _require_ready(self) -> EngineReady:
         self._attach()
-        if self.state == "ready" and not self._stopping:
-            return
+        if self.state == "ready" and not self._stopping and self.ready is not None:
+            return self.ready
         if self._stopping or self.state == "stopped":
             raise EngineDeadError("The engine is shutting down.")
         if self.state == "dead":
@@ -247,6 +266,8 @@ class EngineClient:
         if isinstance(message, StepOutputs):
             self.stats = message.stats
             for delta in message.deltas:
+                if self.queue.active:
+                    self.queue.forget(delta.req_id)
                 inbox = self._inboxes.get(delta.req_id)
                 if inbox is not None:
                     inbox.put(delta)
@@ -262,7 +283,7 @@ class EngineClient:
             self.ready, self.state, self.cause = message, "ready", None
             self._settled.set()
         elif isinstance(message, EngineDied):
-            self._last_words = message.cause
+            self._last_words, self.out_of_memory = message.cause, message.out_of_memory
 
     def _resolve(self, message: UtilityResult) -> None:
         future = self._calls.pop(message.call_id, None)
@@ -326,6 +347,7 @@ class EngineClient:
         for inbox in self._inboxes.values():
             inbox.end(cause)
         self._inboxes.clear()
+        self.queue.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(cause))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.base.errors import EngineDeadError, RequestError
 from pagoda.base.log import get_logger
+from pagoda.core.grammar import Grammars
 from pagoda.core.messages import (
     AbortRequests,
     AddRequest,
@@ -23,6 +24,9 @@ from pagoda.core.scheduler import Scheduler
 from pagoda.engine.executor import Executor
 
 log = get_logger(__name__)
+
+_GRAMMAR = "grammar"
+"""Why a request is held until its grammar is compiled."""
 
 
 class _Step:
@@ -45,9 +49,21 @@ class EngineCore:
     the one before it runs; it pays once an executor computes beside this thread.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, *, steps_in_flight: int = 1):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        grammars: Grammars | None = None,
+        on_shutdown: Callable[[], object] = lambda: None,
+        steps_in_flight: int = 1,
+    ):
+        """`on_shutdown` is called when no step runs any more, before the executor goes."""
         self.scheduler = scheduler
         self.executor = executor
+        self._grammars = grammars
+        self._on_shutdown = on_shutdown
+        self._compiling: dict[str, Future[None]] = {}
         self._depth = steps_in_flight
         self._in_flight: deque[_Step] = deque()
         self._deltas: list[RequestDelta] = []
@@ -81,6 +97,8 @@ class EngineCore:
         scheduler that no longer adds up, raises EngineDeadError with the root cause.
         """
         begun = time.perf_counter()
+        if self._compiling:
+            self._release_compiled()
         plan = self.scheduler.schedule()
         self.stalled = plan is None and not self._in_flight
         if plan is not None:
@@ -93,7 +111,8 @@ class EngineCore:
         return deltas
 
     def has_work(self) -> bool:
-        return bool(self._in_flight or self._deltas) or self.scheduler.has_work()
+        waiting = self._in_flight or self._deltas or self._compiling
+        return bool(waiting) or self.scheduler.has_work()
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
@@ -102,6 +121,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         self._in_flight.clear()
+        self._on_shutdown()
         self.executor.shutdown()
 
     def _execute(self, plan: StepPlan) -> Future[StepResult]:
@@ -114,13 +134,32 @@ class EngineCore:
 
     def _add(self, req: AddRequest) -> None:
         try:
+            if req.grammar is not None and self._grammars is None:
+                raise RequestError("This engine takes no grammars.", "structured_outputs")
             self.scheduler.add(req)
         except RequestError as error:
-            self._deltas.append(
-                RequestDelta(
-                    req_id=req.req_id, finish_reason="error", error=str(error), bad_request=True
-                )
-            )
+            self._refuse(req.req_id, str(error))
+            return
+        if req.grammar is not None and self._grammars is not None:
+            self.scheduler.hold(req.req_id, _GRAMMAR)
+            self._compiling[req.req_id] = self._grammars.compile(req.grammar)
+
+    def _release_compiled(self) -> None:
+        """Let requests run whose grammars are ready, and end those whose grammars are wrong."""
+        done = [req_id for req_id, future in self._compiling.items() if future.done()]
+        for req_id in done:
+            error = self._compiling.pop(req_id).exception()
+            if error is None:
+                self.scheduler.release(req_id, _GRAMMAR)
+            elif self.scheduler.abort([req_id]):
+                if not isinstance(error, RequestError):
+                    log.error("A grammar could not be compiled.", exc_info=error)
+                self._refuse(req_id, describe(error))
+
+    def _refuse(self, req_id: str, reason: str) -> None:
+        self._deltas.append(
+            RequestDelta(req_id=req_id, finish_reason="error", error=reason, bad_request=True)
+        )
 
     def _call(self, message: Utility) -> UtilityResult:
         method = self._utilities.get(message.method)

@@ -1,12 +1,10 @@
-"""Which model answers to which name."""
+"""A model that is served: its engine and the text side of it."""
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda.arch.spec import PoolingSpec
-from pagoda.base.errors import ModelNotFoundError
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.sampling import SamplingParams
@@ -18,7 +16,7 @@ from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.tokenizer import Tokenizer
 
-__all__ = ["ModelDirectory", "ServedModel", "fan_out", "start_served_model"]
+__all__ = ["ServedModel", "fan_out", "start_served_model"]
 
 
 @dataclass
@@ -72,6 +70,7 @@ class ServedModel:
         prompt_ids: list[int],
         sampling: SamplingParams,
         *,
+        grammar: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AddRequest:
@@ -81,7 +80,9 @@ class ServedModel:
         RequestError for anything else that this model cannot do.
         """
         limits = self._limits()
-        request = requests.make_request(req_id, prompt_ids, sampling, self.tokenizer, limits)
+        request = requests.make_request(
+            req_id, prompt_ids, sampling, self.tokenizer, limits, grammar
+        )
         request.priority = priority
         request.cache_salt = cache_salt
         return request
@@ -143,23 +144,3 @@ def served_model(config: EngineConfig, client: EngineClient, text: TextSide) -> 
         root=config.model.model,
         max_logprobs=config.model.max_logprobs,
     )
-
-
-class ModelDirectory:
-    """The served models by name; one of them today."""
-
-    def __init__(self, models: Iterable[ServedModel]):
-        self._models = list(models)
-        self._by_name = {name: model for model in self._models for name in model.names}
-
-    def get(self, name: str | None) -> ServedModel:
-        """The model of that name; without a name, the first. Raises ModelNotFoundError."""
-        if name is None or name == "":
-            return self._models[0]
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise ModelNotFoundError(f"The model `{name}` does not exist.", "model") from None
-
-    def models(self) -> list[ServedModel]:
-        return list(self._models)

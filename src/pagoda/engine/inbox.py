@@ -59,12 +59,14 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
         num_cached_tokens=(
             newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
         ),
+        prefix_miss=newer.prefix_miss if older.num_cached_tokens is None else older.prefix_miss,
         queue_seconds=newer.queue_seconds if older.queue_seconds is None else older.queue_seconds,
         embedding=newer.embedding,
         finish_reason=newer.finish_reason,
         stop_reason=newer.stop_reason,
         error=newer.error,
         bad_request=newer.bad_request,
+        num_preemptions=newer.num_preemptions,
     )
 
 

@@ -9,6 +9,12 @@ from pagoda.base.errors import RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
 from pagoda.core.sampling import SamplingParams
+from pagoda.engine.constraint import (
+    Constraint,
+    ToolUse,
+    chat_constraint,
+    completion_constraint,
+)
 from pagoda.engine.interrupt import deferred_interrupt
 from pagoda.engine.options import engine_config
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
@@ -85,7 +91,11 @@ class LLM:
         be served, before anything runs.
         """
         tokenized = [self._tokenize(prompt) for prompt in _as_list(prompts)]
-        return self._run(tokenized, sampling_params, use_tqdm, priority)
+
+        def constrain(_: str | None, sampling: SamplingParams) -> Constraint:
+            return completion_constraint(sampling.structured_outputs)
+
+        return self._run(tokenized, sampling_params, use_tqdm, priority, constrain)
 
     def chat(
         self,
@@ -108,8 +118,13 @@ class LLM:
         for conversation in conversations:
             text = render(conversation)
             tokenized.append((text, tokenizer.encode(text, add_special_tokens=False)))
+        use = ToolUse(template.get("tools") or ())
+
+        def constrain(text: str | None, sampling: SamplingParams) -> Constraint:
+            return chat_constraint(self._text, text or "", sampling.structured_outputs, use)
+
         shown = self._text.markup_ids
-        outputs = self._run(tokenized, sampling_params, use_tqdm, None, shown)
+        outputs = self._run(tokenized, sampling_params, use_tqdm, None, constrain, shown)
         for output in outputs:
             for completion in output.outputs:
                 completion.parse(
@@ -173,6 +188,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
         priority: Sequence[int] | None,
+        constrain: Callable[[str | None, SamplingParams], Constraint],
         shown_ids: frozenset[int] = frozenset(),
     ) -> list[RequestOutput]:
         batch = _Batch(self._text.tokenizer, shown_ids)
@@ -184,7 +200,12 @@ class LLM:
         priorities = _per_prompt(0 if priority is None else priority, len(prompts), "priority")
         for (text, ids), sampling, rank in zip(prompts, every, priorities, strict=True):
             req_id = str(next(self._req_ids))
-            request = make_request(req_id, ids, sampling, self._text.tokenizer, self._limits)
+            constraint = constrain(text, sampling)
+            for left_out in constraint.unenforced:
+                log.warning("Not enforced: %s", left_out)
+            request = make_request(
+                req_id, ids, sampling, self._text.tokenizer, self._limits, constraint.grammar
+            )
             request.priority = rank
             batch.add(text, request, fan_out(request, sampling.n))
         return self._drive(batch, show)

@@ -40,6 +40,8 @@ class OutputDelta(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int | None = None
+    prefix_miss: str | None = None
+    """As in RequestDelta; with the first delta."""
     error: str | None = None
     bad_request: bool = False
 
@@ -84,6 +86,7 @@ class OutputProcessor:
             finish_reason=delta.finish_reason and str(delta.finish_reason),
             stop_reason=delta.stop_reason,
             num_cached_tokens=delta.num_cached_tokens,
+            prefix_miss=delta.prefix_miss,
             error=delta.error,
             bad_request=delta.bad_request,
         )

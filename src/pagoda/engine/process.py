@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
@@ -128,7 +128,7 @@ def main(start: Start | None = None) -> NoReturn:
         if not isinstance(error, PagodaError):
             log.exception("The engine failed.")
         log.debug("%s", cause)  # the parent tells the user
-        end.send(EngineDied(cause))
+        end.send(EngineDied(cause, isinstance(error, CapacityError)))
         code = 1
     end.close()
     _leave(code)
@@ -153,7 +153,7 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
     if start is None:
         from pagoda.engine.startup import start_engine
 
-        start = partial(start_engine, launched_at=launch.launched_at)
+        start = partial(start_engine, launched_at=launch.launched_at, room=launch.room)
     core, ready = start(launch.config, report)
     watchdog.disarm()
     # What start-up made stays: keep it out of every later collection.

@@ -29,10 +29,12 @@ def make_request(
     sampling: SamplingParams,
     tokenizer: Tokenizer,
     limits: RequestLimits,
+    grammar: str | None = None,
 ) -> AddRequest:
     """Check a prompt and its sampling against a model, and fill in what only it knows.
 
-    Copies `sampling`: max_tokens None becomes what the context leaves.
+    Copies `sampling`: max_tokens None becomes what the context leaves, and `structured_outputs`
+    is left out, for `grammar` says it (`engine.constraint`).
     """
     check_generates(limits.generates)
     prompt_ids = _truncate(prompt_ids, sampling, limits)
@@ -44,7 +46,10 @@ def make_request(
         max_tokens = max(room, 1)
     _check_length(len(prompt_ids), max_tokens, limits)
     sampling = msgspec.structs.replace(
-        sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens)
+        sampling,
+        max_tokens=max_tokens,
+        min_tokens=min(sampling.min_tokens, max_tokens),
+        structured_outputs=None,
     )
     return AddRequest(
         req_id=req_id,
@@ -52,6 +57,7 @@ def make_request(
         sampling=sampling,
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         bad_word_ids=_bad_word_ids(tuple(sampling.bad_words), tokenizer),
+        grammar=grammar,
         arrival_time=time.time(),
     )
 

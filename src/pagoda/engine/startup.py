@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,17 +18,21 @@ from pagoda.base.errors import CapacityError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
-from pagoda.config.engine import EngineConfig
+from pagoda.base.units import format_bytes
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.messages import EngineMessage, EngineProgress, EngineReady
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import LocalExecutor
+from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
+from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
 from pagoda.planner.quantization import quantized_tensors
-from pagoda.planner.resolve import Resolution, resolve
+from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.quantized import QuantizedCheckpoint
@@ -45,14 +51,19 @@ Report = Callable[[EngineMessage], None]
 
 
 def start_engine(
-    config: EngineConfig, report: Report, *, launched_at: float | None = None
+    config: EngineConfig,
+    report: Report,
+    *,
+    launched_at: float | None = None,
+    room: MemoryRoom | None = None,
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model and make it ready to serve, telling `report` of every phase.
 
-    `launched_at` is time.time() of the command, so that the ledger counts from there. Raises
-    the error of whichever phase fails; memory that runs out is a CapacityError.
+    `launched_at` is time.time() of the command, so that the ledger counts from there. `room` is
+    what other engines leave. Raises the error of whichever phase fails; memory that runs out is a
+    CapacityError.
     """
-    return _Startup(config, report, launched_at).run()
+    return _Startup(config, report, launched_at, room).run()
 
 
 class _Libraries(NamedTuple):
@@ -72,8 +83,15 @@ def _import_libraries() -> _Libraries:
 
 
 class _Startup:
-    def __init__(self, config: EngineConfig, report: Report, launched_at: float | None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        report: Report,
+        launched_at: float | None,
+        room: MemoryRoom | None,
+    ):
         self.config = config
+        self._room = room
         self.report = report
         self.ledger = Ledger()
         if launched_at is not None:
@@ -92,22 +110,35 @@ class _Startup:
         files, spec = self._read_headers()
         facts, device = self._find_device(libraries)
         with self._timed("plan"):
+            if self._room is not None:
+                facts = _left_by_others(facts, self._room)
             resolution = resolve(self.config, spec, self._tensors(files), facts)
             max_model_len = _resolved(resolution.config.model.max_model_len)
+            if self._room is not None:
+                least = min(self._room.least_context, spec.max_position)
+                self._check_room(self._room, resolution, max_model_len, least)
             self.ledger.plan(resolution.plan, resolution.reasons, max_model_len)
         if device is None:
             device = self._import_torch(libraries).make_device("cpu")
         threads = _resolved(resolution.config.device.threads)
         device.set_threads(threads, packed=resolution.packed)
         model = self._load(files, spec, device, resolution, libraries.result())
-        runner = self._make_runner(model, spec, device, resolution, libraries.result())
-        core = EngineCore(_make_scheduler(spec, resolution), LocalExecutor(runner))
+        grammars = Grammars(partial(_vocabulary, self.config.model, files), spec.vocab_size)
+        runner = self._make_runner(model, spec, device, resolution, libraries.result(), grammars)
+        scheduler = _make_scheduler(spec, resolution)
+        core = EngineCore(
+            scheduler,
+            LocalExecutor(runner),
+            grammars=grammars,
+            on_shutdown=self._kept_prefixes(files, resolution, scheduler.kv, runner),
+        )
         ready = EngineReady(
             max_model_len=max_model_len,
             vocab_size=spec.vocab_size,
             num_blocks=resolution.plan.num_blocks,
             block_size=resolution.config.cache.block_size,
             kv_tokens=resolution.plan.kv_tokens,
+            max_num_seqs=_resolved(resolution.config.scheduler.max_num_seqs),
             device=device.name,
             generates=spec.encoder is None,
             hidden_size=spec.hidden_size,
@@ -117,6 +148,18 @@ class _Startup:
         for line in self.ledger.lines():
             log.info("%s", line)
         return core, ready
+
+    def _check_room(
+        self, room: MemoryRoom, resolution: Resolution, max_model_len: int, least_context: int
+    ) -> None:
+        """CapacityError for a model that the others leave too little."""
+        if room.limit is not None and resolution.plan.total > room.limit:
+            raise CapacityError(
+                f"It needs {format_bytes(resolution.plan.total)} and {format_bytes(room.limit)} "
+                "are left."
+            )
+        if self.config.model.max_model_len is None and max_model_len < least_context:
+            raise CapacityError(f"Only {max_model_len:,} tokens of context would fit.")
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -194,6 +237,35 @@ class _Startup:
         self.ledger.measured["weights"] = device.memory_used() - before
         return model
 
+    def _kept_prefixes(
+        self,
+        files: ModelFiles,
+        resolution: Resolution,
+        cache: KVCacheManager,
+        runner: "ModelRunner",
+    ) -> Callable[[], object]:
+        """Bring back what an earlier engine kept on disk; what keeps it again at the end."""
+        config = resolution.config.cache
+        if config.kv_disk is None or not cache.enable_prefix_caching:
+            return lambda: None
+        with self._timed("read kept KV"):
+            model = resolution.config.model
+            kept = (model.dtype, model.quantization, config.kv_cache_dtype, config.block_size)
+            native = cpu.native() if resolution.packed else None
+            layout = f"{kept} {'torch' if native is None else native.isa}"
+            disk = kv_disk(config.kv_disk, config.kv_disk_size, files, layout)
+            count = disk.restore(cache, runner)
+        if count:
+            log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
+
+        def keep() -> None:
+            try:
+                disk.save(cache, runner)
+            except OSError as error:
+                log.warning("The cached prefixes could not be kept: %s.", error)
+
+        return keep
+
     def _make_runner(
         self,
         model: "Model",
@@ -201,6 +273,7 @@ class _Startup:
         device: "Device",
         resolution: Resolution,
         libraries: _Libraries,
+        grammars: Grammars,
     ) -> "ModelRunner":
         config = resolution.config
         before = device.memory_used()
@@ -216,6 +289,7 @@ class _Startup:
                 max_num_batched_tokens=_resolved(config.scheduler.max_num_batched_tokens),
                 max_model_len=_resolved(config.model.max_model_len),
                 seed=config.model.seed,
+                grammars=grammars,
             )
         self.ledger.measured["KV pool"] = device.memory_used() - before
         before = device.memory_used()
@@ -283,3 +357,24 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     text = str(error).lower()
     return any(sign in text for sign in ("out of memory", "can't allocate", "not enough memory"))
+
+
+def _left_by_others(facts: DeviceFacts, room: MemoryRoom) -> DeviceFacts:
+    free = max(0, facts.free_memory - room.reserved)
+    if room.limit is not None:
+        # The planner keeps a reserve of what is free, and a limit is not to be cut by that.
+        free = min(free, room.limit + (CPU_RESERVE if facts.device == "cpu" else 0))
+    return replace(facts, free_memory=free)
+
+
+def _vocabulary(config: ModelConfig, files: ModelFiles) -> Vocabulary:
+    """For the first grammar: imported and read when there is one."""
+    from pagoda.engine.text_side import tokenizer_of
+
+    tokenizer = tokenizer_of(config, files)
+    return Vocabulary(
+        tokens=[tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)],
+        special_ids=sorted(tokenizer.special_ids),
+        eos_ids=sorted(tokenizer.eos_token_ids),
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )

@@ -48,10 +48,16 @@ class TextSide:
     """Sampling defaults, by SamplingParams' names."""
 
     @cached_property
+    def special_markup(self) -> dict[str, int]:
+        """The parser's markup as far as it is special tokens: text to id."""
+        wanted, text = set(self.parser.markup_tokens), self.tokenizer.token_text
+        named = ((text(index), index) for index in self.tokenizer.special_ids)
+        return {name: index for name, index in named if name in wanted}
+
+    @cached_property
     def markup_ids(self) -> frozenset[int]:
         """Special tokens that the parser must see; they never reach a client."""
-        wanted, text = set(self.parser.markup_tokens), self.tokenizer.token_text
-        return frozenset(index for index in self.tokenizer.special_ids if text(index) in wanted)
+        return frozenset(self.special_markup.values())
 
 
 def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = None) -> ModelConfig:
@@ -78,12 +84,9 @@ def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = Non
 def load_text_side(config: ModelConfig) -> TextSide:
     """Tokenizer, chat template, parser and defaults of a model that is already local."""
     files = open_model(resolve_model(config.model, download_dir=config.download_dir))
-    source = files
-    if config.tokenizer is not None:
-        source = open_model(resolve_model(config.tokenizer, download_dir=config.download_dir))
-    tokenizer = load_tokenizer(source)
+    tokenizer = tokenizer_of(config, files)
     template = load_chat_template(
-        source,
+        _tokenizer_files(config, files),
         tokenizer,
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
@@ -95,6 +98,17 @@ def load_text_side(config: ModelConfig) -> TextSide:
     )
     log.info("Thought and tool calls are parsed as: %s.", parser.name)
     return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files))
+
+
+def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:
+    """The tokenizer that goes with a model, or the one that was asked for instead."""
+    return load_tokenizer(_tokenizer_files(config, files))
+
+
+def _tokenizer_files(config: ModelConfig, files: ModelFiles) -> ModelFiles:
+    if config.tokenizer is None:
+        return files
+    return open_model(resolve_model(config.tokenizer, download_dir=config.download_dir))
 
 
 def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:

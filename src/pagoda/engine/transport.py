@@ -24,6 +24,17 @@ _RECONNECT_MS = 10
 _POLLIN = int(zmq.POLLIN)
 
 
+class MemoryRoom(msgspec.Struct):
+    """What other engines on this machine leave, as far as the system does not show it."""
+
+    reserved: int = 0
+    """Bytes that they were promised and have not touched yet."""
+    limit: int | None = None
+    """Most bytes that this one may take."""
+    least_context: int = 0
+    """With fewer tokens of context than this (or the model's own) there is no room for it."""
+
+
 class Launch(msgspec.Struct):
     """What the engine process is told on its standard input: one line of JSON.
 
@@ -38,6 +49,7 @@ class Launch(msgspec.Struct):
     startup_timeout: float = 0.0
     launched_at: float = 0.0
     """time.time() of the launch."""
+    room: MemoryRoom | None = None
 
 
 class UnreadableMessage(msgspec.Struct):

@@ -89,6 +89,19 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return drawing.top_tokens(logits, count)
 
 
+def mask_logits(logits: Tensor, index: Tensor, masks: Tensor) -> None:
+    """Set to -inf, in rows index[i] of fp32 logits [rows, vocab], what masks[i] does not allow.
+
+    int32 masks [count, words]: bit i % 32 of word i // 32 is set where token i is allowed; int64
+    index [count], no row twice.
+    """
+    native = _native(logits)
+    if native is None:
+        sampling.mask_logits(logits, index, masks)
+    else:
+        native.mask_logits(logits, index, masks)
+
+
 def embed(token_ids: Tensor, table: Tensor) -> Tensor:
     """Rows of `table` [vocab, hidden] for int64 ids [tokens]."""
     return embedding.embed(token_ids, table)

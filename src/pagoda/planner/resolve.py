@@ -26,7 +26,7 @@ _KV_DTYPES = {"int8_per_token_head": "int8"}
 # On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
-_CPU_RESERVE = 512 << 20
+CPU_RESERVE = 512 << 20
 # Beside a long prompt the slowest steps of running replies are to stay within three times their
 # own. Single steps miss their prediction by up to a third, those of the p99 by a fifth.
 _STEP_BOUND = "2.2x"
@@ -222,7 +222,7 @@ def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> i
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes
     share = int(facts.total_memory * config.cache.gpu_memory_utilization)
-    reserve = _CPU_RESERVE if facts.device == "cpu" else 0
+    reserve = CPU_RESERVE if facts.device == "cpu" else 0
     usable = min(share, facts.free_memory - reserve)
     limit = usable - plan.weights - plan.activations - plan.process
     if limit < plan.bytes_per_block * 2 and config.cache.num_gpu_blocks_override is None:

@@ -12,7 +12,7 @@ from pagoda.core.messages import POOLING_TASKS, AddRequest
 from pagoda.core.sampling import MAX_LOGIT_BIAS
 
 # What a row needs beyond the largest logit; a step does only what some row of it needs.
-RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL = (1 << i for i in range(6))
+RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR = (1 << i for i in range(7))
 
 PARAMS = np.dtype(
     [
@@ -80,6 +80,8 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= POOL
     if not sampling.greedy:
         flags |= RANDOM
+    if request.grammar is not None:
+        flags |= GRAMMAR
     if penalties != {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}:
         flags |= PENALTIES
     for name, flag in (("logprobs", LOGPROBS), ("prompt_logprobs", PROMPT_LOGPROBS)):

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,13 +10,16 @@ import torch
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
+from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, TokenLogprobs
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.kernels import ops
 from pagoda.planner.memory import PROMPT_LOGITS
+from pagoda.runtime import blocks as blocks_io
 from pagoda.runtime import params as need
+from pagoda.runtime.blocks import Bytes
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.inputs import KVCaches, build_batch
 from pagoda.runtime.logprobs import token_logprobs
@@ -47,6 +51,8 @@ class ModelRunner:
     max_num_batched_tokens: int
     max_model_len: int
     seed: int = 0
+    grammars: Grammars | None = None
+    """None: requests with a grammar are refused."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
@@ -65,6 +71,7 @@ class ModelRunner:
             max_num_reqs=self.max_num_reqs,
             max_model_len=self.max_model_len,
             seed=self.seed,
+            grammars=self.grammars,
         )
 
     @torch.inference_mode()
@@ -82,6 +89,17 @@ class ModelRunner:
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
         return StepResult(step_id=plan.step_id, results=list(results.values()))
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
+        """uint8 [blocks, bytes of one of the group's blocks]."""
+        return blocks_io.read_blocks(self.kv_caches, self._layers_of(group), blocks)
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
+        """Put back what `read_blocks` gave, into blocks that nobody reads meanwhile."""
+        blocks_io.write_blocks(self.kv_caches, self._layers_of(group), blocks, data)
+
+    def _layers_of(self, group: int) -> list[int]:
+        return [layer for layer, owner in enumerate(self.layer_group) if owner == group]
 
     def warm_up(self) -> int:
         """Record a step where that can be done, and run a prefill and a decode step, so that the

@@ -11,18 +11,21 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.kernels import ops
 from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
+from pagoda.runtime.grammar import apply_grammars
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.penalties import apply_penalties
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
 
+# What changes logits, and with them the largest.
+_CHANGES = need.RULES | need.PENALTIES | need.GRAMMAR
 NOT_A_NUMBER = Fault(
     "The model's output for this request is not a number: the weights or the cache may be "
     "damaged, or the dtype too narrow; try --dtype float32."
 )
 NONE_LEFT = Fault(
-    "No token is left to choose: allowed_token_ids, bad_words, min_tokens and logit_bias together "
-    "forbid all of them; relax one.",
+    "No token is left to choose: allowed_token_ids, bad_words, min_tokens, logit_bias and the "
+    "structure asked for together forbid all of them; relax one.",
     bad_request=True,
 )
 
@@ -65,7 +68,7 @@ def sample(
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
     `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
-    log-probabilities are kept aside; rules, then penalties, change the logits; then greedy, or
+    log-probabilities are kept aside; rules, penalties, grammars change the logits; then greedy, or
     temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
     """
     params = states.params[rows]
@@ -76,13 +79,17 @@ def sample(
         _rules(logits, rows, positions, states)
     if needs & need.PENALTIES:
         _penalties(logits, rows, positions, states)
-    changed = needs & (need.RULES | need.PENALTIES)
-    best = FirstMax(*ops.first_max(logits)) if changed or greedy is None else greedy
+    broken = {}
+    if needs & need.GRAMMAR:
+        flagged = np.flatnonzero(params["flags"] & need.GRAMMAR)
+        broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
+    known = greedy is not None and not needs & _CHANGES
+    best = greedy if known else FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:
         columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
         ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
     top, chosen = best.arrays
-    faults = _faults(top)
+    faults = _faults(top) | broken
     logprobs = {}
     if raw is not None:
         entries = token_logprobs(raw, chosen[reporting], params["logprobs"][reporting])

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.base.errors import RequestError
+from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import PlannedRequest, StepPlan
 from pagoda.runtime.params import (
@@ -138,8 +139,10 @@ class RequestStates:
         max_num_reqs: int,
         max_model_len: int,
         seed: int,
+        grammars: Grammars | None = None,
     ):
         self.vocab_size = vocab_size
+        self.grammars = grammars
         self.seed = seed
         self.max_model_len = max_model_len
         # One more than the context: a full context still samples its last token.
@@ -151,6 +154,8 @@ class RequestStates:
         self.tables = [BlockTable(size, max_num_reqs, max_model_len) for size in block_sizes]
         self.rules: dict[int, Rules] = {}
         self.counts: dict[int, TokenCounts] = {}
+        self.matchers: dict[int, TokenMatcher] = {}
+        """Of the rows whose output follows a grammar."""
         self.faults: dict[str, Fault] = {}
         """Requests that cannot go on, with the reason; they stay so until freed."""
         self._rows: dict[str, int] = {}
@@ -188,6 +193,7 @@ class RequestStates:
             table.clear(row)
         self.rules.pop(row, None)
         self.counts.pop(row, None)
+        self.matchers.pop(row, None)
         self._free.append(row)
 
     def accept(
@@ -253,6 +259,7 @@ class RequestStates:
         try:
             self._check(request)
             rules = compile_rules(request, self.vocab_size)
+            matcher = self._matcher(request.grammar)
         except RequestError as error:
             self.faults[request.req_id] = Fault(error.message, bad_request=True)
             return
@@ -264,12 +271,21 @@ class RequestStates:
         self.lengths[row] = len(prompt)
         self.scored[row] = 0
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
+        if matcher is not None:
+            self.matchers[row] = matcher
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= RULES
         if self.params["flags"][row] & PENALTIES:
             repeats = request.sampling.repetition_penalty != 1.0
             self.counts[row] = TokenCounts(self.token_ids[row, : len(prompt) if repeats else 0])
+
+    def _matcher(self, grammar: str | None) -> TokenMatcher | None:
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise RequestError("This runner takes no grammars.", "structured_outputs")
+        return self.grammars.matcher(grammar)
 
     def _check(self, request: AddRequest) -> None:
         length = len(request.prompt_token_ids)

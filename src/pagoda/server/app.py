@@ -5,28 +5,38 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory
+from pagoda.engine.fleet import Fleet
 from pagoda.server.auth import AuthMiddleware, configured_keys
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from pagoda.server.middleware import (
+    BodyLimitMiddleware,
+    LeaseMiddleware,
+    RequestLogMiddleware,
+    RootPathMiddleware,
+)
 from pagoda.server.openapi import build_openapi
+from pagoda.server.responses.registry import Responses
+from pagoda.server.responses.store import ResponseStore
 from pagoda.server.routes import (
     chat,
     completions,
     docs,
     embeddings,
     health,
+    messages,
     metrics,
     models,
+    responses,
     scores,
     tokens,
 )
+from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
 
-def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
-    """An app that answers from the start: 503 until the directory has models that are ready."""
-    context = Context(directory, config)
+def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
+    """An app that answers from the start: 503 until its context has a fleet with models."""
+    context = Context(fleet, config)
     app = FastAPI(
         title="Pagoda API",
         docs_url=None,
@@ -35,8 +45,12 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.context = context
+    app.state.responses = Responses(ResponseStore(config.responses_store))
     install_handlers(app)
-    modules = (chat, completions, embeddings, scores, models, tokens, health, metrics, docs)
+    modules = (
+        chat, completions, responses, messages, embeddings, scores, models, tokens, health,
+        metrics, docs,
+    )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
     docs.mount_assets(app)
@@ -47,24 +61,31 @@ def create_app(directory: ModelDirectory, config: ServerConfig) -> FastAPI:
 def _middleware(context: Context) -> list[Middleware]:
     """Outermost first. CORS is outside of the key check: browsers send no key with a preflight."""
     config = context.config
-    stack = [
+    stack = [Middleware(RootPathMiddleware, root_path=config.root_path)] if config.root_path else []
+    stack += [
         Middleware(
             RequestLogMiddleware,
             metrics=context.metrics,
             access_log=not config.disable_uvicorn_access_log,
-        )
+        ),
+        Middleware(WebGuardMiddleware, hosts=allowed_hosts(config), origins=config.allowed_origins),
     ]
     if config.allowed_origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(config.allowed_origins),
-                allow_methods=["*"],
-                allow_headers=["*"],
+                allow_origins=config.allowed_origins,
+                allow_methods=config.allowed_methods,
+                allow_headers=config.allowed_headers,
+                allow_credentials=config.allow_credentials,
+                # Browsers ask for it where a public site calls a server of this machine.
+                allow_private_network=True,
+                expose_headers=("X-Request-Id", "Retry-After"),
             )
         )
     keys = configured_keys(config)
     if keys:
         stack.append(Middleware(AuthMiddleware, keys=keys))
     stack.append(Middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes))
+    stack.append(Middleware(LeaseMiddleware))
     return stack

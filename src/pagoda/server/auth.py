@@ -21,20 +21,28 @@ def configured_keys(config: ServerConfig) -> tuple[str, ...]:
     return tuple(key for key in keys if key)
 
 
+def route_path(scope: Scope) -> str:
+    """The path as routes see it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 class AuthMiddleware:
     def __init__(self, app: ASGIApp, keys: Iterable[str]):
         self._app = app
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope):
+        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS or self._allows(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
-            401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
+            401,
+            "The API key is missing or wrong; send it as `Authorization: Bearer KEY` or as "
+            "`x-api-key: KEY`.",
             headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
-        await error.response()(scope, receive, send)
+        )
+        await error.response(scope)(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)

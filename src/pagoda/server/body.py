@@ -23,13 +23,17 @@ _MAX_NAME = 64
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
-    """Parse and check the JSON body; ApiError 400 names the field that is wrong."""
+    """Parse and check the JSON body; ApiError 400 names the field that is wrong, 415 a coding."""
     content_type = request.headers.get("content-type", "")
     if not _is_json(content_type):
         raise ApiError(
             400, f"The Content-Type is {content_type[:100]!r}; send 'application/json'.",
             kind="Bad Request",
         )  # fmt: skip
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        # Never unpacked: a few bytes can hold gigabytes.
+        raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
     try:
         # Strict where the standard library is not: no NaN, no lone surrogates.
         fields = msgspec.json.decode(await request.body())

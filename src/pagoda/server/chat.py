@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from pagoda.core.messages import TokenLogprobs
-from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
-from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation, Part
+from pagoda.server.chat_job import ChatJob
+from pagoda.server.generation import Part
 from pagoda.server.logprobs import LogprobFormatter
-from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.replies import (
     AssistantMessage,
     ChatChoice,
@@ -26,57 +24,22 @@ from pagoda.server.protocol.replies import (
     ToolCallDelta,
     Usage,
 )
+from pagoda.server.reading import ReplyReader
 from pagoda.server.sse import EventSource, event
 from pagoda.server.usage import UsageCounter, fingerprint
-from pagoda.text.parsers.base import Delta, OutputParser
+from pagoda.text.parsers.base import Delta
 from pagoda.text.parsers.reply import ParsedReply
 
 
 @dataclass
-class ChatJob:
-    """All that answering one chat request needs."""
-
-    body: ChatCompletionRequest
-    served: ServedModel
-    generation: Generation
-    head: ReplyHead
-    prompt_text: str
-    echoed: str
-    """With echo, the final message of the request, which the reply continues."""
-
-
-@dataclass
 class _Choice:
-    parser: OutputParser
-    parallel_calls: bool
-    thought: list[str] = field(default_factory=list)
-    called: bool = False
+    reader: ReplyReader
     parsed: ParsedReply = field(default_factory=ParsedReply)
     """Of a whole reply; what was streamed is not kept."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
     started: bool = False
-
-    def feed(self, output: OutputDelta) -> list[Delta]:
-        """What became certain with this output; sets the finish reason with the last."""
-        deltas = self.parser.feed(output.text) if output.text else []
-        if output.finish_reason is not None:
-            deltas = [*deltas, *self.parser.finish()]
-        if not self.parallel_calls:
-            deltas = [delta for delta in deltas if not delta.tool_index]
-        for delta in deltas:
-            if delta.kind == "reasoning":
-                self.thought.append(delta.text)
-            elif delta.kind == "tool_call":
-                self.called = True
-        if output.finish_reason is not None:
-            called = self.called and output.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if called else output.finish_reason
-            self.stop_reason = output.stop_reason
-        return deltas
 
 
 class _ChatReply:
@@ -86,16 +49,20 @@ class _ChatReply:
         self.job = job
         self.body = job.body
         self.usage = UsageCounter(job.generation.num_prompt_tokens)
-        self.choices = [
-            _Choice(
-                job.served.parser(job.prompt_text, job.body.offered_tools),
-                job.body.parallel_tool_calls,
-            )
-            for _ in range(job.generation.num_choices)
-        ]
+        self.choices = [_Choice(job.reader()) for _ in range(job.generation.num_choices)]
         self._formatter = LogprobFormatter(
             job.served.tokenizer, job.body.return_tokens_as_token_ids
         )
+
+    def feed(self, index: int, output: OutputDelta, *, streamed: bool) -> list[Delta]:
+        """What became certain of a choice with this output."""
+        reader = self.choices[index].reader
+        deltas = reader.feed(output)
+        if output.finish_reason is not None and self.body.offered_tools:
+            self.job.generation.metrics.count_tool_parsing(
+                "chat_completions", streamed=streamed, called=reader.called
+            )
+        return deltas
 
     def logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self.body.logprobs:
@@ -103,13 +70,10 @@ class _ChatReply:
         return self._formatter.chat(entries or [], self.body.top_logprobs or 0)
 
     def final_usage(self) -> Usage:
-        reasoning = ["".join(choice.thought) for choice in self.choices if choice.thought]
-        if reasoning:
-            encode = self.job.served.tokenizer.encode
-            self.usage.reasoning = sum(
-                len(encode(text, add_special_tokens=False)) for text in reasoning
-            )
-        return self.usage.usage(self.body.n)
+        encode = self.job.served.tokenizer.encode
+        thought = sum(choice.reader.count_thought(encode) for choice in self.choices)
+        self.usage.reasoning = thought or None
+        return self.usage.final(self.body, self.job.served, self.job.generation)
 
 
 class WholeChat(_ChatReply):
@@ -139,11 +103,11 @@ class WholeChat(_ChatReply):
 
     def _add(self, index: int, output: OutputDelta) -> None:
         choice = self.choices[index]
-        choice.parsed.add(choice.feed(output))
+        choice.parsed.add(self.feed(index, output, streamed=False))
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs or []
         choice.prompt_logprobs += output.prompt_logprobs or []
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
 
     def _choice(self, index: int) -> ChatChoice:
         choice = self.choices[index]
@@ -161,8 +125,8 @@ class WholeChat(_ChatReply):
             index=index,
             message=message,
             logprobs=self.logprobs(choice.logprobs),
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
+            finish_reason=choice.reader.finish_reason,
+            stop_reason=choice.reader.stop_reason,
             token_ids=choice.token_ids if self.body.return_token_ids else None,
         )
 
@@ -186,8 +150,8 @@ class StreamedChat(_ChatReply, EventSource):
 
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
-        delta = self._delta(choice.feed(output))
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
+        delta = self._delta(self.feed(index, output, streamed=True))
         written = b""
         if not choice.started and (output.token_ids or finished):
             choice.started = True
@@ -233,7 +197,7 @@ class StreamedChat(_ChatReply, EventSource):
             index=index,
             delta=delta,
             logprobs=self.logprobs(output.logprobs),
-            finish_reason=self.choices[index].finish_reason,
+            finish_reason=self.choices[index].reader.finish_reason,
         )
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids

@@ -60,7 +60,10 @@ class _CompletionReply:
 
     def count(self, index: int, output: OutputDelta) -> None:
         self.choices[index].prompt_logprobs += output.prompt_logprobs or []
-        self.usage.add(index, len(output.token_ids), output.num_cached_tokens)
+        self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
+
+    def final_usage(self) -> Usage:
+        return self.usage.final(self.body, self.job.served, self.job.generation)
 
     def echoed(self, index: int) -> str:
         return self.job.prompt_texts[index // self.body.n] if self.body.echo else ""
@@ -97,7 +100,7 @@ class WholeCompletion(_CompletionReply):
             model=head.model,
             choices=[self._choice(i) for i in range(len(self.choices))],
             system_fingerprint=fingerprint(self.job.served),
-            usage=self.usage.usage(self.body.n),
+            usage=self.final_usage(),
         )
 
     def _add(self, index: int, output: OutputDelta) -> None:
@@ -136,7 +139,7 @@ class StreamedCompletion(_CompletionReply, EventSource):
         options = self.body.stream_options
         if options is None or not options.include_usage:
             return b""
-        return event(self._chunk([], usage=self.usage.usage(self.body.n)))
+        return event(self._chunk([], usage=self.final_usage()))
 
     def _part(self, index: int, output: OutputDelta) -> bytes:
         self.count(index, output)

@@ -3,44 +3,63 @@
 import re
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from pagoda.base.errors import ModelNotFoundError
+from pagoda.base.errors import ModelNotFoundError, PagodaError, RequestError
 from pagoda.config.server import ServerConfig
-from pagoda.engine.directory import ModelDirectory, ServedModel
+from pagoda.engine.directory import ServedModel
+from pagoda.engine.entry import ModelEntry
+from pagoda.engine.fleet import Fleet
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics
 
+LEASES = "pagoda.leases"
+"""Where a request's scope has the models that it keeps loaded."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
 @dataclass
 class Context:
-    directory: ModelDirectory
-    """Replaced when models come or go."""
+    fleet: Fleet
+    """Empty until the server is ready."""
     config: ServerConfig
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(lambda: self.directory.models())
+        self.metrics = Metrics(lambda: self.fleet.models())
 
-    def models(self) -> list[ServedModel]:
-        """All models; 503 while nothing is loaded yet."""
-        models = self.directory.models()
-        if not models:
+    def entries(self) -> list[ModelEntry]:
+        """All models, loaded or not; 503 while the server starts."""
+        if not self.fleet.entries:
             raise unavailable("The model is still loading.")
-        return models
+        return self.fleet.entries
 
-    def served(self, name: str | None) -> ServedModel:
-        """The model by name; 404 if unknown, 503 while nothing is loaded yet."""
-        models = self.models()
+    def entry(self, name: str | None) -> ModelEntry:
+        """The model by name; 404 if unknown, 503 while the server starts."""
+        entries = self.entries()
         try:
-            return self.directory.get(name)
+            return self.fleet.find(name)
         except ModelNotFoundError as error:
-            names = ", ".join(n for served in models for n in served.names)
+            names = ", ".join(n for entry in entries for n in entry.names)
             raise ApiError(404, f"{error.message} Valid names: {names}.", param="model") from None
+
+    async def served(self, request: Request, name: str | None) -> ServedModel:
+        """The model by name, loaded if need be, and kept until the request is answered.
+
+        Raises as `entry`, and 503 where there is no room for it or it cannot be loaded.
+        """
+        entry = self.entry(name)
+        leases: ExitStack = request.scope[LEASES]
+        leases.enter_context(entry.used())
+        try:
+            return await self.fleet.ready(entry)
+        except RequestError:
+            raise
+        except PagodaError as error:
+            raise unavailable(f"The model {entry.names[0]} is not available: {error}") from error
 
 
 def context_of(request: Request) -> Context:

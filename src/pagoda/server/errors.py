@@ -1,4 +1,5 @@
-"""Every error of the API in one shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Every error of the API in one shape: `{"error": {"message", "type", "param", "code"}}`, but for
+the routes that speak Anthropic's dialect."""
 
 from collections.abc import Mapping
 
@@ -7,9 +8,11 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from pagoda.base import errors
 from pagoda.base.log import get_logger
+from pagoda.server.anthropic.errors import REQUEST_ID, error_reply, is_anthropic, status_of
 
 _log = get_logger(__name__)
 
@@ -24,6 +27,8 @@ _TYPES = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
@@ -65,8 +70,13 @@ class ApiError(errors.PagodaError):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(self.info))
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+    def response(self, scope: Scope) -> Response:
+        """In the dialect of the request's route."""
+        status, body = self.status, self.body()
+        if is_anthropic(scope):
+            status = status_of(status)
+            body = error_reply(status, str(self), scope.get(REQUEST_ID))
+        return Response(body, status, self.headers, media_type="application/json")
 
 
 def unavailable(message: str) -> ApiError:
@@ -98,8 +108,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, "An internal error occurred; the server's log has the details.")
 
 
-async def _handle(_request: Request, error: Exception) -> Response:
-    return to_api_error(error).response()
+async def _handle(request: Request, error: Exception) -> Response:
+    return to_api_error(error).response(request.scope)
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,15 +12,29 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.metrics import Metrics, RequestTimer
+from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
 from pagoda.server.protocol.common import GenerationBody
 
 Part = tuple[int, OutputDelta]
 """Index of the choice, and what was added to it."""
+Watch = Callable[[int, OutputDelta], None]
 
 # Clients choose response ids, so engine ids carry a number that never repeats.
 _serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What holds for the replies of a request beside its sampling."""
+
+    grammar: str | None = None
+    """What each reply follows."""
+    shown_ids: Set[int] = frozenset()
+    """Special tokens that are text all the same."""
+
+
+PLAIN_REPLY = ReplyRules()
 
 
 class Generation:
@@ -34,7 +48,7 @@ class Generation:
         body: GenerationBody,
         response_id: str,
         metrics: Metrics,
-        shown_ids: Set[int] = frozenset(),
+        rules: ReplyRules = PLAIN_REPLY,
     ):
         """Raises RequestError (too long, bad ids) before anything reaches the engine."""
         if served.client.state != "ready":
@@ -43,25 +57,32 @@ class Generation:
         self.prompts = prompts
         self.sampling = sampling
         self._served = served
+        self.metrics = metrics.of(served)
+        self.watch: Watch | None = None
+        """Hears of what is added to each choice."""
         self._requests: list[AddRequest] = []
+        self._timers: list[RequestTimer] = []
         for prompt_ids in prompts:
             request = served.make_request(
                 f"{response_id}-{next(_serial)}",
                 prompt_ids,
                 sampling,
+                grammar=rules.grammar,
                 priority=body.priority,
                 cache_salt=body.cache_salt,
             )
             if sampling.max_tokens is None:
                 _apply_default_length(request.sampling, body, served)
-            self._requests += fan_out(request, sampling.n)
-        self._timers = [
-            RequestTimer(metrics.of(served), request, sampling.n) for request in self._requests
-        ]
+            choices = fan_out(request, sampling.n)
+            siblings = Siblings(self.metrics, sampling.n)
+            self._requests += choices
+            self._timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
         self._running = {
             request.req_id: _Choice(
                 index,
-                OutputProcessor(served.tokenizer, sampling, request.prompt_token_ids, shown_ids),
+                OutputProcessor(
+                    served.tokenizer, sampling, request.prompt_token_ids, rules.shown_ids
+                ),
                 self._timers[index],
             )
             for index, request in enumerate(self._requests)
@@ -75,6 +96,11 @@ class Generation:
         """The prompt of a choice as the engine sees it (truncation applied)."""
         return self._requests[index].prompt_token_ids
 
+    def prompt_text(self, index: int, most: int) -> str:
+        """At most so many characters of the prompt of a choice."""
+        # A token has one at least, special ones apart.
+        return self._served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
+
     @property
     def num_prompt_tokens(self) -> int:
         """Each prompt once: its choices share it."""
@@ -82,10 +108,13 @@ class Generation:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """The engine has all of it inside; leaving aborts what still runs."""
+        """The engine has all of it inside; leaving aborts what still runs.
+
+        Entering raises QueueFullError or EngineDeadError where the engine takes no more.
+        """
         client = self._served.client
+        self._inbox = client.submit(self._requests)
         try:
-            self._inbox = client.submit(self._requests)
             yield
         finally:
             client.drop([request.req_id for request in self._requests])
@@ -117,6 +146,8 @@ class Generation:
     def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
         output = choice.processor.process(delta)
         choice.timer.observe(delta, output.finish_reason)
+        if self.watch is not None:
+            self.watch(choice.index, output)
         if output.finish_reason is not None:
             del self._running[delta.req_id]
             if choice.processor.matched_stop:

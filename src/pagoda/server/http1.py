@@ -1,12 +1,28 @@
-"""HTTP/1.1 for replies of many small chunks."""
+"""HTTP/1.1 for replies of many small chunks, and for peers that take their time."""
 
+import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import h11
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pagoda.server.errors import ApiError
+
 _EXTENSION = "pagoda.write"
+
+MAX_HEAD = 16 * 1024
+"""Bytes of a request's line and headers; h11 has the same bound for one that is not complete."""
+
+# Seconds. HTTP clients commonly drop a connection that was idle for 5, so they are first.
+IDLE_TIMEOUT = 30
+"""For the next request to begin."""
+HEAD_TIMEOUT = 30
+"""For a request's line and headers to be complete."""
+WRITE_TIMEOUT = 300
+"""For a reader that has stopped to go on."""
 
 ChunkWriter = Callable[[bytes], bool]
 """Writes a chunk of a reply without a length, once its head is sent. False, and nothing done,
@@ -28,8 +44,64 @@ class StreamingProtocol(H11Protocol):
         super().__init__(*args, **options)
         self._application, self.app = self.app, self._serve
         self._chunks = b""
+        self.timeout_keep_alive = IDLE_TIMEOUT
+        self._peer_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._watch_peer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._peer_timer = _cancelled(self._peer_timer)
+        self._write_timer = _cancelled(self._write_timer)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_peer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_timer = _cancelled(self._write_timer)
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is no HTTP: in the form of all other errors."""
+        self._peer_timer = _cancelled(self._peer_timer)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # a reply has begun
+            return
+        cause = sys.exception()
+        too_large = isinstance(cause, h11.RemoteProtocolError) and cause.error_status_hint == 431
+        error = head_too_large() if too_large else ApiError(400, "This is no valid HTTP request.")
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        reply = (
+            h11.Response(status_code=error.status, headers=headers),
+            h11.Data(data=error.body()),
+            h11.EndOfMessage(),
+        )
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in reply))
+        self.transport.close()
+
+    def _watch_peer(self) -> None:
+        """Bytes that come one by one keep no connection open: the time is for a whole head, or
+        for the rest of a body whose request was answered already. Where none come, uvicorn's
+        timer of idle connections runs."""
+        state = self.conn.their_state
+        answered = self.cycle is not None and self.cycle.response_complete
+        if state is not h11.IDLE and not (state is h11.SEND_BODY and answered):
+            self._peer_timer = _cancelled(self._peer_timer)
+        elif self._peer_timer is None and not self.transport.is_closing():
+            self._peer_timer = self.loop.call_later(HEAD_TIMEOUT, self.transport.close)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _head_size(scope) > MAX_HEAD:
+            await head_too_large().response(scope)(scope, receive, send)
+            return
         # The end of an older client's reply is that of its connection: its chunks have no frames.
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             scope["extensions"] = {_EXTENSION: self._write}
@@ -62,3 +134,21 @@ def chunk_writer(scope: Scope) -> ChunkWriter:
 
 def _never(data: bytes) -> bool:
     return False
+
+
+def head_too_large() -> ApiError:
+    return ApiError(431, f"A request's line and headers may have {MAX_HEAD} bytes.")
+
+
+def _head_size(scope: Scope) -> int:
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    for name, value in scope["headers"]:
+        size += len(name) + len(value) + 4  # a colon, a space and the end of the line
+    return size
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """What is left of a timer."""
+    if timer is not None:
+        timer.cancel()
+    return None

@@ -1,9 +1,10 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
 import os
+import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -13,17 +14,20 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
 from pagoda.engine.text_side import fetch_model
+from pagoda.engine.transport import MemoryRoom
 from pagoda.engine.watchdog import Watchdog
-from pagoda.server.listen import listen
+from pagoda.server.listen import listening
+from pagoda.server.tls import tls_context
 
 _log = get_logger(__name__)
 
 _SHOW_CURSOR = "\x1b[?25h\n"
 # A fetch that used up the time still leaves the engine enough to say where it stands.
 _LEAST_SECONDS = 0.1
+_MAX_DESCRIPTORS = 65536
 
 
-Launcher = Callable[[EngineConfig, ServerConfig], EngineClient]
+Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
 # From one ASGI application to another; naming their type would import starlette.
 Wrap = Callable[[Any], Any]
 
@@ -32,29 +36,47 @@ def run_server(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     launcher: Launcher | None = None,
+    more_models: Sequence[str] = (),
     wrap: Wrap | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
-    `launcher` starts another engine process than `pagoda.engine.process`; `wrap` puts pages in
-    front of the API.
+    `launcher` starts another engine process than `pagoda.engine.process`. `more_models` are loaded
+    when they are asked for. `wrap` puts pages in front of the API.
     """
+    launcher = launcher or _launch
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
-        with listen(server_config.host, server_config.port) as listener:
+        tls = tls_context(server_config)
+        allow_many_connections()
+        with listening(server_config) as listener:
             model = _fetch(engine_config.model, server_config.startup_timeout)
             if server_config.startup_timeout:
                 left = server_config.startup_timeout - (time.monotonic() - begun)
                 server_config = replace(server_config, startup_timeout=max(_LEAST_SECONDS, left))
-            client = (launcher or _launch)(replace(engine_config, model=model), server_config)
+            limit = server_config.models_memory
+            room = None if limit is None else MemoryRoom(limit=limit)
+            client = launcher(replace(engine_config, model=model), server_config, room)
             try:
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
                 import uvloop
 
+                from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
                 from pagoda.server.lifecycle import Lifecycle
 
-                lifecycle = Lifecycle(listener, client, engine_config, server_config, wrap)
+                entries = model_entries(
+                    engine_config,
+                    more_models,
+                    server_config.pin,
+                    find_models(server_config.models_dir),
+                )
+                fleet = Fleet(
+                    entries,
+                    limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
+                    launcher=lambda config, room: launcher(config, server_config, room),
+                )
+                lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap)
                 return uvloop.run(lifecycle.run())
             finally:
                 client.kill()
@@ -63,6 +85,13 @@ def run_server(
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and shells give 1,024 where the system would give more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _fetch(model: ModelConfig, timeout: float) -> ModelConfig:
@@ -84,10 +113,13 @@ def _give_up(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def _launch(engine_config: EngineConfig, server_config: ServerConfig) -> EngineClient:
+def _launch(
+    engine_config: EngineConfig, server_config: ServerConfig, room: MemoryRoom | None
+) -> EngineClient:
     return EngineClient.launch(
         engine_config,
         log_level=server_config.log_level,
         log_format=server_config.log_format,
         startup_timeout=server_config.startup_timeout,
+        room=room,
     )

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,10 +19,10 @@ from pagoda.base import runfile
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
-from pagoda.config.engine import EngineConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ModelDirectory, ServedModel, served_model
+from pagoda.engine.directory import ServedModel, served_model
+from pagoda.engine.fleet import Fleet
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.text_side import TextSide, load_text_side
 from pagoda.engine.watchdog import situation
@@ -30,6 +31,7 @@ from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.listen import base_url, is_loopback
+from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
 
 _log = get_logger(__name__)
@@ -52,19 +54,23 @@ class Lifecycle:
         self,
         listener: socket.socket,
         client: EngineClient,
-        engine_config: EngineConfig,
+        fleet: Fleet,
         config: ServerConfig,
+        tls: ssl.SSLContext | None = None,
         wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ):
+        """`client` is the engine of the fleet's first model, which starts already."""
         self._listener = listener
         self._client = client
-        self._engine_config = engine_config
+        self._fleet = fleet
         self._config = config
-        self._url = base_url(listener)
-        self._port: int = listener.getsockname()[1]  # uvicorn closes the listener
-        app = create_app(ModelDirectory([]), config)
+        self._url = base_url(listener, "https" if tls else "http")
+        # uvicorn closes the listener. A unix socket has no port, so nobody looks for one.
+        self._port: int | None = None if config.uds else listener.getsockname()[1]
+        app = create_app(Fleet(), config)
         self._context: Context = app.state.context
-        self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config))
+        self._responses: Responses = app.state.responses
+        self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config, tls))
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -75,7 +81,7 @@ class Lifecycle:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         stop = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start())
-        stats = asyncio.create_task(self._log_stats())
+        beside = [asyncio.create_task(work) for work in (self._log_stats(), self._watch_idle())]
         try:
             await asyncio.wait((starting, stop, http), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -83,9 +89,8 @@ class Lifecycle:
                 await asyncio.wait((stop, http), return_when=asyncio.FIRST_COMPLETED)
             return 0 if self._stop.is_set() else 1
         finally:
-            stats.cancel()
-            starting.cancel()
-            stop.cancel()
+            for task in (*beside, starting, stop):
+                task.cancel()
             await self._end(http)
 
     async def _start(self) -> None:
@@ -98,9 +103,11 @@ class Lifecycle:
             )
         finally:
             display.close()
-        served = served_model(self._engine_config, self._client, text)
-        self._context.directory = ModelDirectory([served])
-        runfile.register(self._port)
+        first = self._fleet.entries[0]
+        served = first.served = served_model(first.config, self._client, text)
+        self._context.fleet = self._fleet
+        if self._port is not None:
+            runfile.register(self._port)
         self._announce(served)
 
     async def _load_text_side(self, timeout: float | None) -> TextSide:
@@ -127,21 +134,32 @@ class Lifecycle:
 
     def _announce(self, served: ServedModel) -> None:
         reach = ""
-        if is_loopback(self._listener):
+        if self._port is None:
+            reach = " (this user only)"
+        elif is_loopback(self._listener):
             reach = " (this machine only; --host 0.0.0.0 opens it)"
         elif not configured_keys(self._config):
             reach = " (open to everyone who reaches it; --api-key asks for a key)"
-        _log.info("Ready: %s at %s/v1%s", served.names[0], self._url, reach)
+        more = len(self._fleet.entries) - 1
+        others = f" and {more} more when asked for" if more else ""
+        path = f"{self._config.root_path}/v1"
+        if self._port is None:
+            path = f", {path}"
+        _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, reach)
 
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
-            await log_stats(lambda: self._context.directory.models())
+            await log_stats(self._fleet.models)
+
+    async def _watch_idle(self) -> None:
+        await self._fleet.watch_idle()
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             _log.warning("Stopping at once.")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._client.pid, signal.SIGKILL)
+            for pid in {self._client.pid, *(served.client.pid for served in self._fleet.models())}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._http.force_exit = True
             return
         drain = self._config.shutdown_timeout
@@ -152,13 +170,19 @@ class Lifecycle:
     async def _end(self, http: "asyncio.Task[None]") -> None:
         """No new requests, then the engine, then whoever is still connected."""
         self._http.should_exit = True
+        drain = self._config.shutdown_timeout
         with contextlib.suppress(PagodaError):
-            await self._client.shutdown(self._config.shutdown_timeout)
+            # The first engine is the fleet's only once it has started.
+            await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
         await asyncio.gather(http, return_exceptions=True)
-        runfile.unregister(self._port)
+        await self._responses.close()
+        if self._port is not None:
+            runfile.unregister(self._port)
 
 
-def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(
+    app: object, config: ServerConfig, tls: ssl.SSLContext | None
+) -> uvicorn.Config:
     # Our middleware writes the access log; of uvicorn only what goes wrong is worth a line.
     logger = logging.getLogger("uvicorn")
     logger.handlers = list(logging.getLogger("pagoda").handlers)
@@ -172,5 +196,6 @@ def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
         http=StreamingProtocol,
         ws="none",
         server_header=False,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _GRACE,
     )

@@ -2,7 +2,8 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
+from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel
 
 Models = Callable[[], list[ServedModel]]
@@ -38,6 +40,7 @@ _SECONDS_TOKEN = (
 )  # fmt: skip
 _COUNTS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 _SMALL_COUNTS = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Seconds from arrival to the first token.", _SECONDS_FIRST),
@@ -52,6 +55,8 @@ _HISTOGRAMS = {
     "request_decode_time_seconds": ("Seconds from the first token to the last.", _SECONDS_LONG),
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
+    "request_max_num_generation_tokens": ("Those of a prompt's longest choice.", _COUNTS),
+    "request_num_preemptions": ("How often a request was preempted.", _PREEMPTIONS),
     "request_params_n": ("The n of a request.", _SMALL_COUNTS),
     "request_params_max_tokens": ("The max_tokens of a request.", _COUNTS),
 }  # fmt: skip
@@ -72,9 +77,12 @@ class Buckets:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        counts = list(zip(names, accumulate(self._counts), strict=True))
-        family.add_metric(labels, counts, self._sum)
+        family.add_metric(labels, _cumulated(self._bounds, self._counts), self._sum)
+
+
+def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    return list(zip(names, accumulate(counts), strict=True))
 
 
 class ModelMetrics:
@@ -90,6 +98,12 @@ class ModelMetrics:
             source: registry.prompt_by_source.labels(*labels, source)
             for source in ("local_compute", "local_cache_hit")
         }
+        self._parsed = partial(registry.tool_parsing.labels, *labels)
+
+    def count_tool_parsing(self, route: str, *, streamed: bool, called: bool) -> None:
+        """A choice of a request that offered tools is complete."""
+        mode = "streaming" if streamed else "non_streaming"
+        self._parsed("tool_call" if called else "no_tool_call", mode, route).inc()
 
 
 class Metrics:
@@ -107,6 +121,10 @@ class Metrics:
         self.prompt_by_source = self._counter(
             "prompt_tokens_by_source", "Prompt tokens, computed or found.", "source"
         )
+        self.tool_parsing = self._counter(
+            "tool_call_parser_invocations", "Choices whose text was searched for tool calls.",
+            "outcome", "mode", "request_type",
+        )  # fmt: skip
         self.http_requests = Counter(
             "http_requests", "HTTP requests.", ("handler", "method", "status"),
             registry=self.registry,
@@ -131,14 +149,31 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class Siblings:
+    """The choices of one prompt."""
+
+    def __init__(self, metrics: ModelMetrics, n: int):
+        self.n = n
+        self._running = n
+        self._most_tokens = 0
+        self._histogram = metrics.histogram["request_max_num_generation_tokens"]
+
+    def finish(self, num_tokens: int) -> None:
+        self._running -= 1
+        self._most_tokens = max(self._most_tokens, num_tokens)
+        if self._running == 0:
+            self._histogram.observe(self._most_tokens)
+
+
 class RequestTimer:
     """Times one engine request from its deltas."""
 
-    def __init__(self, metrics: ModelMetrics, request: AddRequest, n: int):
+    def __init__(self, metrics: ModelMetrics, request: AddRequest, siblings: Siblings):
         self._metrics = metrics
+        self._siblings = siblings
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._max_tokens = request.sampling.max_tokens
-        self._n = n
+        self._num_preemptions = 0
         self._finished = False
         self._arrival = time.monotonic()
         self._first = 0.0
@@ -161,6 +196,7 @@ class RequestTimer:
             self._last = now
             self._num_tokens += len(delta.token_ids)
         if finish_reason is not None:
+            self._num_preemptions = delta.num_preemptions
             self._finish(finish_reason, now)
 
     def close(self) -> None:
@@ -181,7 +217,9 @@ class RequestTimer:
         histogram["e2e_request_latency_seconds"].observe(now - self._arrival)
         histogram["request_prompt_tokens"].observe(self._num_prompt_tokens)
         histogram["request_generation_tokens"].observe(self._num_tokens)
-        histogram["request_params_n"].observe(self._n)
+        histogram["request_num_preemptions"].observe(self._num_preemptions)
+        histogram["request_params_n"].observe(self._siblings.n)
+        self._siblings.finish(self._num_tokens)
         if self._max_tokens is not None:
             histogram["request_params_max_tokens"].observe(self._max_tokens)
         if self._queued is not None:
@@ -207,20 +245,41 @@ class _EngineCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        models = [(s.names[0], s.client.stats, s.client.ready) for s in self._models()]
-        for name, doc, read in _GAUGES:
-            yield _family(GaugeMetricFamily, name, doc, ((n, read(s)) for n, s, _ in models))
-        for name, doc, read in _COUNTERS:
-            yield _family(CounterMetricFamily, name, doc, ((n, read(s)) for n, s, _ in models))
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache, as labels.",
-            labels=(*_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"),
-        )  # fmt: skip
-        for name, _, ready in models:
-            if ready is not None:
-                shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
-                info.add_metric((name, _ENGINE, *shape), 1)
-        yield info
+        clients = [((served.names[0], _ENGINE), served.client) for served in self._models()]
+        for kind, values in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, doc, read in values:
+                family: Any = kind(f"vllm:{name}", doc, labels=_LABELS)
+                for labels, client in clients:
+                    family.add_metric(labels, read(client.stats))
+                yield family
+        for kind, name, doc, label, split in _SPLIT:
+            family = kind(f"vllm:{name}", doc, labels=(*_LABELS, label))
+            for labels, client in clients:
+                for part, value in split(client).items():
+                    family.add_metric((*labels, part), value)
+            yield family
+        steps = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of a step.", labels=_LABELS
+        )
+        for labels, client in clients:
+            counts = client.stats.steps_by_tokens or [0] * (len(STEP_TOKENS) + 1)
+            total = client.stats.computed_tokens
+            steps.add_metric(labels, _cumulated(STEP_TOKENS, counts), total)
+        yield steps
+        yield _cache_config(clients)
+
+
+def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
+    info = GaugeMetricFamily(
+        "vllm:cache_config_info", "The KV cache, as labels.",
+        labels=(*_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"),
+    )  # fmt: skip
+    for labels, client in clients:
+        ready = client.ready
+        if ready is not None:
+            shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
+            info.add_metric((*labels, *shape), 1)
+    return info
 
 
 class _HistogramCollector(Collector):
@@ -235,23 +294,19 @@ class _HistogramCollector(Collector):
             yield family
 
 
-def _family(kind: Any, name: str, doc: str, values: Iterator[tuple[str, float]]) -> Metric:
-    family: Metric = kind(f"vllm:{name}", doc, labels=_LABELS)
-    for model, value in values:
-        family.add_metric((model, _ENGINE), value)  # type: ignore[attr-defined]  # Any: families differ
-    return family
-
-
 def kv_usage(stats: EngineStats) -> float:
     """0 to 1."""
     return 1 - stats.blocks_free / stats.blocks_total if stats.blocks_total else 0.0
+
+
+def _waiting(stats: EngineStats) -> dict[str, int]:
+    return {"capacity": stats.num_waiting - stats.num_held, "deferred": stats.num_held}
 
 
 _GAUGES = (
     ("num_requests_running", "Requests that take part in steps.", lambda s: s.num_running),
     ("num_requests_waiting", "Requests that wait.", lambda s: s.num_waiting),
     ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", kv_usage),
-    ("engine_sleep_state", "0: the engine never sleeps.", lambda _: 0),
 )
 _COUNTERS = (
     ("num_preemptions", "Preempted requests.", lambda s: s.num_preemptions),
@@ -260,3 +315,18 @@ _COUNTERS = (
     ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
     ("iterations", "Steps of the engine.", lambda s: s.num_steps),
 )
+_SPLIT: tuple[tuple[Any, str, str, str, Callable[[EngineClient], dict[str, int]]], ...] = (
+    (
+        GaugeMetricFamily, "num_requests_waiting_by_reason",
+        "Requests that wait for room, and those that wait for something else.", "reason",
+        lambda c: _waiting(c.stats),
+    ),
+    (
+        GaugeMetricFamily, "engine_sleep_state", "1 at the state that holds; none here sleeps.",
+        "sleep_state", lambda c: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+    ),
+    (
+        CounterMetricFamily, "admission_rejections", "Requests refused because others wait.",
+        "reason", lambda c: c.queue.rejections,
+    ),
+)  # fmt: skip

@@ -1,35 +1,54 @@
-"""What every HTTP request passes: a limit on its body, an id, a line in the log."""
+"""What every HTTP request passes: a limit on its body, an id, a line in the log, a root path."""
 
 import asyncio
 import logging
 import time
 import uuid
+from contextlib import ExitStack
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda.base.log import get_logger
-from pagoda.server.auth import OPEN_PATHS
+from pagoda.server.anthropic.errors import REQUEST_ID, is_anthropic
+from pagoda.server.auth import OPEN_PATHS, route_path
+from pagoda.server.context import LEASES
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.metrics import Metrics
 
 _access = get_logger("server.access")
 
-# A client that stops in the middle of its body is given up after so many seconds.
+# A client that stops in the middle of its body is given up after so many seconds, as is one that
+# is behind by as much of what it would have sent at the least rate, in bytes per second.
 BODY_TIMEOUT = 60.0
+_LEAST_RATE = 4096
 _MAX_ID = 128
 # HTTP lets clients make up methods.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 
+class RootPathMiddleware:
+    """Puts every path under --root-path, whether or not the proxy in front took that away."""
+
+    def __init__(self, app: ASGIApp, root_path: str):
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._root
+        if not scope["path"].startswith(self._root + "/"):
+            scope["path"] = self._root + scope["path"]
+        await self._app(scope, receive, send)
+
+
 class BodyLimitMiddleware:
     """413 by Content-Length before a byte is read, and again by what really arrives."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float = BODY_TIMEOUT):
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float | None = None):
         self._app = app
         self._max_bytes = max_bytes
-        self._timeout = timeout
+        self._timeout = BODY_TIMEOUT if timeout is None else timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,20 +56,25 @@ class BodyLimitMiddleware:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
+            await self._too_large().response(scope)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:
         received = 0
         complete = False
+        deadline: float | None = None
 
         async def limited() -> Message:
-            nonlocal received, complete
+            nonlocal received, complete, deadline
             if complete:
                 return await receive()
+            now = time.monotonic()
+            if deadline is None:
+                deadline = now + self._timeout
+            left = deadline + received / _LEAST_RATE - now
             try:
-                message = await asyncio.wait_for(receive(), self._timeout)
+                message = await asyncio.wait_for(receive(), left)
             except TimeoutError:
                 raise ApiError(408, "The request's body did not arrive in time.") from None
             received += len(message.get("body", b""))
@@ -81,19 +105,22 @@ class RequestLogMiddleware:
         request_id = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID]
         if not request_id.isprintable() or not request_id:
             request_id = uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
+        names = ("X-Request-Id", "request-id") if is_anthropic(scope) else ("X-Request-Id",)
         status = 0
 
         async def tagged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                for name in names:
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, tagged)
         except Exception as error:  # noqa: BLE001  # the edge: it becomes a reply
-            reply = to_api_error(error).response()
+            reply = to_api_error(error).response(scope)
             if status == 0:
                 await reply(scope, receive, tagged)
         finally:
@@ -109,9 +136,21 @@ class RequestLogMiddleware:
         if self._access_log:
             client = scope.get("client") or ("", 0)
             # Probes ask every few seconds.
-            level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+            level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO
             _access.log(
                 level,
                 '%s:%d - "%s %s HTTP/%s" %d',
                 client[0], client[1], method, quote(scope["path"]), scope["http_version"], status,
             )  # fmt: skip
+
+
+class LeaseMiddleware:
+    """Lets go of the models that a request kept loaded, once it is answered."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as leases:
+            scope[LEASES] = leases
+            await self._app(scope, receive, send)

@@ -8,47 +8,62 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from pagoda.server.anthropic.errors import AnthropicError
 from pagoda.server.errors import ErrorReply
-from pagoda.server.protocol import pooling, replies, vectors
+from pagoda.server.protocol import (
+    anthropic_replies,
+    pooling,
+    replies,
+    response_objects,
+    vectors,
+)
+from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.protocol.models import ModelRequest
+from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
 from pagoda.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from pagoda.version import __version__
 
 _REF = "#/components/schemas/"
 _REQUESTS: tuple[type[BaseModel], ...] = (
-    ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest,
+    ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ModelRequest,
     pooling.EmbeddingRequest, pooling.PoolingRequest, pooling.ClassifyRequest,
     pooling.ScoreRequest, pooling.RerankRequest, pooling.NativeEmbeddingRequest,
+    MessagesRequest, CountTokensRequest, ResponsesRequest, CountInputRequest,
 )  # fmt: skip
 _REPLIES: tuple[type[msgspec.Struct], ...] = (
     replies.ChatCompletion, replies.ChatCompletionChunk, replies.Completion,
-    replies.CompletionChunk, replies.ModelCard, replies.ModelList, replies.Tokens, replies.Text,
+    replies.CompletionChunk, replies.ModelCard, replies.ModelList, replies.Success, replies.Tokens,
+    replies.Text,
     vectors.Embeddings, vectors.PooledList, vectors.Classifications, vectors.Scores,
-    vectors.Ranking, vectors.NativeEmbedding, ErrorReply,
+    vectors.Ranking, vectors.NativeEmbedding, ErrorReply, AnthropicError,
+    anthropic_replies.AnthropicReply, anthropic_replies.TokenCount, *anthropic_replies.EVENTS,
+    response_objects.ResponseObject, response_objects.DeletedResponse, response_objects.ItemList,
+    response_objects.InputTokenCount, *response_objects.EVENTS,
 )  # fmt: skip
 
 
 def describe(
     request: type[BaseModel] | None,
     reply: type[msgspec.Struct],
-    chunk: type[msgspec.Struct] | None = None,
-    *,
+    *chunks: type[msgspec.Struct],
     many: bool = False,
+    error: type[msgspec.Struct] = ErrorReply,
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads and writes its bodies itself; with `many` the reply
-    is a list."""
+    """`openapi_extra` of a route that reads and writes its bodies itself. `chunks`: what a stream
+    is made of; with `many` the reply is a list."""
     content = {"application/json": _reference(reply)}
     if many:
         content = {"application/json": {"schema": {"type": "array", "items": _ref(reply)}}}
-    if chunk is not None:
-        content["text/event-stream"] = _reference(chunk)
+    if chunks:
+        content["text/event-stream"] = {"schema": {"anyOf": [_ref(chunk) for chunk in chunks]}}
     extra: dict[str, Any] = {
         "responses": {
             "200": {"description": "The reply.", "content": content},
             "4XX": {
                 "description": "What is wrong with the request.",
-                "content": {"application/json": _reference(ErrorReply)},
+                "content": {"application/json": _reference(error)},
             },
         }
     }

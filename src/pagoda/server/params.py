@@ -9,6 +9,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.completions import CompletionRequest
+from pagoda.server.structure import wanted_structure
 
 MAX_STOP_STRINGS = 64
 # Each is tokenized on arrival.
@@ -88,7 +89,14 @@ def _params(
             token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
             for token, bias in body.logit_bias.items()
         }
-    return SamplingParams(stop=stop, max_tokens=max_tokens, logprobs=logprobs, **values)
+    structure = wanted_structure(body)
+    return SamplingParams(
+        stop=stop,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured_outputs=structure,
+        **values,
+    )
 
 
 def _check_streaming(body: GenerationBody) -> None:

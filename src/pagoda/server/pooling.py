@@ -11,7 +11,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.generation import not_ready_message
-from pagoda.server.metrics import RequestTimer
+from pagoda.server.metrics import RequestTimer, Siblings
 from pagoda.server.protocol.pooling import PoolingBody
 from pagoda.server.protocol.vectors import PoolingUsage
 from pagoda.server.texts import PooledText, pair_ids, single_ids
@@ -46,7 +46,9 @@ class PoolingJob:
             for text in texts
         ]
         metrics = context.metrics.of(served)
-        self._timers = [RequestTimer(metrics, request, 1) for request in self._requests]
+        self._timers = [
+            RequestTimer(metrics, request, Siblings(metrics, 1)) for request in self._requests
+        ]
 
     @property
     def usage(self) -> PoolingUsage:
@@ -55,12 +57,13 @@ class PoolingJob:
 
     async def run(self) -> list[bytes]:
         """Each text's result, as in RequestResult. Raises RequestError or ApiError when one of
-        them fails and EngineDeadError when the engine does; leaving early aborts the rest."""
+        them fails, QueueFullError where too many wait, and EngineDeadError when the engine fails;
+        leaving early aborts the rest."""
         client, ids = self._served.client, [request.req_id for request in self._requests]
         timers = dict(zip(ids, self._timers, strict=True))
         results: dict[str, bytes] = {}
+        inbox = client.submit(self._requests)
         try:
-            inbox = client.submit(self._requests)
             while len(results) < len(ids):
                 await inbox.arrival()
                 for delta in inbox.take():

@@ -26,7 +26,8 @@ async def respond(
 ) -> Response:
     """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
     if streamed is not None:
-        return EventStream(generation, streamed, _load(context.metrics))
+        keep_alive = context.config.sse_keep_alive_interval
+        return EventStream(generation, streamed, counted(context.metrics), keep_alive)
 
     return await answer(request, context, whole)
 
@@ -37,7 +38,7 @@ async def answer(
     """Answer with what `whole` returns, which is cancelled when the client leaves."""
 
     async def reply() -> Response:
-        with _load(context.metrics):
+        with counted(context.metrics):
             return json_reply(await whole())
 
     return await unless_disconnected(request, reply())
@@ -48,7 +49,8 @@ def json_reply(reply: Reply) -> Response:
 
 
 @contextmanager
-def _load(metrics: Metrics) -> Iterator[None]:
+def counted(metrics: Metrics) -> Iterator[None]:
+    """While it is entered, /load counts one reply more."""
     metrics.load += 1
     try:
         yield

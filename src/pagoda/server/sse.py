@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda.server.errors import to_api_error
+from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.generation import Generation, Part
 from pagoda.server.http1 import ChunkWriter, chunk_writer
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of events pass over."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -24,8 +26,15 @@ def event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
+def named_event(name: str, chunk: msgspec.Struct) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(chunk) + b"\n\n"
+
+
 class EventSource(ABC):
     """Makes the events of a reply."""
+
+    last = DONE
+    """Ends every stream, whatever happened."""
 
     @abstractmethod
     def events(self, parts: list[Part]) -> bytes:
@@ -35,50 +44,101 @@ class EventSource(ABC):
     def end(self) -> bytes:
         """What follows the last part."""
 
+    def failed(self, error: ApiError) -> bytes:
+        """What follows where there is no last part."""
+        return b"data: " + error.body() + b"\n\n"
 
-class EventStream(Response):
-    """Sends what a source makes of its generation; stops that when the client goes away.
 
-    An exception of either becomes an error event: the status line is long gone by then.
-    Writing waits for a slow reader, so what piles up meanwhile is the generation's affair.
-    `during` is entered while it runs.
+class SseResponse(Response, ABC):
+    """Stops when the client goes away; `during` is entered while it runs.
+
+    Writing waits for a slow reader.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, generation: Generation, source: EventSource, during: AbstractContextManager[None]
-    ):
+    def __init__(self, during: AbstractContextManager[None]):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # Response counts an empty body; a stream's length is unknown.
         del self.headers["content-length"]
-        self._generation = generation
-        self._source = source
         self._during = during
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._during:
-            await _first_of(self._write(send, chunk_writer(scope)), _disconnected(receive))
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await until_disconnected(receive, self._write(send, chunk_writer(scope)))
+
+    @abstractmethod
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        """Everything behind the head, by `write` or else `send`."""
+
+
+class EventStream(SseResponse):
+    """Sends what a source makes of its generation.
+
+    An exception of either becomes an error event: the status line is long gone by then. What piles
+    up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
+    not 0, is filled with a comment.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        source: EventSource,
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
+    ):
+        super().__init__(during)
+        self._generation = generation
+        self._source = source
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Before the head, so that a refusal (the queue is full) has a status of its own.
+        with self._generation.started():
+            await super().__call__(scope, receive, send)
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         generation, source = self._generation, self._source
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            with generation.started():
-                while generation.running:
-                    await generation.arrival()
+            while generation.running:
+                arrival = generation.arrival()
+                if self._keep_alive and not await _within(arrival, self._keep_alive):
+                    chunk = KEEP_ALIVE
+                else:
+                    await arrival
                     chunk = source.events(generation.take())
-                    if chunk and not write(chunk):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = source.end() + DONE
+                if chunk and not write(chunk):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            rest = source.end()
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
-            last = b"data: " + to_api_error(error).body() + b"\n\n" + DONE
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+            rest = source.failed(to_api_error(error))
+        rest += source.last
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _within(arrival: "asyncio.Future[None]", seconds: float) -> bool:
+    done, _ = await asyncio.wait((arrival,), timeout=seconds)
+    return bool(done)
+
+
+class ChunkStream(SseResponse):
+    """Sends chunks as they come."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], during: AbstractContextManager[None]):
+        super().__init__(during)
+        self._chunks = chunks
+
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        async for chunk in self._chunks:
+            if not write(chunk):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """The reply of `work`, which is cancelled when the client leaves before."""
-    reply = await _first_of(work, _disconnected(request.receive))
+    reply = await until_disconnected(request.receive, work)
     # Nobody reads this one; 499 is how access logs say so.
     return reply if reply is not None else Response(status_code=499)
 
@@ -88,9 +148,10 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _first_of(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, None]) -> Any:
-    """Result of `work`, or None when `watch` ended first; the other one is cancelled."""
-    worker, watcher = asyncio.create_task(work), asyncio.create_task(watch)
+async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """Result of `work`, or None when the client left first: then it is cancelled."""
+    worker = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
         return worker.result() if worker.done() else None

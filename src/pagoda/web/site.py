@@ -53,16 +53,24 @@ _FAILED = "The chat page could not be made; the server's log says why."
 
 
 class Site:
-    """An ASGI application: the page's own paths, and `app` for all others."""
+    """An ASGI application: the page's own paths, and `app` for all others.
 
-    def __init__(self, app: ASGIApp):
+    Like the API's, the page's paths are served with and without `root_path` before them: a proxy
+    may have taken that away.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str = ""):
         self._app = app
+        self._root = root_path
         self._nicegui = _package_folder("nicegui")
         self._pages = Starlette(routes=list(self._routes()))
         self._rendering: asyncio.Task[str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._is_own(scope):
+        path = scope["path"] if scope["type"] == "http" else ""
+        if self._root and path.startswith(self._root + "/"):
+            path = path.removeprefix(self._root)
+        if path != "/" and not path.startswith((f"/{ASSETS_PATH}", f"/{NICEGUI_PATH}")):
             await self._app(scope, receive, send)
             return
 
@@ -71,11 +79,7 @@ class Site:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        await self._pages(scope, receive, send_guarded)
-
-    def _is_own(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path == "/" or path.startswith((f"/{ASSETS_PATH}", f"/{NICEGUI_PATH}"))
+        await self._pages({**scope, "path": path}, receive, send_guarded)
 
     def _routes(self) -> Iterator[BaseRoute]:
         yield Route("/", self._page)

@@ -36,6 +36,12 @@ class ModelFiles:
     def folder(self) -> Path:
         return self.path if self.path.is_dir() else self.path.parent
 
+    def weight_paths(self) -> list[Path]:
+        """The files that hold the weights."""
+        if self.kind == "gguf":
+            return split_paths(self.path)
+        return [self.path] if self.path.is_file() else weight_files(self.path)
+
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The weights; CheckpointError when there are none, or broken ones."""

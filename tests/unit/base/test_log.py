@@ -29,6 +29,31 @@ def test_json_lines_parse(capsys: pytest.CaptureFixture[str]):
     assert (entry["level"], entry["message"], entry["logger"]) == ("debug", "grüße 7", "pagoda.x")
 
 
+HOSTILE = "a\nb\r\x1b[31m\x85\x9b\u2028\u2029\U000e0001\x7f"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_character_of_a_request_breaks_a_line_or_reaches_the_terminal(log_format, capsys):
+    setup_logging(log_format=log_format)
+    get_logger("x").info("%s", HOSTILE)
+    written = capsys.readouterr().err
+    assert len(written.splitlines()) == 1
+    assert written.removesuffix("\n").isprintable()
+    if log_format == "json":
+        assert json.loads(written)["message"] == HOSTILE
+
+
+def test_an_exception_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]):
+    setup_logging()
+    try:
+        raise ValueError("no\nERROR 11-21 00:00:00 [x] forged\x1b[31m")
+    except ValueError:
+        get_logger("x").exception("It failed.")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith("It failed.")
+    assert rest and all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
 def test_setting_up_twice_writes_once(capsys: pytest.CaptureFixture[str]):
     setup_logging()
     setup_logging()

@@ -312,3 +312,29 @@ def test_deltas_survive_the_wire():
     add_request(scheduler, "a", PROMPT, max_tokens=1, cache_salt="\ud800")
     [delta] = run_all(scheduler, runner)["a"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta), type=RequestDelta) == delta
+
+
+def test_steps_are_counted_by_their_tokens():
+    scheduler, runner = make_scheduler(max_num_batched_tokens=9)
+    add_request(scheduler, "a", PROMPT, max_tokens=3)
+    add_request(scheduler, "b", PROMPT, max_tokens=1)
+    sizes = []
+    while scheduler.has_work():
+        plan, _ = run_step(scheduler, runner)
+        sizes.append(sum(planned_tokens(plan).values()))
+    stats = scheduler.stats()
+    assert stats.computed_tokens == sum(sizes)
+    # At most 1 token, at most 8, at most 16.
+    counts = [sum(low < size <= high for size in sizes) for low, high in ((0, 1), (1, 8), (8, 16))]
+    assert stats.steps_by_tokens[:3] == counts and sum(stats.steps_by_tokens) == len(sizes)
+    assert all(counts[index] for index in (0, 2))
+
+
+def test_requests_that_wait_for_something_else_are_told_apart():
+    scheduler, runner = make_scheduler(max_num_reqs=1)
+    for req_id in ("a", "b", "c"):
+        add_request(scheduler, req_id, PROMPT)
+    scheduler.hold("c", "grammar")
+    run_step(scheduler, runner)
+    stats = scheduler.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_held) == (1, 2, 1)

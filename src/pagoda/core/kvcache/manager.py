@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from pagoda.base.errors import CapacityError
 from pagoda.core.kvcache.block_pool import NULL_BLOCK, BlockPool
@@ -31,6 +32,16 @@ class BlockTables:
         """Blocks in the tables that are not null."""
         self.next_advance = block_size
         """`advance` has something to do from this many computed tokens on."""
+
+
+Miss = Literal["new", "evicted"]
+"""No request computed a block with this content behind this prefix, or it made room for others."""
+
+
+class CachedBlock(NamedTuple):
+    group: int
+    hash: bytes
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,13 @@ class KVCacheManager:
         """The longest cached prefix of whole blocks, of at most `max_tokens` tokens."""
         count, tables = self._cache.match(hashes, max_tokens // self.block_size)
         return PrefixHit(count * self.block_size, tables)
+
+    def why_missed(self, hashes: Sequence[bytes], hit: PrefixHit) -> Miss | None:
+        """Why the block behind a hit was not found; None where all whole blocks were."""
+        index = hit.num_tokens // self.block_size
+        if index >= len(hashes):
+            return None
+        return "evicted" if self._cache.was_evicted(hashes[index]) else "new"
 
     def blocks_shared(self, hit: PrefixHit) -> int:
         """How many of the hit's blocks somebody holds already, so that they cost nothing."""
@@ -177,6 +195,32 @@ class KVCacheManager:
         tables.capacity = tables.num_cached = tables.num_held = 0
         tables.next_advance = self.block_size
         self._open.pop(id(tables), None)
+
+    def cached_blocks(self) -> list[CachedBlock]:
+        """All of the prefix cache: what is held first, then what would be evicted last."""
+        free = self._pool.free_blocks()[::-1]
+        held = [block for block in self._cache.key_of if self._pool.ref_counts[block]]
+        return [
+            CachedBlock(*self._cache.key_of[block], block)
+            for block in (*held, *free)
+            if block in self._cache.key_of
+        ]
+
+    def adopt(self, group: int, block_hash: bytes) -> int | None:
+        """A free block that is in the prefix cache under a hash from now on, for the caller to
+        fill before anything else happens; None where the hash is known or no block is free.
+
+        It is evicted later than what was adopted before it.
+        """
+        if not self.enable_prefix_caching or not self._pool.num_free:
+            return None
+        if self._cache.has(group, block_hash):
+            return None
+        (block,) = self._pool.allocate(1)
+        self._cache.evict([block])
+        self._cache.insert(group, block_hash, block)
+        self._pool.release([block], self._cache.key_of)
+        return block
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks that nobody holds; True when no cached block is left."""

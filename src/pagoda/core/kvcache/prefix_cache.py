@@ -1,8 +1,12 @@
 """Where the KV of a hashed block lies."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pagoda.core.kvcache.spec import KVGroupSpec
+
+# Hashes of evicted blocks that are remembered, to tell what was forgotten from what is new: 3 MB.
+_MAX_EVICTED = 1 << 15
 
 
 class PrefixCache:
@@ -13,18 +17,30 @@ class PrefixCache:
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
         self.key_of: dict[int, tuple[int, bytes]] = {}
         """Cached block -> (group, hash)."""
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     def insert(self, group: int, block_hash: bytes, block: int) -> None:
         """Remember a block; where another block already has this content, that one stays."""
         if self._block_of[group].setdefault(block_hash, block) == block:
             self.key_of[block] = (group, block_hash)
 
+    def has(self, group: int, block_hash: bytes) -> bool:
+        return block_hash in self._block_of[group]
+
     def evict(self, blocks: Iterable[int]) -> None:
         """Forget what the blocks held; blocks that are not cached are fine."""
         for block in blocks:
             key = self.key_of.pop(block, None)
             if key is not None:
-                del self._block_of[key[0]][key[1]]
+                group, block_hash = key
+                del self._block_of[group][block_hash]
+                self._evicted[block_hash] = None
+                if len(self._evicted) > _MAX_EVICTED:
+                    self._evicted.popitem(last=False)
+
+    def was_evicted(self, block_hash: bytes) -> bool:
+        """Whether a block of that content was here not long ago."""
+        return block_hash in self._evicted
 
     def match(self, hashes: Sequence[bytes], max_blocks: int) -> tuple[int, list[list[int]]]:
         """The longest prefix that all groups can continue from: (blocks, table per group).

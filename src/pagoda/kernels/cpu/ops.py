@@ -233,6 +233,21 @@ class CpuOps:
             *(column.ctypes.data for column in columns), tokens.data_ptr(),
         )  # fmt: skip
 
+    def mask_logits(self, logits: Tensor, index: Tensor, masks: Tensor) -> None:
+        """As `kernels.ops.mask_logits`."""
+        rows, size = _dims("logits", logits, 2)
+        count, words = _dims("masks", masks, 2)
+        _check("logits", logits, torch.float32)
+        _check("masks", masks, torch.int32)
+        _check("index", index, torch.int64, (count,))
+        if size > words * 32:
+            raise ValueError(f"masks has {words} words for {size} logits.")
+        if count and not (int(index.min()) >= 0 and int(index.max()) < rows):
+            raise ValueError(f"index must lie within the {rows} rows of the logits.")
+        self._native.mask_logits(
+            logits.data_ptr(), size, index.data_ptr(), count, masks.data_ptr(), words
+        )
+
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()

@@ -21,3 +21,10 @@ def first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(logits), device=logits.device)
     inside = blocks[rows, top.indices].argmax(dim=-1)
     return top.values, top.indices * _BLOCK + inside
+
+
+def mask_logits(logits: Tensor, index: Tensor, masks: Tensor) -> None:
+    """As `kernels.ops.mask_logits`."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    allowed = (masks[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+    logits[index] = logits[index].masked_fill(~allowed, -torch.inf)

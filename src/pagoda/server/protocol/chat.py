@@ -44,7 +44,6 @@ class ChatCompletionRequest(GenerationBody):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "tool_choice": ("auto", "none"),
         "web_search_options": (),
     }
     IGNORED: ClassVar[frozenset[str]] = IGNORED_GENERATION | {
@@ -57,8 +56,11 @@ class ChatCompletionRequest(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=-1)
     tools: Items[dict[str, Any]] = Field([], description="Handed to the chat template.")
-    tool_choice: str | None = Field(None, description="`none` hides the tools from the model.")
-    parallel_tool_calls: bool = Field(True, description="False drops all calls but the first.")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None,
+        description="`none` hides the tools; `required` or a function makes the model call.",
+    )
+    parallel_tool_calls: bool = Field(True, description="False: one call to a reply.")
     documents: Items[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True

@@ -35,10 +35,8 @@ UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "prompt_embeds": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "routed_experts_prompt_start": (),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "truncation_side": ("left",),
     "use_beam_search": (False,),
@@ -64,6 +62,13 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    json_schema: dict[str, Any] | None = Field(None, description="Its `schema` is enforced.")
 
 
 class GenerationBody(Body):
@@ -100,6 +105,14 @@ class GenerationBody(Body):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1 fits the context."
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="`text`, `json_object`, `json_schema` or `structural_tag`."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None,
+        description="One of json, regex, choice, grammar (GBNF or Lark), json_object, "
+        "structural_tag.",
+    )
     echo: bool = False
     priority: int = Field(
         0, ge=-(2**63), lt=2**63, description="Lower is served earlier under the priority policy."
@@ -108,6 +121,9 @@ class GenerationBody(Body):
         None, min_length=1, max_length=128, description="Requests share cached prefixes by salt."
     )
     request_id: str | None = Field(None, min_length=1, max_length=128)
+    return_prefix_report: bool = Field(
+        False, description="Usage says where the prompt parted from what was cached, and why."
+    )
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(
         False, description="Logprobs name tokens as `token_id:N`."

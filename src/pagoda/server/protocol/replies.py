@@ -9,8 +9,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
-class PromptTokensDetails(msgspec.Struct):
+class PrefixReport(msgspec.Struct, kw_only=True):
+    """Where a prompt parted from what was cached."""
+
+    reason: str
+    """`all` whole blocks were cached; the next one was `new` or `evicted`; `off`: nothing was
+    looked for."""
+    at_token: int | None = None
+    """The first token that had to be computed."""
+    text: str | None = None
+    """The prompt's own text of the block that begins there."""
+
+
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     cached_tokens: int
+    prefix_report: PrefixReport | None = None
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -209,6 +222,19 @@ class ModelPermission(msgspec.Struct, kw_only=True):
     is_blocking: bool = False
 
 
+class ModelStatus(msgspec.Struct, omit_defaults=True):
+    value: str
+    """`unloaded`, `loading`, `loaded` or `failed`."""
+    pinned: bool = False
+    bytes: int | None = None
+    """Planned memory, KV pool and all, while it is loaded."""
+    error: str | None = None
+
+
+class Success(msgspec.Struct):
+    success: bool = True
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
@@ -218,6 +244,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     permission: list[ModelPermission]
+    status: ModelStatus
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -4,19 +4,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
-from pagoda.server.chat import ChatJob, StreamedChat, WholeChat
-from pagoda.server.context import Context, context_of, reply_head
-from pagoda.server.generation import Generation
-from pagoda.server.messages import final_text, render_prompt
+from pagoda.server.chat import StreamedChat, WholeChat
+from pagoda.server.chat_job import chat_job
+from pagoda.server.context import context_of, reply_head
 from pagoda.server.openapi import describe
-from pagoda.server.params import chat_params
-from pagoda.server.prompts import encode
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import respond
+from pagoda.server.structure import report_unenforced
 
 router = APIRouter()
 
@@ -28,49 +25,16 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     context = context_of(request)
-    job = await _job(request, body, context)
+    served = await context.served(request, body.model)
+    head = reply_head(request, "chatcmpl", body.request_id, body.model or served.names[0])
+    job = await chat_job(body, served, head, context.metrics)
     log_request(context.config, job.head.id, job.generation)
-    return await respond(
+    response = await respond(
         request,
         context,
         job.generation,
         streamed=StreamedChat(job) if body.stream else None,
         whole=WholeChat(job).reply,
     )
-
-
-async def _job(request: Request, body: ChatCompletionRequest, context: Context) -> ChatJob:
-    served = context.served(body.model)
-    sampling = chat_params(body, served)
-    prompt = await _render(body, served)
-    ids = await encode(
-        served,
-        prompt,
-        # Templates write the special tokens themselves; a second BOS would spoil the prompt.
-        add_special_tokens=body.add_special_tokens,
-        truncates=body.truncate_prompt_tokens is not None,
-        param="messages",
-    )
-    head = reply_head(request, "chatcmpl", body.request_id, body.model or served.names[0])
-    shown = served.text.markup_ids
-    generation = Generation(served, [ids], sampling, body, head.id, context.metrics, shown)
-    return ChatJob(
-        body, served, generation, head, prompt, final_text(body.messages) if body.echo else ""
-    )
-
-
-async def _render(body: ChatCompletionRequest, served: ServedModel) -> str:
-    variables = dict(body.chat_template_kwargs)
-    if body.documents is not None:
-        variables.setdefault("documents", body.documents)
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
-    return await render_prompt(
-        served,
-        body.messages,
-        tools=body.offered_tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables=variables,
-    )
+    report_unenforced(response, job.constraint)
+    return response

@@ -7,11 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
+from pagoda.engine.constraint import Constraint, completion_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.completions import CompletionJob, StreamedCompletion, WholeCompletion
 from pagoda.server.context import Context, context_of, reply_head
-from pagoda.server.generation import Generation
+from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.openapi import describe
 from pagoda.server.params import completion_params
 from pagoda.server.prompts import MAX_PROMPTS, encode, split_prompts
@@ -19,6 +20,7 @@ from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.replies import Completion, CompletionChunk
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import respond
+from pagoda.server.structure import constrained
 
 router = APIRouter()
 
@@ -42,7 +44,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _job(request: Request, body: CompletionRequest, context: Context) -> CompletionJob:
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     sampling = completion_params(body, served)
     prompts = split_prompts(body.prompt)
     if len(prompts) * body.n > MAX_PROMPTS:
@@ -51,8 +53,13 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
     for prompt in prompts:
         ids.append(await _ids(served, prompt, body))
         await asyncio.sleep(0)  # a thousand prompts take a second, and others want theirs
+    constraint = Constraint()
+    if sampling.structured_outputs is not None:
+        wanted = sampling.structured_outputs
+        constraint = await constrained(body, lambda: completion_constraint(wanted))
+    rules = ReplyRules(constraint.grammar)
     head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
-    generation = Generation(served, ids, sampling, body, head.id, context.metrics)
+    generation = Generation(served, ids, sampling, body, head.id, context.metrics, rules)
     texts = []
     if body.echo:
         texts = [

@@ -6,6 +6,7 @@ import fastapi_offline
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.staticfiles import StaticFiles
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 _ASSETS = "/docs-assets"
@@ -15,23 +16,25 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/docs")
-async def docs() -> HTMLResponse:
+async def docs(request: Request) -> HTMLResponse:
+    root = request.scope["root_path"]
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url=f"{root}/openapi.json",
         title=_TITLE,
-        swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{_ASSETS}/favicon.png",
+        swagger_js_url=f"{root}{_ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}{_ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{root}{_ASSETS}/favicon.png",
     )
 
 
 @router.get("/redoc")
-async def redoc() -> HTMLResponse:
+async def redoc(request: Request) -> HTMLResponse:
+    root = request.scope["root_path"]
     return get_redoc_html(
-        openapi_url="/openapi.json",
+        openapi_url=f"{root}/openapi.json",
         title=_TITLE,
-        redoc_js_url=f"{_ASSETS}/redoc.standalone.js",
-        redoc_favicon_url=f"{_ASSETS}/favicon.png",
+        redoc_js_url=f"{root}{_ASSETS}/redoc.standalone.js",
+        redoc_favicon_url=f"{root}{_ASSETS}/favicon.png",
         with_google_fonts=False,
     )
 

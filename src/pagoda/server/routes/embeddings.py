@@ -40,7 +40,7 @@ _INT16_SCALE = 32760.0  # llama.cpp's, common_embd_normalize
 async def create_embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     check_embeds(served)
     check_dimensions(body.dimensions, _size(served), served.pooling)
     head = _head(request, "embd", body, served)
@@ -60,7 +60,7 @@ async def create_embeddings(request: Request) -> Response:
 async def pool(request: Request) -> Response:
     body = await read_body(request, PoolingRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     task = body.task or ("classify" if served.pooling.labels else "embed")
     if task == "classify":
         check_classifies(served)
@@ -89,7 +89,7 @@ async def create_native_embeddings(request: Request) -> Response:
     """In llama-server's words."""
     body = await read_body(request, NativeEmbeddingRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     check_embeds(served)
     if (body.content is None) == (body.input is None):
         raise RequestError("Send one of content and input.", "content")

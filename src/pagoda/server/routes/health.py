@@ -48,10 +48,9 @@ async def load(request: Request) -> dict[str, int]:
 
 
 def find_trouble(context: Context) -> Health | None:
-    models = context.directory.models()
-    if not models:
+    if not context.fleet.entries:
         return Health("starting")
-    for served in models:
+    for served in context.fleet.models():
         if served.client.state != "ready":
             return Health(served.client.state, served.client.cause)
     return None

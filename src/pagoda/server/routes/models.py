@@ -1,39 +1,109 @@
-"""GET /v1/models and GET /v1/models/{name}."""
+"""The models: a list with their states, loading and unloading, and news of both."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.entry import ModelEntry
+from pagoda.engine.fleet import Fleet
+from pagoda.engine.fleet import describe as state_of
+from pagoda.server.body import read_body
 from pagoda.server.context import context_of
 from pagoda.server.openapi import describe
-from pagoda.server.protocol.replies import ModelCard, ModelList, ModelPermission
+from pagoda.server.protocol.models import ModelRequest
+from pagoda.server.protocol.replies import (
+    ModelCard,
+    ModelList,
+    ModelPermission,
+    ModelStatus,
+    Success,
+)
 from pagoda.server.respond import json_reply
 
 router = APIRouter()
 
+# Proxies drop a stream in which nothing is said for a minute.
+_QUIET_SECONDS = 15.0
+
 
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
-    models = context_of(request).models()
+    entries = context_of(request).entries()
     return json_reply(
-        ModelList(data=[_card(served, name) for served in models for name in served.names])
+        ModelList(data=[_card(entry, name) for entry in entries for name in entry.names])
     )
+
+
+@router.post("/models/load", openapi_extra=describe(ModelRequest, Success))
+async def load_model(request: Request) -> Response:
+    """Load a model, and answer at once: `/models/sse` and `/v1/models` tell how it goes on."""
+    body = await read_body(request, ModelRequest)
+    context = context_of(request)
+    entry = context.entry(body.model)
+    if entry.state == "failed":
+        await context.fleet.unload(entry)
+    context.fleet.begin(entry)
+    return json_reply(Success())
+
+
+@router.post("/models/unload", openapi_extra=describe(ModelRequest, Success))
+async def unload_model(request: Request) -> Response:
+    """Free a model's memory; requests that it serves may finish within --shutdown-timeout."""
+    body = await read_body(request, ModelRequest)
+    context = context_of(request)
+    drain = context.config.shutdown_timeout
+    was_loaded = await context.fleet.unload(context.entry(body.model), drain_seconds=drain)
+    return json_reply(Success(was_loaded))
+
+
+@router.get("/models/sse")
+async def model_events(request: Request) -> Response:
+    """The state of every model, and then each change of it, as server-sent events."""
+    context = context_of(request)
+    context.entries()
+    return StreamingResponse(
+        _events(context.fleet),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache"},
+    )
+
+
+async def _events(fleet: Fleet) -> AsyncIterator[bytes]:
+    queue = fleet.listen()
+    try:
+        for entry in fleet.entries:
+            yield b"data: " + msgspec.json.encode(state_of(entry)) + b"\n\n"
+        while True:
+            try:
+                event = await asyncio.wait_for(queue.get(), _QUIET_SECONDS)
+            except TimeoutError:
+                yield b": quiet\n\n"
+            else:
+                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+    finally:
+        fleet.forget(queue)
 
 
 @router.get("/v1/models/{name:path}", openapi_extra=describe(None, ModelCard))
 async def get_model(request: Request, name: str) -> Response:
     if not name:
         return await list_models(request)
-    return json_reply(_card(context_of(request).served(name), name))
+    return json_reply(_card(context_of(request).entry(name), name))
 
 
-def _card(served: ServedModel, name: str) -> ModelCard:
-    created = int(served.created)
+def _card(entry: ModelEntry, name: str) -> ModelCard:
+    ready = entry.served.client.ready if entry.served is not None else None
     return ModelCard(
         id=name,
-        created=created,
-        root=served.root,
-        max_model_len=served.max_model_len if served.client.ready is not None else None,
-        permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+        created=entry.created,
+        root=entry.config.model.model if entry.served is None else entry.served.root,
+        max_model_len=ready.max_model_len if ready is not None else None,
+        permission=[ModelPermission(id=f"modelperm-{name}", created=entry.created)],
+        status=ModelStatus(
+            entry.state, pinned=entry.pinned, bytes=entry.planned_bytes or None, error=entry.cause
+        ),
     )

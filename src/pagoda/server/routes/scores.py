@@ -36,7 +36,7 @@ _SIDES = (
 async def classify(request: Request) -> Response:
     body = await read_body(request, ClassifyRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     check_classifies(served)
     head = reply_head(request, "classify", body.request_id, body.model or served.names[0])
     texts = await body_texts(served, body)
@@ -69,7 +69,7 @@ _SCORE = describe(ScoreRequest, Scores)
 async def score(request: Request) -> Response:
     body = await read_body(request, ScoreRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     scorer = Scorer(served, body)
     head = reply_head(request, "score", body.request_id, body.model or served.names[0])
     names, first, second = _sides(body)
@@ -101,7 +101,7 @@ async def rerank(request: Request) -> Response:
     """Jina's, Cohere's and llama-server's: documents by relevance, the best first."""
     body = await read_body(request, RerankRequest)
     context = context_of(request)
-    served = context.served(body.model)
+    served = await context.served(request, body.model)
     scorer = Scorer(served, body)
     head = reply_head(request, "rerank", body.request_id, body.model or served.names[0])
     _check_count(len(body.documents), "documents")

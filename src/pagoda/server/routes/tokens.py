@@ -23,7 +23,7 @@ router = APIRouter()
 @router.post("/tokenize", openapi_extra=describe(TokenizeRequest, Tokens))
 async def tokenize_text(request: Request) -> Response:
     body = await read_body(request, TokenizeRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     ids = await _encode(body, served)
     # There may be millions.
     return json_reply(await asyncio.to_thread(_tokens, body, served, ids))
@@ -32,7 +32,7 @@ async def tokenize_text(request: Request) -> Response:
 @router.post("/detokenize", openapi_extra=describe(DetokenizeRequest, Text))
 async def detokenize_tokens(request: Request) -> Response:
     body = await read_body(request, DetokenizeRequest)
-    served = context_of(request).served(body.model)
+    served = await context_of(request).served(request, body.model)
     for token in body.tokens:
         if not 0 <= token < served.tokenizer.vocab_size:
             raise RequestError(

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagoda.text.grammar.reply import ReplyForm
+
 Kind = Literal["text", "reasoning", "tool_call"]
 ToolSpecs = Sequence[Mapping[str, Any]]
 """Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
@@ -49,8 +51,8 @@ class ParserFamily:
     create: Callable[[str, ToolSpecs], OutputParser]
     """Makes a parser of the end of the prompt, which may have opened a tag, and the tools that
     the model was given: without any, what looks like a call is text."""
-    reasoning_end: str | None = None
-    """The tag that ends reasoning: grammars apply behind it."""
+    form: ReplyForm
+    """How replies are written, for grammars that they must follow."""
     markup_tokens: tuple[str, ...] = ()
     """Texts of tokens that the parser must see, special ones too: it shows none of them."""
 

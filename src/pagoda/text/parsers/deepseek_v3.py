@@ -1,6 +1,7 @@
 """DeepSeek V3 and V3.1: `<think>...</think>`, then text and calls between markers, either
 `function<｜tool▁sep｜>NAME` and fenced JSON, or `NAME<｜tool▁sep｜>{...}`."""
 
+from pagoda.text.grammar.calls import CallForm
 from pagoda.text.parsers.calls import Calls, arguments, pass_if
 from pagoda.text.parsers.reader import Reader, Steps
 from pagoda.text.parsers.tagged import THINK, Markup
@@ -37,4 +38,7 @@ MARKUP = Markup(
     thought=THINK,
     calls={BEGIN: deepseek_calls},
     control=(BEGIN, END, CALL_BEGIN, CALL_END, SEPARATOR),
+    call_form=CallForm(
+        head=CALL_BEGIN, middle=SEPARATOR, tail=CALL_END, before=BEGIN, after=END, trigger=BEGIN
+    ),
 )

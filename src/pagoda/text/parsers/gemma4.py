@@ -2,7 +2,18 @@
 `<|tool_call>call:NAME{key:<|"|>text<|"|>,number:42}<tool_call|>`."""
 
 import json
+from typing import Any
 
+from pagoda.text.grammar.calls import (
+    CallForm,
+    CallSpec,
+    in_order,
+    is_text,
+    most_characters,
+    properties_of,
+    text_choices,
+)
+from pagoda.text.grammar.rules import Rules, either, repeated
 from pagoda.text.parsers.calls import Calls, closed_by
 from pagoda.text.parsers.reader import LONGEST_WORD, Reader, Steps
 from pagoda.text.parsers.tagged import Markup, Thought
@@ -88,8 +99,71 @@ def _quoted(word: str) -> str:
     return json.dumps(word, ensure_ascii=False)
 
 
+def _written_arguments(rules: Rules, tool: CallSpec) -> str:
+    given = properties_of(tool)
+    if not given:
+        return _object(rules)
+    parts = [
+        (f"{rules.literal(name + ':')} {_written_value(rules, schema)}", required)
+        for name, schema, required in given
+    ]
+    return f'"{{" {in_order(rules, parts, ",")} "}}"'
+
+
+def _written_value(rules: Rules, schema: Any) -> str:
+    """Strings, numbers and the like follow their schema; what objects and lists hold does not."""
+    choices = text_choices(schema)
+    if choices is not None:
+        return either(*(rules.literal(f"{QUOTE}{choice}{QUOTE}") for choice in choices))
+    if is_text(schema):
+        return _text(rules, most_characters(schema))
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind in ("number", "integer", "boolean", "null"):
+        return rules.json({**schema}, {"lenient": True})
+    if kind == "object":
+        return _object(rules)
+    return _list(rules) if kind == "array" else _any_value(rules)
+
+
+def _text(rules: Rules, most: int | None = None) -> str:
+    return rules.rule(f"{rules.literal(QUOTE)} {rules.until(QUOTE, most)}")
+
+
+def _any_value(rules: Rules) -> str:
+    plain = rules.json({"type": ["number", "boolean", "null"]})
+    return rules.recursive("value", lambda value: either(
+        _text(rules), plain, _object_of(rules, value), _list_of(rules, value)
+    ))  # fmt: skip
+
+
+def _object(rules: Rules) -> str:
+    return _object_of(rules, _any_value(rules))
+
+
+def _list(rules: Rules) -> str:
+    return _list_of(rules, _any_value(rules))
+
+
+def _object_of(rules: Rules, value: str) -> str:
+    pair = rules.rule(rf'/[^:,{{}}\[\]<>\n]{{1,256}}/ ":" {value}')
+    more = repeated(f'"," {pair}')
+    return rules.rule(f'"{{" ({pair} {more})? "}}"')
+
+
+def _list_of(rules: Rules, value: str) -> str:
+    more = repeated(f'"," {value}')
+    return rules.rule(f'"[" ({value} {more})? "]"')
+
+
 MARKUP = Markup(
     thought=Thought("<|channel>", ("\n<channel|>", "<channel|>"), anywhere=True, label="thought\n"),
     calls={"<|tool_call>": closed_by(("<tool_call|>",), gemma_call)},
     control=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", QUOTE),
+    call_form=CallForm(
+        "<|tool_call>call:",
+        "",
+        "<tool_call|>",
+        trigger="<|tool_call>",
+        arguments=_written_arguments,
+    ),
 )

@@ -7,6 +7,8 @@ The format: https://github.com/openai/harmony/blob/main/docs/format.md
 import re
 from dataclasses import dataclass
 
+from pagoda.text.grammar.calls import CallForm
+from pagoda.text.grammar.rules import Rules, optional, repeated
 from pagoda.text.parsers.base import Delta, Kind, OutputParser, ParserFamily, ToolSpecs
 from pagoda.text.parsers.calls import Calls, arguments, pass_if
 from pagoda.text.parsers.reader import Reader, SteppedParser, Steps
@@ -15,7 +17,6 @@ from pagoda.text.parsers.tools import Tools
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _TOKENS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
-FINAL = f"{CHANNEL}final{MESSAGE}"
 _HEADER = re.compile(
     r"(<\|start\|>)?[\w .=-]*(<\|channel\|>[\w .=-]*)?(<\|constrain\|>[\w .=-]*)?", re.ASCII
 )
@@ -37,7 +38,34 @@ class Harmony:
             known = Tools(tools if self.calls else ())
             return SteppedParser(reader, _HarmonyReply(self.thought, reader, known).read(prompt))
 
-        return ParserFamily(name, create, FINAL if self.thought else None, _TOKENS)
+        return ParserFamily(name, create, HarmonyForm(CALL if self.calls else None), _TOKENS)
+
+
+# The call's end is an end of the turn: there is one call to a reply.
+CALL = CallForm(
+    head=f"{CHANNEL}commentary to=functions.",
+    middle=f" {CONSTRAIN}json{MESSAGE}",
+    tail="",
+    single=True,
+)
+
+
+@dataclass(frozen=True)
+class HarmonyForm:
+    """Messages of analysis, then one for the answer or the call."""
+
+    calls: CallForm | None
+
+    def opening(self, rules: Rules, prompt: str) -> str:
+        if not prompt.rstrip().endswith(f"{START}assistant"):
+            return ""
+        head, begun = f"{CHANNEL}analysis{MESSAGE}", f"{START}assistant"
+        return repeated(f"{rules.literal(head)} {rules.until(ENDS[0])} {rules.literal(begun)}")
+
+    def answer(self, rules: Rules, body: str) -> str:
+        constrained = optional(rules.literal(f" {CONSTRAIN}json"))
+        head = f"{rules.literal(f'{CHANNEL}final')} {constrained} {rules.literal(MESSAGE)}"
+        return f"{head} {body}"
 
 
 class _HarmonyReply:

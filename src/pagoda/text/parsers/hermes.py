@@ -1,6 +1,7 @@
 """Hermes, Qwen 2.5 and 3, and many others: `<think>...</think>`, then text and
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
+from pagoda.text.grammar.calls import JSON_IN_TAG
 from pagoda.text.parsers.calls import Calls, closed_by, json_calls
 from pagoda.text.parsers.reader import Reader, Steps
 from pagoda.text.parsers.tagged import THINK, Markup
@@ -28,4 +29,4 @@ def tool_call(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 TOOL_CALL = closed_by(("</tool_call>",), tool_call)
-MARKUP = Markup(THINK, {"<tool_call>": TOOL_CALL})
+MARKUP = Markup(THINK, {"<tool_call>": TOOL_CALL}, call_form=JSON_IN_TAG)

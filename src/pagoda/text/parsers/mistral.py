@@ -1,6 +1,7 @@
 """Mistral: `[THINK]...[/THINK]`, then text and `[TOOL_CALLS]NAME[ARGS]{...}`, or of old
 `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`."""
 
+from pagoda.text.grammar.calls import CallForm
 from pagoda.text.parsers.calls import Calls, arguments, json_calls
 from pagoda.text.parsers.reader import Reader, Steps
 from pagoda.text.parsers.tagged import Markup, Thought
@@ -24,4 +25,5 @@ MARKUP = Markup(
     thought=Thought("[THINK]", ("[/THINK]",), anywhere=True),
     calls={"[TOOL_CALLS]": mistral_calls},
     control=("[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    call_form=CallForm("[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]"),
 )

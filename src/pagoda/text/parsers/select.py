@@ -91,7 +91,7 @@ def _joined(thinking: AnyMarkup, calling: AnyMarkup, name: str) -> AnyMarkup:
         if thinking is calling:
             return thinking
         control = dict.fromkeys((*thinking.control, *calling.control))
-        return Markup(thinking.thought, calling.calls, tuple(control))
+        return Markup(thinking.thought, calling.calls, tuple(control), calling.call_form)
     parts = (thinking, calling)
     if any(isinstance(part, Markup) and part.tokens() for part in parts):
         raise ConfigError(

@@ -4,6 +4,8 @@ tags; this is the machine that reads them."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pagoda.text.grammar.calls import CallForm
+from pagoda.text.grammar.rules import SPACE, Rules, optional
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily, ToolSpecs
 from pagoda.text.parsers.calls import CallReader, Calls
 from pagoda.text.parsers.reader import Give, Reader, SteppedParser, Steps
@@ -22,6 +24,10 @@ class Thought:
     label: str = ""
     """A word that may follow the opening tag and is no thought."""
 
+    def opened_by(self, prompt: str) -> bool:
+        """Whether the prompt ends inside of a thought."""
+        return prompt.rstrip().endswith((self.open + self.label).rstrip())
+
 
 @dataclass(frozen=True)
 class Markup:
@@ -32,6 +38,8 @@ class Markup:
     """What reads on behind each tag that opens calls."""
     control: tuple[str, ...] = ()
     """Control tokens of the markup: they are no text even where they stand astray."""
+    call_form: CallForm | None = None
+    """How calls are written where a grammar makes the model write them."""
 
     def tokens(self) -> tuple[str, ...]:
         thought = (self.thought.open, *self.thought.closes) if self.thought else ()
@@ -44,8 +52,29 @@ class Markup:
             reader = Reader()
             return SteppedParser(reader, _TaggedReply(self, reader, Tools(tools)).read(prompt))
 
-        end = self.thought.closes[-1] if self.thought else None
-        return ParserFamily(name, create, end, self.tokens())
+        form = TaggedForm(self.thought, self.call_form)
+        return ParserFamily(name, create, form, self.tokens())
+
+
+@dataclass(frozen=True)
+class TaggedForm:
+    """A thought between its tags, then what is asked for."""
+
+    thought: Thought | None
+    calls: CallForm | None
+
+    def opening(self, rules: Rules, prompt: str) -> str:
+        thought = self.thought
+        if thought is None:
+            return ""
+        inside = rules.until(thought.closes[-1])
+        if thought.opened_by(prompt):
+            return inside
+        space = optional(rules.rule(SPACE))
+        return optional(f"{space} {rules.literal(thought.open)} {inside}")
+
+    def answer(self, rules: Rules, body: str) -> str:
+        return body
 
 
 THINK = Thought("<think>", ("</think>",))
@@ -96,7 +125,7 @@ class _TaggedReply:
 
     def _begins_in_thought(self, thought: Thought, prompt: str) -> Steps[bool]:
         """Templates may open the tag themselves; one that the model repeats is left out."""
-        opened = prompt.rstrip().endswith((thought.open + thought.label).rstrip())
+        opened = thought.opened_by(prompt)
         if thought.anywhere and not opened:
             return False
         reader = self._reader

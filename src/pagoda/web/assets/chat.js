@@ -78,6 +78,10 @@ export class ChatPane {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
+  failed() {
+    return this.chat.nodes[this.chat.leaf]?.state === "error";
+  }
+
   /** Stay here, whatever is added below. */
   unstick() {
     this.sticks = false;

@@ -19,6 +19,8 @@ const pane = new ChatPane({
   changed() {
     if (pane.chat.leaf) setHash(pane.chat.id);
     sidebar.refresh();
+    // A request may have loaded its model, or found it gone.
+    if (picker.shown !== "ready" || pane.failed()) picker.refresh();
   },
 });
 const sidebar = new Sidebar({

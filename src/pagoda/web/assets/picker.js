@@ -5,7 +5,8 @@ import { byId, el } from "./dom.js";
 import { saveSettings, settings } from "./store.js";
 import { t } from "./words.js";
 
-// While a model loads; a server that is ready is not asked again until somebody looks.
+// In these states the server is asked again; in others, not before somebody looks or sends.
+const MOVING = ["loading", "unreachable"];
 const POLL_MS = 2000;
 
 export class Picker {
@@ -13,8 +14,9 @@ export class Picker {
   constructor(page) {
     this.page = page;
     this.cards = [];
-    this.state = "loading";
+    this.state = "loading"; // the server's
     this.cause = "";
+    this.shown = "loading"; // the chosen model's
     this.select = byId("model");
     this.timer = 0;
     this.select.addEventListener("change", () => {
@@ -57,8 +59,8 @@ export class Picker {
         this.state = "unreachable";
       }
     }
-    if (this.state !== "ready") this.timer = setTimeout(() => this.refresh(), POLL_MS);
     this.show();
+    if (MOVING.includes(this.shown)) this.timer = setTimeout(() => this.refresh(), POLL_MS);
     this.page.changed();
   }
 
@@ -68,18 +70,18 @@ export class Picker {
     this.select.replaceChildren(...options);
     this.select.value = this.name;
     this.select.classList.toggle("single", options.length < 2);
-    const own = this.card?.state ?? this.card?.status?.value;
-    const state = this.state === "ready" && own ? stateOf(own) : this.state;
+    const own = this.state === "unreachable" ? null : this.card?.status;
+    this.shown = own ? stateOf(own.value) : this.state;
     const node = byId("model-state");
-    node.dataset.state = state;
-    node.textContent = t(state);
-    node.title = this.cause;
+    node.dataset.state = this.shown;
+    node.textContent = t(this.shown);
+    node.title = own?.error ?? this.cause;
   }
 }
 
 /** One of the states that have words; unknown ones count as loading, and are asked again. */
 function stateOf(status) {
-  const known = { loaded: "ready", sleeping: "unloaded", dead: "failed", stopped: "failed" };
+  const known = { loaded: "ready", dead: "failed", stopped: "failed" };
   const state = known[status] ?? status;
   return ["ready", "unloaded", "failed", "unreachable"].includes(state) ? state : "loading";
 }

@@ -101,3 +101,35 @@ def test_useless_pools_are_refused():
         KVCacheManager([FULL], 1)
     with pytest.raises(ValueError, match="block size"):
         KVCacheManager([FULL, KVGroupSpec("full", (1,), 1, 8, 16)], 9)
+
+
+def test_why_a_block_was_missed():
+    kv = KVCacheManager([FULL], 9)
+    chains = [BlockHashes(4, salt=salt).extend(TOKENS, 4) for salt in ("old", "new", "other")]
+    nothing = kv.match_prefix(chains[0], 16)
+    assert kv.why_missed(chains[0], nothing) == "new"
+    for chain in chains:
+        tables = kv.open("request")
+        kv.allocate(tables, 16)
+        kv.advance(tables, chain, 16)
+        kv.free(tables)
+    assert kv.why_missed(chains[2], kv.match_prefix(chains[2], 16)) is None
+    old = kv.match_prefix(chains[0], 16)
+    assert old.num_tokens < 16
+    assert kv.why_missed(chains[0], old) == "evicted"
+
+
+def test_blocks_that_come_from_elsewhere_are_cached_and_free():
+    kv = KVCacheManager([FULL], 5)
+    chain = hashes()
+    blocks = [kv.adopt(0, block_hash) for block_hash in reversed(chain[:3])]
+    assert None not in blocks and kv.adopt(0, chain[0]) is None, "known already"
+    kv.check_integrity()
+    assert (kv.num_free_blocks, kv.match_prefix(chain, 16).num_tokens) == (4, 12)
+    assert [one.hash for one in kv.cached_blocks()] == chain[:3], "the last adopted goes last"
+    tables = kv.open("request")
+    assert kv.allocate(tables, 8) is not None
+    assert kv.match_prefix(chain, 16).num_tokens == 8
+    assert kv.adopt(0, chain[2]) is not None and kv.match_prefix(chain, 16).num_tokens >= 4
+    kv.check_integrity()
+    assert KVCacheManager([FULL], 5, enable_prefix_caching=False).adopt(0, chain[0]) is None

@@ -8,7 +8,7 @@ import pytest
 
 from pagoda.base.errors import ConfigError
 from pagoda.text.chat_template import ChatTemplate
-from pagoda.text.parsers.select import FAMILIES, detect, parser_for
+from pagoda.text.parsers.select import detect, parser_for
 from tests.unit.text.parsers.parsing import TOOLS, parse
 
 CHOSEN = {
@@ -138,12 +138,3 @@ def test_names_that_are_not_known():
         parser_for(None, "auto", "hermse")
     with pytest.raises(ConfigError, match="can't be joined as harmony\\+hermes"):
         parser_for(None, "openai_gptoss", "hermes")
-
-
-def test_where_grammars_begin():
-    ends = {name: parser_for(None, name, name).reasoning_end for name in FAMILIES}
-    assert ends["qwen3"] == ends["deepseek_r1"] == ends["generic"] == "</think>"
-    assert ends["gemma4"] == "<channel|>"
-    assert ends["mistral"] == "[/THINK]"
-    assert ends["harmony"] == "<|channel|>final<|message|>"
-    assert ends["llama3"] is None and ends["none"] is None

@@ -210,6 +210,14 @@ class Native {
                 rows);
     }
 
+    void mask_logits(uintptr_t logits, int64_t size, uintptr_t index, int64_t rows,
+                     uintptr_t masks, int64_t words) {
+        compute("mask_logits", kernels_->mask_logits,
+                MaskLogits{pointer<float>(logits), size, pointer<const int64_t>(index),
+                           pointer<const uint32_t>(masks), words},
+                rows);
+    }
+
     // From now on ops are computed and also added to `program`, by its row count `count`; ops with
     // other than `rows` rows are an error. Null ends it.
     void record(Program* program, int count, int64_t rows) {
@@ -334,6 +342,7 @@ NB_MODULE(_native, module) {
         .def("argmax", &Native::argmax)
         .def("top_k", &Native::top_k)
         .def("draw", &Native::draw)
+        .def("mask_logits", &Native::mask_logits)
         .def("probe_read", &Native::probe_read)
         .def("probe_floats", &Native::probe_floats)
         .def("probe_dots", &Native::probe_dots);

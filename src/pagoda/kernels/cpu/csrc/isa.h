@@ -50,6 +50,7 @@ struct Kernels {
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);
     void (*top_k)(const TopK&, int64_t rows, Pool&);
     void (*draw)(const Draw&, int64_t rows, Pool&);
+    void (*mask_logits)(const MaskLogits&, int64_t rows, Pool&);
     // See probes.h.
     void (*probe_read)(const uint8_t* data, int64_t bytes, Pool&);
     int64_t (*probe_floats)(int64_t steps, Pool&);

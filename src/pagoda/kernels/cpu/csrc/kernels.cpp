@@ -32,6 +32,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     argmax,
     top_k,
     draw,
+    mask_logits,
     probe_read,
     probe_floats,
     probe_dots,

@@ -1,6 +1,8 @@
 // Both ends of a model: rows of the token table, and the largest of the logits.
 #pragma once
 
+#include <algorithm>
+
 #include "isa.h"
 #include "vector_math.h"
 
@@ -140,6 +142,26 @@ inline void top_k_row(const TopK& op, int64_t row) {
 
 void top_k(const TopK& op, int64_t rows, Pool& pool) {
     pool.run(rows, [&](int64_t row) { top_k_row(op, row); });
+}
+
+inline void mask_row(const MaskLogits& op, int64_t row) {
+    float* x = op.logits + op.index[row] * op.size;
+    const uint32_t* mask = op.masks + row * op.words;
+    for (int64_t at = 0; at < op.size; at += 32) {
+        const uint32_t word = mask[at / 32];
+        if (word == ~0u) continue;
+        const int64_t count = op.size - at < 32 ? op.size - at : 32;
+        if (word == 0) {
+            std::fill_n(x + at, count, kNone);
+            continue;
+        }
+        for (int64_t i = 0; i < count; ++i)
+            if (!(word >> i & 1)) x[at + i] = kNone;
+    }
+}
+
+void mask_logits(const MaskLogits& op, int64_t rows, Pool& pool) {
+    pool.run(rows, [&](int64_t row) { mask_row(op, row); });
 }
 
 }  // namespace

@@ -120,6 +120,15 @@ struct TopK {
 
 constexpr int64_t kMaxTopK = 64;
 
+// Logits of tokens whose bit is not set become -infinity.
+struct MaskLogits {
+    float* logits;          // [any, size]
+    int64_t size;
+    const int64_t* index;   // [rows]: which row of the logits
+    const uint32_t* masks;  // [rows, words]: bit i % 32 of word i / 32 is token i's
+    int64_t words;
+};
+
 // Draws tokens[i] from softmax(logits[i] / temperature[i]) among the tokens that min-p, top-k and
 // top-p keep, by noise made of (seed, position). Rows with temperature 0 or without a token that
 // has weight are left as they are.

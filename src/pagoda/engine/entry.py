@@ -1,0 +1,82 @@
+"""A model under its names: whether it is loaded, who uses it, and since when nobody does."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pagoda.base.machine import resident_bytes
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import EngineProgress
+from pagoda.engine.directory import ServedModel
+
+State = Literal["unloaded", "loading", "loaded", "failed"]
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    names: tuple[str, ...]
+    """The first is the one reported."""
+    config: EngineConfig
+    pinned: bool = False
+    """Never unloaded to make room, nor for being idle."""
+    served: ServedModel | None = None
+    """While it is loaded; also while its engine is restarted or dead."""
+    error: str | None = None
+    """Why it could not be loaded, when that was last tried."""
+    loading: bool = False
+    progress: EngineProgress | None = None
+    """Of the load under way."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    last_used: float = field(default_factory=time.monotonic)
+    """time.monotonic() of the last request's end."""
+    users: int = 0
+    """Requests that hold it."""
+
+    @property
+    def state(self) -> State:
+        if self.served is not None:
+            of_client: dict[str, State] = {"ready": "loaded", "starting": "loading"}
+            return of_client.get(self.served.client.state, "failed")
+        if self.loading:
+            return "loading"
+        return "unloaded" if self.error is None else "failed"
+
+    @property
+    def cause(self) -> str | None:
+        """Why it failed, where it did."""
+        return self.error if self.served is None else self.served.client.cause
+
+    @property
+    def idle_seconds(self) -> float:
+        """0 while it is in use."""
+        return 0.0 if self.in_use else time.monotonic() - self.last_used
+
+    @property
+    def in_use(self) -> bool:
+        return self.users > 0 or (self.served is not None and self.served.client.num_running > 0)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """It stays loaded during the block."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            self.last_used = time.monotonic()
+
+    @property
+    def planned_bytes(self) -> int:
+        """What its engine was planned to take, KV pool and all; 0 while it is not loaded."""
+        ready = self.served.client.ready if self.served is not None else None
+        rows: list[dict[str, Any]] = ready.ledger if ready is not None else []
+        return sum(row["predicted"] for row in rows if row["kind"] == "memory")
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Of those, what the system still counts as free: a KV pool is touched when used."""
+        if self.served is None:
+            return 0
+        return max(0, self.planned_bytes - resident_bytes(self.served.client.pid))

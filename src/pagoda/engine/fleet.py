@@ -1,0 +1,329 @@
+"""Several models behind one port: loaded when one is asked for, unloaded when others need the room.
+
+Room is counted in bytes: an engine plans itself into what the others leave, and where that does not
+do, the model that nobody used for longest goes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pagoda.base.errors import (
+    CapacityError,
+    ConfigError,
+    EngineDeadError,
+    ModelNotFoundError,
+    PagodaError,
+)
+from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import EngineProgress
+from pagoda.engine.client import EngineClient
+from pagoda.engine.directory import ServedModel, served_model
+from pagoda.engine.entry import ModelEntry
+from pagoda.engine.text_side import fetch_model, load_text_side
+from pagoda.engine.transport import MemoryRoom
+
+log = get_logger(__name__)
+
+# A model squeezed into less context than this is not what anyone asked for while others could go.
+_LEAST_CONTEXT = 4096
+# How long a request waits for a model in use to become idle, where only that makes room.
+_ROOM_SECONDS = 60.0
+_IDLE_LOOKS = 1.0
+_MAX_EVENTS = 256
+
+Launcher = Callable[[EngineConfig, MemoryRoom | None], EngineClient]
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FleetLimits:
+    memory_bytes: int | None = None
+    """What all engines together may be planned to take; None: what the machine has."""
+    idle_seconds: float = 0.0
+    """Unload what nobody used for so long; 0 or less never."""
+
+
+def launch_engine(config: EngineConfig, room: MemoryRoom | None) -> EngineClient:
+    return EngineClient.launch(config, room=room)
+
+
+class Fleet:
+    """The models that can be asked for. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        entries: Iterable[ModelEntry] = (),
+        *,
+        limits: FleetLimits = FleetLimits(),
+        launcher: Launcher = launch_engine,
+    ):
+        """Raises ConfigError for a name that two models have."""
+        self.entries = list(entries)
+        self._by_name: dict[str, ModelEntry] = {}
+        for entry in self.entries:
+            for name in entry.names:
+                if self._by_name.setdefault(name, entry) is not entry:
+                    raise ConfigError(
+                        f"Two models have the name {name!r}; NAME=MODEL gives one another."
+                    )
+        self._limits = limits
+        self._launch = launcher
+        self._loads: dict[ModelEntry, asyncio.Task[ServedModel]] = {}
+        # One load at a time: each plans with the memory that is left.
+        self._turn = asyncio.Lock()
+        self._listeners: set[asyncio.Queue[Event]] = set()
+
+    @classmethod
+    def of(cls, models: Iterable[ServedModel]) -> "Fleet":
+        """Models that are loaded already."""
+        return cls(ModelEntry(served.names, EngineConfig(), served=served) for served in models)
+
+    def find(self, name: str | None) -> ModelEntry:
+        """The model of that name; without a name, the first. Raises ModelNotFoundError."""
+        if not name and self.entries:
+            return self.entries[0]
+        try:
+            return self._by_name[name or ""]
+        except KeyError:
+            raise ModelNotFoundError(f"The model `{name}` does not exist.", "model") from None
+
+    def models(self) -> list[ServedModel]:
+        """Those that are loaded."""
+        return [entry.served for entry in self.entries if entry.served is not None]
+
+    async def ready(self, entry: ModelEntry) -> ServedModel:
+        """The model, loaded if need be; hold it with `entry.used()` meanwhile.
+
+        Raises CapacityError where no room can be made, and what loading raises.
+        """
+        if entry.served is not None and entry.served.client.state != "stopped":
+            return entry.served
+        # Who asked first may leave; others wait for the same load.
+        return await asyncio.shield(self.begin(entry))
+
+    def begin(self, entry: ModelEntry) -> "asyncio.Task[ServedModel]":
+        """Load a model in the background, unless that is under way."""
+        load = self._loads.get(entry)
+        if load is None:
+            load = self._loads[entry] = asyncio.create_task(self._load(entry))
+            load.add_done_callback(lambda done: self._loaded(entry, done))
+        return load
+
+    async def unload(self, entry: ModelEntry, *, drain_seconds: float = 0.0) -> bool:
+        """Free a model's memory, after its requests had their time; False if it was not loaded."""
+        load = self._loads.get(entry)
+        if load is not None:
+            load.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PagodaError):
+                await load
+        served, entry.served, entry.error = entry.served, None, None
+        if served is None:
+            return load is not None
+        self._tell(entry)
+        log.info("Unloading %s.", entry.names[0])
+        await served.client.shutdown(drain_seconds)
+        self._tell(entry)
+        return True
+
+    async def watch_idle(self) -> None:
+        """Unload models that nobody used for long enough; runs until cancelled."""
+        while self._limits.idle_seconds > 0:
+            await asyncio.sleep(min(_IDLE_LOOKS, self._limits.idle_seconds / 4))
+            for entry in self.entries:
+                if self._can_go(entry) and entry.idle_seconds >= self._limits.idle_seconds:
+                    log.info("%s was idle for %.0f s.", entry.names[0], entry.idle_seconds)
+                    await self.unload(entry)
+
+    def listen(self) -> "asyncio.Queue[Event]":
+        """A queue that hears of every change of state from now on, until `forget`."""
+        queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_EVENTS)
+        self._listeners.add(queue)
+        return queue
+
+    def forget(self, queue: "asyncio.Queue[Event]") -> None:
+        self._listeners.discard(queue)
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        """End all engines, at the same time."""
+        for load in list(self._loads.values()):
+            load.cancel()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        ends = [served.client.shutdown(drain_seconds) for served in self.models()]
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    def kill(self) -> None:
+        """End all engines at once."""
+        for served in self.models():
+            served.client.kill()
+
+    def _loaded(self, entry: ModelEntry, load: "asyncio.Task[ServedModel]") -> None:
+        self._loads.pop(entry, None)
+        if not load.cancelled():
+            load.exception()  # it was logged, and nobody may be waiting for it
+
+    async def _load(self, entry: ModelEntry) -> ServedModel:
+        if entry.served is not None:
+            return entry.served
+        entry.loading, entry.error, entry.progress = True, None, None
+        self._tell(entry)
+        try:
+            async with self._turn:
+                log.info("Loading %s.", entry.names[0])
+                local = await asyncio.to_thread(fetch_model, entry.config.model)
+                config = replace(entry.config, model=local)
+                entry.served = await self._start_with_room(entry, config)
+                return entry.served
+        except PagodaError as error:
+            entry.error = str(error)
+            log.error("%s could not be loaded: %s", entry.names[0], error)
+            raise
+        finally:
+            entry.loading = False
+            self._tell(entry)
+
+    async def _start_with_room(self, entry: ModelEntry, config: EngineConfig) -> ServedModel:
+        while True:
+            can_go = self._least_used()
+            client = self._launch(config, self._room(keep_context=can_go is None))
+            try:
+                return await self._start(entry, config, client)
+            except EngineDeadError as error:
+                if not client.out_of_memory:
+                    raise
+                if can_go is None:
+                    can_go = await self._wait_for_idle()
+                if can_go is None:
+                    raise CapacityError(self._no_room(entry, str(error))) from error
+            log.info("%s makes room for %s.", can_go.names[0], entry.names[0])
+            await self.unload(can_go)
+
+    async def _start(
+        self, entry: ModelEntry, config: EngineConfig, client: EngineClient
+    ) -> ServedModel:
+        def progress(step: EngineProgress) -> None:
+            entry.progress = step
+            self._tell(entry)
+
+        try:
+            text, _ = await asyncio.gather(
+                asyncio.to_thread(load_text_side, config.model), client.wait_ready(None, progress)
+            )
+        except BaseException:
+            await client.shutdown()
+            raise
+        # Under the name it was asked for, not that of its local files.
+        return replace(served_model(entry.config, client, text), names=entry.names)
+
+    def _room(self, *, keep_context: bool) -> MemoryRoom:
+        loaded = [entry for entry in self.entries if entry.served is not None]
+        limit = self._limits.memory_bytes
+        if limit is not None:
+            limit = max(0, limit - sum(entry.planned_bytes for entry in loaded))
+        return MemoryRoom(
+            reserved=sum(entry.untouched_bytes for entry in loaded),
+            limit=limit,
+            least_context=0 if keep_context else _LEAST_CONTEXT,
+        )
+
+    def _can_go(self, entry: ModelEntry) -> bool:
+        return entry.served is not None and not entry.pinned and not entry.in_use
+
+    def _least_used(self) -> ModelEntry | None:
+        idle = [entry for entry in self.entries if self._can_go(entry)]
+        return min(idle, key=lambda entry: entry.last_used, default=None)
+
+    async def _wait_for_idle(self) -> ModelEntry | None:
+        """The next model that can go, if one comes to rest in time."""
+        if not any(entry.served is not None and not entry.pinned for entry in self.entries):
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ROOM_SECONDS):
+                while (entry := self._least_used()) is None:
+                    await asyncio.sleep(0.05)
+                return entry
+        return None
+
+    def _no_room(self, entry: ModelEntry, reason: str) -> str:
+        loaded = [e for e in self.entries if e.served is not None]
+        held = ", ".join(
+            f"{e.names[0]} {format_bytes(e.planned_bytes)}{' (pinned)' if e.pinned else ''}"
+            for e in loaded
+        )
+        return f"There is no room for {entry.names[0]}: {reason} Loaded: {held or 'nothing'}."
+
+    def _tell(self, entry: ModelEntry) -> None:
+        event = describe(entry)
+        for queue in self._listeners:
+            # A listener that does not read loses the oldest, not the newest.
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+
+def describe(entry: ModelEntry) -> Event:
+    """An entry's state for clients."""
+    event: Event = {"model": entry.names[0], "status": entry.state, "pinned": entry.pinned}
+    if entry.progress is not None and entry.state == "loading":
+        event["progress"] = msgspec.to_builtins(entry.progress)
+        event["progress"].pop("type", None)
+    if entry.served is not None:
+        event["bytes"] = entry.planned_bytes
+    if entry.state == "failed":
+        event["error"] = entry.cause
+    return event
+
+
+def find_models(folder: str | None) -> dict[str, str]:
+    """The models of a folder, name to path: GGUF files, and folders with a config or such files.
+
+    Raises ConfigError where there are none.
+    """
+    if folder is None:
+        return {}
+    found = {}
+    root = Path(folder)
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.suffix == ".gguf" and not path.name.startswith("mmproj"):
+            found[path.stem] = str(path)
+        elif path.is_dir() and ((path / "config.json").exists() or any(path.glob("*.gguf"))):
+            found[path.name] = str(path)
+    if not found:
+        raise ConfigError(
+            f"--models-dir {folder} has no models: it needs GGUF files, or folders with a "
+            "config.json or GGUF files."
+        )
+    return found
+
+
+def model_entries(
+    config: EngineConfig, more: Sequence[str], pinned: Sequence[str], found: Mapping[str, str]
+) -> list[ModelEntry]:
+    """The model of `config` first, then `more`, as `NAME=MODEL` or MODEL, then those `found` in a
+    folder by their names, all with the same flags. Raises ConfigError for unknown pins."""
+    first = config.model.served_model_name or (config.model.model,)
+    wanted = [(first, config.model.model)]
+    for word in more:
+        name, equals, model = word.partition("=")
+        wanted.append(((name,), model) if equals and "/" not in name else ((word,), word))
+    wanted += [((name,), path) for name, path in found.items()]
+    entries = [
+        ModelEntry(
+            names,
+            replace(config, model=replace(config.model, model=model, served_model_name=names)),
+            pinned=any(name in pinned for name in names),
+        )
+        for names, model in wanted
+    ]
+    known = {name for entry in entries for name in entry.names}
+    unknown = [name for name in pinned if name not in known]
+    if unknown:
+        raise ConfigError(f"--pin {unknown[0]} is none of the models: {', '.join(sorted(known))}.")
+    return entries

@@ -1,0 +1,171 @@
+"""From the body of /v1/messages to a chat request."""
+
+from typing import Any
+
+from pagoda.base.errors import RequestError
+from pagoda.server.body import parse_fields
+from pagoda.server.protocol.anthropic import Blocks, CountTokensRequest, MessagesRequest
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.translation import (
+    Conversation,
+    Part,
+    field_of,
+    image_part,
+    text_part,
+    unseal,
+    wrong_kind,
+)
+
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+"""Fields by the chat API's names."""
+
+# Claude Code begins its system prompt with this line, which is another one in each request: kept,
+# no prefix would ever be found again.
+_BILLING = "x-anthropic-billing-header"
+_CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(body: CountTokensRequest, route: str) -> ChatCompletionRequest:
+    """RequestError or ApiError for what cannot be said in a chat request."""
+    fields = body.sampling_fields()
+    fields["messages"] = messages = _messages(body)
+    if isinstance(body, MessagesRequest):
+        _check_budget(body)
+        fields["max_completion_tokens"] = body.max_tokens
+        fields["stop"] = body.stop_sequences
+    last = messages[-1]
+    if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
+        # A reply that is begun: the model goes on where it ends.
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    variables = dict(body.chat_template_kwargs)
+    if body.thinking is not None:
+        variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+    fields["chat_template_kwargs"] = variables
+    fields["reasoning_effort"] = body.output_config.effort
+    fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
+    return parse_fields(fields | _structure(body), ChatCompletionRequest, route)
+
+
+def _structure(body: CountTokensRequest) -> dict[str, Any]:
+    """Fields that say which form the reply must have."""
+    fields: dict[str, Any] = {}
+    form = body.output_config.format
+    if form is not None:
+        if form.get("type") != "json_schema":
+            raise wrong_kind(form, "output_config.format", "'json_schema'")
+        schema = field_of(form, "schema", dict, "output_config.format")
+        named = {"name": "output", "schema": schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": named}
+    choice = body.tool_choice
+    if choice is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        fields["tool_choice"] = _CHOICES.get(choice.type) or {
+            "type": "function", "function": {"name": choice.name},
+        }  # fmt: skip
+    return fields
+
+
+def _check_budget(body: MessagesRequest) -> None:
+    thinking = body.thinking
+    if thinking is None or thinking.type != "enabled":
+        return
+    if thinking.budget_tokens is None or thinking.budget_tokens >= body.max_tokens:
+        raise RequestError(
+            "thinking.budget_tokens must be given, and be less than max_tokens.",
+            "thinking.budget_tokens",
+        )
+
+
+def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise wrong_kind(tool, path, "tools with an input_schema, of the type 'custom'")
+    function = {
+        "name": field_of(tool, "name", str, path),
+        "description": tool.get("description"),
+        "parameters": field_of(tool, "input_schema", dict, path),
+        "strict": tool.get("strict"),
+    }
+    told = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": told}
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    conversation = Conversation()
+    _add_system(conversation, body.system, "system")
+    for index, message in enumerate(body.messages):
+        path = f"messages.{index}.content"
+        if message.role == "system":
+            _add_system(conversation, message.content, path)
+            continue
+        add = _add_user if message.role == "user" else _add_assistant
+        for number, block in enumerate(_blocks(message.content)):
+            add(conversation, block, f"{path}.{number}")
+    if not conversation.messages:
+        raise RequestError("messages say nothing.", "messages")
+    return conversation.messages
+
+
+def _blocks(content: Blocks) -> list[Part]:
+    return [text_part(content)] if isinstance(content, str) else content
+
+
+def _add_system(conversation: Conversation, content: Blocks, path: str) -> None:
+    for number, block in enumerate(_blocks(content)):
+        text = field_of(block, "text", str, f"{path}.{number}")
+        if text.startswith(_BILLING):
+            text = text.partition("\n")[2]
+        if text:
+            conversation.say("system", [text_part(text)])
+
+
+def _add_user(conversation: Conversation, block: Part, path: str) -> None:
+    if block.get("type") != "tool_result":
+        conversation.say("user", [_part(block, path)])
+        return
+    content = block.get("content") or ""
+    if not isinstance(content, str | list):
+        raise RequestError(f"{path}.content must be a string or a list.", f"{path}.content")
+    parts = []
+    for number, inner in enumerate(_blocks(content)):
+        if not isinstance(inner, dict):
+            raise RequestError(f"{path}.content.{number} must be an object.", f"{path}.content")
+        parts.append(_part(inner, f"{path}.content.{number}"))
+    if block.get("is_error") is True:
+        parts.insert(0, text_part("Error:"))
+    conversation.result(field_of(block, "tool_use_id", str, path), parts)
+
+
+def _add_assistant(conversation: Conversation, block: Part, path: str) -> None:
+    match block.get("type"):
+        case "thinking":
+            thought = field_of(block, "thinking", str, path) or unseal(block.get("signature"))
+            conversation.think(thought)
+        case "redacted_thinking":
+            pass  # only who wrote it can read it
+        case "tool_use":
+            call_id, name = (field_of(block, key, str, path) for key in ("id", "name"))
+            conversation.call(call_id, name, field_of(block, "input", dict, path))
+        case _:
+            conversation.say("assistant", [_part(block, path)])
+
+
+def _part(block: Part, path: str) -> Part:
+    match block.get("type"):
+        case "text":
+            return text_part(field_of(block, "text", str, path))
+        case "image":
+            source = field_of(block, "source", dict, path)
+            if source.get("type") == "url":
+                return image_part(field_of(source, "url", str, f"{path}.source"))
+            kind, data = (
+                field_of(source, key, str, f"{path}.source") for key in ("media_type", "data")
+            )
+            return image_part(f"data:{kind};base64,{data}")
+        case _:
+            raise wrong_kind(block, path, "text, tool_use, tool_result and thinking")

@@ -1,0 +1,191 @@
+"""From the body of /v1/responses to a chat request."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pagoda.base.errors import RequestError
+from pagoda.server.body import parse_fields
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.responses import LOGPROBS, CountInputRequest, ResponsesRequest
+from pagoda.server.translation import (
+    Conversation,
+    Part,
+    field_of,
+    image_part,
+    text_part,
+    unseal,
+    wrong_kind,
+)
+
+NAMES = {
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""Fields by the chat API's names."""
+
+Item = dict[str, Any]
+
+_ID_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+}  # fmt: skip
+_CHOICES = ("auto", "none", "required")
+
+
+def input_items(body: CountInputRequest) -> list[Item]:
+    """The input as items with ids."""
+    if isinstance(body.input, str):
+        items = [{"type": "message", "role": "user", "content": [_input_text(body.input)]}]
+    else:
+        items = [{"type": "message", **item} if "role" in item else item for item in body.input]
+    return [_with_id(item) for item in items]
+
+
+def chat_request(
+    body: CountInputRequest, earlier: list[Item], items: list[Item], route: str
+) -> ChatCompletionRequest:
+    """Of the input items and those that came before them. RequestError or ApiError for what cannot
+    be said in a chat request."""
+    fields = body.sampling_fields()
+    fields["messages"] = _messages(body.instructions, earlier, items)
+    if isinstance(body, ResponsesRequest):
+        fields["max_completion_tokens"] = body.max_output_tokens
+        if LOGPROBS in body.include or body.top_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    fields["chat_template_kwargs"] = body.chat_template_kwargs
+    fields["reasoning_effort"] = body.reasoning.effort
+    fields["parallel_tool_calls"] = body.parallel_tool_calls
+    fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
+    return parse_fields(fields | _structure(body), ChatCompletionRequest, route)
+
+
+def _structure(body: CountInputRequest) -> dict[str, Any]:
+    """Fields that say which form the reply must have."""
+    fields: dict[str, Any] = {}
+    form = body.text.format
+    if form is not None and form.get("type") == "json_schema":
+        schema = {name: value for name, value in form.items() if name != "type"}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form is not None:
+        fields["response_format"] = form
+    choice = body.tool_choice
+    if isinstance(choice, str):
+        if choice not in _CHOICES:
+            raise RequestError(
+                f"tool_choice must be one of {', '.join(_CHOICES)}, or an object.", "tool_choice"
+            )
+        fields["tool_choice"] = choice
+    elif choice.get("type") == "function":
+        name = field_of(choice, "name", str, "tool_choice")
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif choice.get("type") == "allowed_tools":
+        fields["tool_choice"] = choice
+    else:
+        raise wrong_kind(choice, "tool_choice", "'function' or 'allowed_tools'")
+    return fields
+
+
+def _tool(tool: Item, path: str) -> Item:
+    if tool.get("type") != "function":
+        raise wrong_kind(tool, path, "tools of the type 'function'")
+    function = {
+        "name": field_of(tool, "name", str, path),
+        "description": tool.get("description"),
+        "parameters": tool.get("parameters"),
+        "strict": tool.get("strict"),
+    }
+    told = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": told}
+
+
+def _messages(
+    instructions: str | None, earlier: list[Item], items: list[Item]
+) -> list[dict[str, Any]]:
+    conversation = Conversation()
+    if instructions:
+        conversation.say("system", [text_part(instructions)])
+    for index, item in enumerate([*earlier, *items], start=-len(earlier)):
+        path = f"input.{index}" if index >= 0 else "previous_response_id"
+        add = _ADDERS.get(str(item.get("type")))
+        if add is None:
+            raise wrong_kind(item, path, ", ".join((*_ADDERS, "item_reference")))
+        add(conversation, item, path)
+    if not items:
+        raise RequestError("input says nothing.", "input")
+    return conversation.messages
+
+
+def _add_message(conversation: Conversation, item: Item, path: str) -> None:
+    role = field_of(item, "role", str, path)
+    if role not in ("user", "assistant", "system", "developer"):
+        raise RequestError(
+            f"{path}.role must be user, assistant, system or developer.", f"{path}.role"
+        )
+    parts = _parts(item.get("content"), f"{path}.content")
+    # Few chat templates know a developer; those that do take a system for one.
+    conversation.say("system" if role == "developer" else role, parts)
+
+
+def _add_call(conversation: Conversation, item: Item, path: str) -> None:
+    call_id, name, arguments = (
+        field_of(item, key, str, path) for key in ("call_id", "name", "arguments")
+    )
+    conversation.call(call_id, name, arguments)
+
+
+def _add_result(conversation: Conversation, item: Item, path: str) -> None:
+    output = item.get("output")
+    conversation.result(field_of(item, "call_id", str, path), _parts(output, f"{path}.output"))
+
+
+def _add_thought(conversation: Conversation, item: Item, path: str) -> None:
+    content = item.get("content")
+    parts = _parts(content, f"{path}.content") if content else []
+    thought = "".join(part.get("text", "") for part in parts)
+    conversation.think(thought or unseal(item.get("encrypted_content")))
+
+
+_ADDERS: dict[str, Callable[[Conversation, Item, str], None]] = {
+    "message": _add_message,
+    "function_call": _add_call,
+    "function_call_output": _add_result,
+    "reasoning": _add_thought,
+}
+
+
+def _parts(content: Any, path: str) -> list[Part]:
+    if isinstance(content, str):
+        return [text_part(content)]
+    if not isinstance(content, list):
+        raise RequestError(f"{path} must be a string or a list.", path)
+    return [_part(part, f"{path}.{number}") for number, part in enumerate(content)]
+
+
+def _part(part: Any, path: str) -> Part:
+    if not isinstance(part, dict):
+        raise RequestError(f"{path} must be an object.", path)
+    match part.get("type"):
+        case "input_text" | "output_text" | "reasoning_text" | "text":
+            return text_part(field_of(part, "text", str, path))
+        case "refusal":
+            return text_part(field_of(part, "refusal", str, path))
+        case "input_image":
+            return image_part(field_of(part, "image_url", str, path))
+        case _:
+            raise wrong_kind(part, path, "input_text and output_text")
+
+
+def _input_text(text: str) -> Part:
+    return {"type": "input_text", "text": text}
+
+
+def _with_id(item: Item) -> Item:
+    prefix = _ID_PREFIXES.get(str(item.get("type")))
+    if prefix is None or isinstance(item.get("id"), str):
+        return item
+    return {"id": f"{prefix}_{uuid.uuid4().hex}", **item}

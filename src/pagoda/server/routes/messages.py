@@ -1,0 +1,77 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's words."""
+
+import uuid
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.base.errors import ContextLengthError
+from pagoda.engine.directory import ServedModel
+from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
+from pagoda.server.anthropic.reply import MessageBuilder, StreamedMessage, whole_message
+from pagoda.server.anthropic.translate import NAMES, chat_request
+from pagoda.server.body import read_body
+from pagoda.server.chat_job import ChatJob, chat_job, render_chat
+from pagoda.server.context import Context, ReplyHead, context_of
+from pagoda.server.errors import ApiError
+from pagoda.server.openapi import describe
+from pagoda.server.prompts import tokenize
+from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
+from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.requestlog import log_request
+from pagoda.server.respond import json_reply, respond
+from pagoda.server.structure import report_unenforced
+from pagoda.server.translation import errors_about, unless_refused
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/messages",
+    openapi_extra=describe(MessagesRequest, AnthropicReply, *EVENTS, error=AnthropicError),
+)
+async def create_message(request: Request) -> Response:
+    body = await read_body(request, MessagesRequest)
+    context = context_of(request)
+    served = await context.served(request, body.model)
+    with errors_about(NAMES):
+        chat = chat_request(body, request.url.path)
+        job = await _job(chat, served, context)
+    log_request(context.config, job.head.id, job.generation)
+    builder = MessageBuilder(job, body)
+    response = await respond(
+        request,
+        context,
+        job.generation,
+        streamed=StreamedMessage(builder, request.scope.get(REQUEST_ID)) if body.stream else None,
+        whole=lambda: whole_message(builder, job),
+    )
+    report_unenforced(response, job.constraint)
+    return response
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    openapi_extra=describe(CountTokensRequest, TokenCount, error=AnthropicError),
+)
+async def count_tokens(request: Request) -> Response:
+    body = await read_body(request, CountTokensRequest)
+    served = await context_of(request).served(request, body.model)
+    with errors_about(NAMES):
+        chat = chat_request(body, request.url.path)
+        prompt = await unless_refused(chat, lambda: render_chat(chat, served))
+    ids = await tokenize(served, prompt, add_special_tokens=chat.add_special_tokens)
+    return json_reply(TokenCount(len(ids)))
+
+
+async def _job(chat: ChatCompletionRequest, served: ServedModel, context: Context) -> ChatJob:
+    head = ReplyHead(f"msg_{uuid.uuid4().hex}", chat.model or served.names[0])
+    try:
+        return await unless_refused(
+            chat, lambda: chat_job(chat, served, head, context.metrics, fits_length=True)
+        )
+    except ContextLengthError as error:
+        # Agents look for these words to know that it is time to sum up.
+        raise ApiError(400, f"prompt is too long: {error.message}", param="messages") from None

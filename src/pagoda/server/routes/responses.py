@@ -1,0 +1,239 @@
+"""/v1/responses and what is below it."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.base.errors import RequestError
+from pagoda.engine.directory import ServedModel
+from pagoda.server.body import read_body
+from pagoda.server.chat_job import ChatJob, chat_job, render_chat
+from pagoda.server.context import Context, ReplyHead, context_of
+from pagoda.server.openapi import describe
+from pagoda.server.prompts import tokenize
+from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.response_objects import (
+    EVENTS,
+    DeletedResponse,
+    InputTokenCount,
+    ItemList,
+    ResponseObject,
+)
+from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
+from pagoda.server.requestlog import log_request
+from pagoda.server.respond import answer, counted, json_reply
+from pagoda.server.responses.builder import ResponseBuilder
+from pagoda.server.responses.fit import drop_oldest
+from pagoda.server.responses.registry import responses_of
+from pagoda.server.responses.run import ResponseRun
+from pagoda.server.responses.translate import NAMES, chat_request, input_items
+from pagoda.server.sse import ChunkStream
+from pagoda.server.structure import report_unenforced
+from pagoda.server.translation import errors_about, unless_refused
+
+router = APIRouter()
+
+_PAGE, _MOST_ITEMS = 20, 100
+
+
+@router.post("/v1/responses", openapi_extra=describe(ResponsesRequest, ResponseObject, *EVENTS))
+async def create_response(request: Request) -> Response:
+    body = await read_body(request, ResponsesRequest)
+    context = context_of(request)
+    job, items = await _job(request, body, context)
+    run = ResponseRun(job.generation, ResponseBuilder(job, body, _new_response(job, body)), items)
+    if body.store:
+        responses_of(request).keep(run)
+    response = await _reply(request, body, context, run)
+    report_unenforced(response, job.constraint)
+    return response
+
+
+async def _reply(
+    request: Request, body: ResponsesRequest, context: Context, run: ResponseRun
+) -> Response:
+    if body.stream:
+        during = counted(context.metrics) if body.background else _followed(context, run)
+        return ChunkStream(run.log.read(0), during)
+    if body.background:
+        return json_reply(run.builder.snapshot())
+
+    async def whole() -> ResponseObject:
+        with _ending(run):
+            await run.over()
+        if run.error is not None:
+            raise run.error
+        return run.builder.response
+
+    return await answer(request, context, whole)
+
+
+@router.post(
+    "/v1/responses/input_tokens", openapi_extra=describe(CountInputRequest, InputTokenCount)
+)
+async def count_input(request: Request) -> Response:
+    body = await read_body(request, CountInputRequest)
+    served = await context_of(request).served(request, body.model)
+    chat, _ = await _chat(request, body, served)
+    with errors_about(NAMES):
+        prompt = await unless_refused(chat, lambda: render_chat(chat, served))
+    ids = await tokenize(served, prompt, add_special_tokens=chat.add_special_tokens)
+    return json_reply(InputTokenCount(input_tokens=len(ids)))
+
+
+@router.get("/v1/responses/{response_id}", openapi_extra=describe(None, ResponseObject, *EVENTS))
+async def get_response(request: Request, response_id: str) -> Response:
+    responses, query = responses_of(request), request.query_params
+    streamed = query.get("stream", "false").lower() in ("true", "1")
+    start = max(0, _number(query.get("starting_after", "-1"), "starting_after") + 1)
+    run = responses.run(response_id)
+    if streamed and run is not None:
+        return ChunkStream(run.log.read(start), counted(context_of(request).metrics))
+    stored = await responses.find(response_id)
+    if streamed:
+        chunks = _replay(stored.events, start)
+        return ChunkStream(chunks, counted(context_of(request).metrics))
+    return Response(stored.response, media_type="application/json")
+
+
+@router.post("/v1/responses/{response_id}/cancel", openapi_extra=describe(None, ResponseObject))
+async def cancel_response(request: Request, response_id: str) -> Response:
+    responses = responses_of(request)
+    run = responses.run(response_id)
+    if run is not None:
+        if not run.builder.response.background:
+            raise RequestError(
+                "Only a response made with background can be cancelled; close the connection of "
+                "any other.",
+                "background",
+            )
+        run.cancel()
+        await run.over()
+    return Response((await responses.find(response_id)).response, media_type="application/json")
+
+
+@router.delete("/v1/responses/{response_id}", openapi_extra=describe(None, DeletedResponse))
+async def delete_response(request: Request, response_id: str) -> Response:
+    await responses_of(request).delete(response_id)
+    return json_reply(DeletedResponse(id=response_id))
+
+
+@router.get("/v1/responses/{response_id}/input_items", openapi_extra=describe(None, ItemList))
+async def list_input_items(request: Request, response_id: str) -> Response:
+    query = request.query_params
+    items = msgspec.json.decode((await responses_of(request).find(response_id)).input)
+    if query.get("order", "desc") != "asc":
+        items.reverse()
+    after = query.get("after")
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item.get("id") == after]
+        items = items[places[0] + 1 :] if places else []
+    limit = _number(query.get("limit", str(_PAGE)), "limit")
+    page = items[: max(1, min(limit, _MOST_ITEMS))]
+    return json_reply(
+        ItemList(
+            data=page,
+            first_id=page[0].get("id") if page else None,
+            last_id=page[-1].get("id") if page else None,
+            has_more=len(page) < len(items),
+        )
+    )
+
+
+async def _job(
+    request: Request, body: ResponsesRequest, context: Context
+) -> tuple[ChatJob, list[dict[str, Any]]]:
+    """What answering it needs, and its input items."""
+    if body.background and not body.store:
+        raise RequestError("background needs store to be true.", "background")
+    if body.background:
+        responses_of(request).check_room()
+    served = await context.served(request, body.model)
+    chat, items = await _chat(request, body, served)
+    head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
+    with errors_about(NAMES):
+        job = await unless_refused(
+            chat, lambda: chat_job(chat, served, head, context.metrics, fits_length=True)
+        )
+    log_request(context.config, head.id, job.generation)
+    return job, items
+
+
+async def _chat(
+    request: Request, body: CountInputRequest, served: ServedModel
+) -> tuple[ChatCompletionRequest, list[dict[str, Any]]]:
+    """The request as one of the chat API, and its input items."""
+    earlier: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        earlier = await responses_of(request).conversation(body.previous_response_id)
+    items = await responses_of(request).resolve(input_items(body))
+    with errors_about(NAMES):
+        chat = chat_request(body, earlier, items, request.url.path)
+        if body.truncation == "auto":
+            await unless_refused(chat, lambda: drop_oldest(chat, served))
+    return chat, items
+
+
+def _new_response(job: ChatJob, body: ResponsesRequest) -> ResponseObject:
+    sampling = job.generation.sampling
+    return ResponseObject(
+        id=job.head.id,
+        created_at=int(time.time()),
+        status="queued" if body.background else "in_progress",
+        background=body.background,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata,
+        model=job.head.model,
+        parallel_tool_calls=body.parallel_tool_calls,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+        safety_identifier=body.safety_identifier,
+        service_tier=body.service_tier,
+        store=body.store,
+        temperature=sampling.temperature,
+        text={"format": body.text.format or {"type": "text"}},
+        tool_choice=body.tool_choice,
+        tools=body.tools,
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling.top_p,
+        truncation=body.truncation,
+        user=body.user,
+    )
+
+
+@contextmanager
+def _followed(context: Context, run: ResponseRun) -> Iterator[None]:
+    with counted(context.metrics), _ending(run):
+        yield
+
+
+@contextmanager
+def _ending(run: ResponseRun) -> Iterator[None]:
+    """Nobody reads it afterwards, so it ends."""
+    try:
+        yield
+    finally:
+        run.cancel()
+
+
+async def _replay(events: bytes, start: int) -> AsyncIterator[bytes]:
+    left = events.split(b"\n\n")[start:-1]
+    if left:
+        yield b"\n\n".join(left) + b"\n\n"
+
+
+def _number(text: str, param: str) -> int:
+    try:
+        return int(text[:10])
+    except ValueError:
+        raise RequestError(f"{param} must be a whole number.", param) from None

@@ -1,0 +1,180 @@
+"""How the models of a family write tool calls, as a grammar."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda.text.grammar.rules import Rules, either, repeated
+
+LENIENT = {"lenient": True}
+"""Keywords that are not known are passed over."""
+# Counting takes a state of the lexer per character.
+_MOST_COUNTED = 2000
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """A tool that may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool = False
+    """Every keyword of `parameters` is enforced (it was checked that they can be)."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {} if self.strict else LENIENT
+
+
+Arguments = Callable[[Rules, CallSpec], str]
+
+
+def json_arguments(rules: Rules, tool: CallSpec) -> str:
+    return rules.json({"type": "object", **tool.parameters}, tool.options)
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The text around the parts of a call: `before`, then for each call `head` NAME `middle`
+    ARGUMENTS `tail`, divided by `between`, then `after`."""
+
+    head: str
+    middle: str
+    tail: str
+    between: str = ""
+    before: str = ""
+    after: str = ""
+    single: bool = False
+    """There is one call to a reply."""
+    trigger: str = ""
+    """With what `before` and `head` begin and no other text does: where it comes in a reply, a call
+    follows. Empty where nothing tells."""
+    arguments: Arguments = json_arguments
+
+    def calls(self, rules: Rules, tools: Sequence[CallSpec], *, several: bool) -> str:
+        """One call or more, and nothing else."""
+        call = self._call(rules, tools, self.head)
+        several = several and not self.single
+        more = repeated(f"{rules.literal(self.between)} {call}") if several else ""
+        return f"{rules.literal(self.before)} {call} {more} {rules.literal(self.after)}"
+
+    def calls_in_text(self, rules: Rules, tools: Sequence[CallSpec]) -> str:
+        """Text with calls in it; what opens one is followed by a right one."""
+        if self.before:
+            rest = self.before.removeprefix(self.trigger)
+            call = self._call(rules, tools, self.head)
+            more = repeated(f"{rules.literal(self.between)} {call}")
+            group = f"{rules.literal(rest)} {call} {more} {rules.literal(self.after)}"
+        else:
+            group = self._call(rules, tools, self.head.removeprefix(self.trigger))
+        opened = rules.until(self.trigger)
+        return f"{repeated(rules.rule(f'{opened} {group}'))} {rules.anything()}"
+
+    def _call(self, rules: Rules, tools: Sequence[CallSpec], head: str) -> str:
+        named = [
+            f"{rules.literal(tool.name + self.middle)} {self.arguments(rules, tool)}"
+            for tool in tools
+        ]
+        return rules.rule(f"{rules.literal(head)} {either(*named)} {rules.literal(self.tail)}")
+
+
+JSON_IN_TAG = CallForm(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n", trigger="<tool_call>"
+)
+"""Hermes's form, which most models without one of their own write as well."""
+
+
+def properties_of(tool: CallSpec) -> list[tuple[str, Any, bool]]:
+    """(name, schema, whether it is required) of each parameter, in the order of the schema."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    if not isinstance(properties, Mapping):
+        return []
+    needed = set(required) if isinstance(required, list) else set()
+    return [(name, schema, name in needed) for name, schema in properties.items()]
+
+
+def in_order(rules: Rules, parts: Sequence[tuple[str, bool]], separator: str = "") -> str:
+    """(expression, whether it is required) one after the other, with a separator between any two
+    that are there."""
+    divider = rules.literal(separator) if separator else ""
+    # From the last to the first: what follows when something precedes, and when nothing does.
+    behind, first = '""', '""'
+    for expression, required in reversed(parts):
+        here = f"{divider} {expression} {behind}"
+        fresh = f"{expression} {behind}"
+        if required:
+            behind, first = rules.rule(here), rules.rule(fresh)
+        else:
+            behind, first = (
+                rules.rule(either(here, behind)),
+                rules.rule(either(fresh, first)),
+            )
+    return first
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a schema takes strings of any content and nothing else."""
+    return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
+
+
+def most_characters(schema: Mapping[str, Any]) -> int | None:
+    """What a schema of strings allows; None for more than is worth counting."""
+    most = schema.get("maxLength")
+    return most if isinstance(most, int) and 0 <= most <= _MOST_COUNTED else None
+
+
+def text_choices(schema: Any) -> list[str] | None:
+    """The strings that an enum of strings allows."""
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
+        return list(values)
+    return None
+
+
+@dataclass(frozen=True)
+class TaggedArguments:
+    """A tag for each parameter, around values that are written without quotes."""
+
+    open: tuple[str, str]
+    """Around the parameter's name."""
+    close: tuple[str, str, str]
+    """What precedes the tag, the tag, and what follows it."""
+
+    def __call__(self, rules: Rules, tool: CallSpec) -> str:
+        given = properties_of(tool)
+        if not given:
+            name = rules.rule(r"/[^<>\n]{1,256}/")
+            one = f"{rules.literal(self.open[0])} {name} {rules.literal(self.open[1])}"
+            return repeated(rules.rule(f"{one} {self._text(rules, None)}"))
+        return in_order(
+            rules,
+            [
+                (self._parameter(rules, tool, name, schema), needed)
+                for name, schema, needed in given
+            ],
+        )
+
+    def _parameter(self, rules: Rules, tool: CallSpec, name: str, schema: Any) -> str:
+        opened = rules.literal(self.open[0] + name + self.open[1])
+        closed = rules.literal("".join(self.close))
+        choices = text_choices(schema)
+        if choices is not None:
+            value = f"{either(*map(rules.literal, choices))} {closed}"
+        elif is_text(schema):
+            value = self._text(rules, most_characters(schema))
+        else:
+            value = f"{rules.json(_with_definitions(schema, tool), tool.options)} {closed}"
+        return rules.rule(f"{opened} {value}")
+
+    def _text(self, rules: Rules, most: int | None) -> str:
+        """It must not hold the tag, whatever precedes that."""
+        before, tag, behind = self.close
+        most = None if most is None else most + len(before)
+        return f"{rules.until(tag, most)} {rules.literal(behind)}"
+
+
+def _with_definitions(schema: Any, tool: CallSpec) -> Any:
+    """References of a part point into the whole."""
+    kept = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    return {**kept, **schema} if isinstance(schema, Mapping) else schema

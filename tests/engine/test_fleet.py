@@ -1,0 +1,244 @@
+"""Several models: loaded when asked for, unloaded for room or rest, never while in use."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError, ModelNotFoundError
+from pagoda.config.engine import EngineConfig
+from pagoda.core.messages import EngineProgress, EngineReady
+from pagoda.engine import fleet as fleets
+from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
+from pagoda.engine.transport import MemoryRoom
+
+SIZES = {"small": 10, "big": 60, "huge": 1000, "other": 30}
+MACHINE = 100
+LIMIT = 90
+
+
+class FakeEngine:
+    """Takes its model's size of the room that it is given, or dies of its lack."""
+
+    running: set[str] = set()
+    most: int = 0
+    launches: list[tuple[str, MemoryRoom]] = []
+
+    def __init__(self, config: EngineConfig, room: MemoryRoom | None):
+        assert room is not None
+        self.name = config.model.model
+        self.room = room
+        self.state = "starting"
+        self.cause: str | None = None
+        self.out_of_memory = False
+        self.ready: EngineReady | None = None
+        self.num_running = 0
+        self.pid = "self"
+        FakeEngine.launches.append((self.name, room))
+
+    async def wait_ready(self, timeout: Any, progress: Any) -> EngineReady:
+        progress(EngineProgress("load weights", 1, 2))
+        await asyncio.sleep(0.01)
+        size = SIZES[self.name]
+        limit = LIMIT if self.room.limit is None else self.room.limit
+        free = limit - (sum(SIZES[name] for name in FakeEngine.running) if limit == LIMIT else 0)
+        if self.name == "broken":
+            raise EngineDeadError("The file is broken.")
+        if size > free:
+            self.state, self.out_of_memory = "dead", True
+            raise EngineDeadError(f"{size} bytes do not fit.")
+        FakeEngine.running.add(self.name)
+        FakeEngine.most = max(FakeEngine.most, sum(SIZES[name] for name in FakeEngine.running))
+        ledger = [{"kind": "memory", "name": "weights", "predicted": size}]
+        self.ready = EngineReady(
+            max_model_len=64, vocab_size=8, num_blocks=4, block_size=4, kv_tokens=12, ledger=ledger
+        )
+        self.state = "ready"
+        return self.ready
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        await asyncio.sleep(0.01)
+        FakeEngine.running.discard(self.name)
+        self.state = "stopped"
+
+
+class FakeText:
+    def __init__(self, model: str):
+        self.model = model
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch):
+    SIZES["broken"] = 1
+    FakeEngine.running, FakeEngine.most, FakeEngine.launches = set(), 0, []
+    monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
+    monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
+
+
+def make(*names: str, pinned: tuple[str, ...] = (), **limits: Any) -> Fleet:
+    base = EngineConfig()
+    config = replace(base, model=replace(base.model, model=names[0]))
+    entries = model_entries(config, names[1:], pinned, {})
+    limits = {"memory_bytes": LIMIT, **limits}
+    return Fleet(entries, limits=FleetLimits(**limits), launcher=FakeEngine)
+
+
+async def use(fleet: Fleet, name: str, seconds: float = 0.0) -> Any:
+    entry = fleet.find(name)
+    with entry.used():
+        served = await fleet.ready(entry)
+        assert served.client.state == "ready", "no request reaches a model that is not there"
+        await asyncio.sleep(seconds)
+        assert served.client.state == "ready", "nor one that leaves while it is used"
+    return served
+
+
+async def test_a_model_is_loaded_once_for_all_who_wait():
+    fleet = make("small", "big")
+    assert [entry.state for entry in fleet.entries] == ["unloaded", "unloaded"]
+    served = await asyncio.gather(*(use(fleet, "small") for _ in range(5)))
+    assert len({id(one) for one in served}) == 1
+    assert [name for name, _ in FakeEngine.launches] == ["small"]
+    assert served[0].names == ("small",) and served[0].text.model == "small"
+    assert [entry.state for entry in fleet.entries] == ["loaded", "unloaded"]
+    assert fleet.find("small").planned_bytes == 10
+
+
+async def test_who_was_not_used_for_longest_makes_room():
+    fleet = make("small", "other", "big")
+    await use(fleet, "other")
+    await use(fleet, "small")
+    await use(fleet, "big")
+    assert FakeEngine.running == {"small", "big"}
+    await use(fleet, "other")
+    assert FakeEngine.running == {"other", "big"} or FakeEngine.running == {"other", "small"}
+    assert FakeEngine.most <= LIMIT
+
+
+async def test_pinned_models_stay():
+    fleet = make("other", "big", "small", pinned=("other",))
+    await use(fleet, "other")
+    await use(fleet, "small")
+    await use(fleet, "big")
+    assert FakeEngine.running == {"other", "big"}
+
+
+async def test_a_model_in_use_is_waited_for(monkeypatch):
+    fleet = make("big", "other", "small")
+    await asyncio.gather(use(fleet, "big", 0.2), use_later(fleet, "other", 0.1))
+    assert FakeEngine.running == {"other"} or FakeEngine.running == {"other", "big"}
+    fleet = make("huge")
+    with pytest.raises(CapacityError, match=r"There is no room for huge: 1000 bytes do not fit\."):
+        await use(fleet, "huge")
+    monkeypatch.setattr(fleets, "_ROOM_SECONDS", 0.05)
+    FakeEngine.running.clear()
+    fleet = make("big", "other")
+    SIZES["other"] = 40
+    try:
+        with pytest.raises(CapacityError, match="Loaded: big 60 B"):
+            await asyncio.gather(use(fleet, "big", 0.3), use_later(fleet, "other", 0.1))
+    finally:
+        SIZES["other"] = 30
+
+
+async def use_later(fleet: Fleet, name: str, seconds: float) -> Any:
+    await asyncio.sleep(seconds)
+    return await use(fleet, name)
+
+
+async def test_many_requests_for_more_models_than_fit():
+    fleet = make("small", "big", "other")
+    names = ["small", "big", "other"] * 8
+    await asyncio.wait_for(asyncio.gather(*(use(fleet, name, 0.01) for name in names)), 30)
+    assert FakeEngine.most <= LIMIT
+
+
+async def test_idle_models_rest_and_come_back():
+    fleet = make("small", "big", pinned=("big",), idle_seconds=0.2)
+    watch = asyncio.create_task(fleet.watch_idle())
+    try:
+        await asyncio.gather(use(fleet, "small", 0.5), use(fleet, "big"))
+        assert FakeEngine.running == {"small", "big"}, "in use, pinned"
+        async with asyncio.timeout(5):
+            while "small" in FakeEngine.running:
+                await asyncio.sleep(0.02)
+        assert FakeEngine.running == {"big"}
+        await use(fleet, "small")
+    finally:
+        watch.cancel()
+
+
+async def test_a_failed_load_is_told_and_can_be_tried_again():
+    fleet = make("small", "broken")
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="broken"):
+            await use(fleet, "broken")
+    entry = fleet.find("broken")
+    assert (entry.state, entry.cause) == ("failed", "The file is broken.")
+    assert (await use(fleet, "small")).client.state == "ready"
+
+
+async def test_news():
+    fleet = make("small")
+    queue = fleet.listen()
+    await use(fleet, "small")
+    await fleet.unload(fleet.find("small"))
+    fleet.forget(queue)
+    await use(fleet, "small")
+    told = [queue.get_nowait() for _ in range(queue.qsize())]
+    states = [event["status"] for event in told]
+    assert states == ["loading", "loading", "loaded", "unloaded", "unloaded"]
+    assert told[1]["progress"] == {"phase": "load weights", "done": 1, "total": 2}
+    assert told[2]["bytes"] == 10
+
+
+async def test_shutdown_ends_all_and_loads_under_way():
+    fleet = make("small", "big")
+    await use(fleet, "small")
+    load = fleet.begin(fleet.find("big"))
+    await fleet.shutdown()
+    assert FakeEngine.running == set() and load.cancelled()
+
+
+async def test_leaving_while_a_model_loads_harms_nobody():
+    fleet = make("small")
+    impatient = asyncio.create_task(use(fleet, "small"))
+    patient = asyncio.create_task(use(fleet, "small"))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).client.state == "ready"
+    assert fleet.find("small").users == 0
+
+
+def test_names_and_pins():
+    config = EngineConfig()
+    entries = model_entries(config, ["fast=./x.gguf", "org/name"], ["fast"], {"found": "/m/found"})
+    assert [entry.names for entry in entries] == [
+        ("smollm2",), ("fast",), ("org/name",), ("found",)
+    ]  # fmt: skip
+    assert [entry.config.model.model for entry in entries][1:] == [
+        "./x.gguf", "org/name", "/m/found"
+    ]  # fmt: skip
+    assert [entry.pinned for entry in entries] == [False, True, False, False]
+    with pytest.raises(ConfigError, match="--pin slow is none of the models"):
+        model_entries(config, [], ["slow"], {})
+    with pytest.raises(ConfigError, match="Two models have the name 'smollm2'"):
+        Fleet(model_entries(config, ["smollm2"], [], {}))
+    with pytest.raises(ModelNotFoundError):
+        Fleet(entries).find("nobody")
+
+
+def test_models_of_a_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x-Q4_0.gguf").touch()
+    (tmp_path / "c.gguf").touch()
+    (tmp_path / "mmproj-c.gguf").touch()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    assert list(find_models(str(tmp_path))) == ["a", "b", "c"]
+    with pytest.raises(ConfigError, match="has no models"):
+        find_models(str(tmp_path / "empty"))
+    assert find_models(None) == {}
