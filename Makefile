@@ -17,7 +17,7 @@ MYPY_FLOORS := base config weights arch core text planner engine
 .PHONY: help install install-dev serve chat test test-quick check format docs bench bench-peers clean
 
 help:
-	@echo "make serve       install, fetch the default model, serve http://127.0.0.1:8000/v1"
+	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
 	@echo "                 (MODEL=./file.gguf chooses another, ARGS='--port 9000' adds flags)"
 	@echo "make chat        talk to the model in this terminal"
 	@echo "make test        all tests        make test-quick   those of a few minutes"
@@ -39,12 +39,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e .
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

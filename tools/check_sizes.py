@@ -16,6 +16,8 @@ def main() -> int:
     for folder in ("bench", "tests"):
         aside = {path: _lines(path) for path in sorted((ROOT / folder).rglob("*.py"))}
         problems += _too_long(aside, FILE_CAP)
+    page = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".js", ".css", ".html")]
+    problems += _too_long({p: _lines(p) for p in sorted(page)}, FILE_CAP)
     cpp = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".cpp", ".h", ".hpp")]
     problems += _too_long({p: _lines(p) for p in sorted(cpp)}, CPP_CAP)
     for path in sizes:

@@ -65,14 +65,17 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(
-    client: FakeClient, config: ServerConfig | None = None, **text: Any
+    client: FakeClient,
+    config: ServerConfig | None = None,
+    wrap: Callable[[Any], Any] | None = None,
+    **text: Any,
 ) -> Iterator[RunningServer]:
     fleet = Fleet.of([served_model(client, **text)])
     app = create_app(fleet, config or ServerConfig(disable_uvicorn_access_log=True))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            wrap(app) if wrap else app,
             log_config=None,
             lifespan="off",
             http=StreamingProtocol,

@@ -7,7 +7,12 @@ import sys
 import pagoda
 
 TORCH_FREE = ("base", "config", "weights", "arch", "core", "text", "planner", "server", "cli")
-TORCH_FREE_MODULES = ("pagoda.engine.client", "pagoda.engine.directory", "pagoda.engine.outputs")
+TORCH_FREE_MODULES = (
+    "pagoda.engine.client",
+    "pagoda.engine.directory",
+    "pagoda.engine.outputs",
+    "pagoda.web.site",
+)
 
 
 def torch_free_modules() -> list[str]:

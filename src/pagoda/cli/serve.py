@@ -1,6 +1,7 @@
 """`pagoda serve`: a model behind an OpenAI-compatible API."""
 
 import argparse
+from typing import Any
 
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.compat import add_compat_flags, answers
@@ -42,4 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
     from pagoda.server.launch import run_server
 
-    return run_server(engine, server, more_models=args.more_models)
+    def with_page(app: Any) -> Any:
+        """Called when the engine has its process: this imports starlette."""
+        from pagoda.web.site import Site
+
+        return Site(app, server.root_path)
+
+    return run_server(engine, server, more_models=args.more_models, wrap=with_page)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
@@ -28,6 +28,8 @@ _MAX_DESCRIPTORS = 65536
 
 
 Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
+# From one ASGI application to another; naming their type would import starlette.
+Wrap = Callable[[Any], Any]
 
 
 def run_server(
@@ -35,11 +37,12 @@ def run_server(
     server_config: ServerConfig,
     launcher: Launcher | None = None,
     more_models: Sequence[str] = (),
+    wrap: Wrap | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
     `launcher` starts another engine process than `pagoda.engine.process`. `more_models` are loaded
-    when they are asked for.
+    when they are asked for. `wrap` puts pages in front of the API.
     """
     launcher = launcher or _launch
     begun = time.monotonic()
@@ -73,7 +76,8 @@ def run_server(
                     limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
                     launcher=lambda config, room: launcher(config, server_config, room),
                 )
-                return uvloop.run(Lifecycle(listener, client, fleet, server_config, tls).run())
+                lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap)
+                return uvloop.run(lifecycle.run())
             finally:
                 client.kill()
     except PagodaError as error:

@@ -9,10 +9,11 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pagoda.base import runfile
 from pagoda.base.errors import PagodaError
@@ -56,6 +57,7 @@ class Lifecycle:
         fleet: Fleet,
         config: ServerConfig,
         tls: ssl.SSLContext | None = None,
+        wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ):
         """`client` is the engine of the fleet's first model, which starts already."""
         self._listener = listener
@@ -68,7 +70,7 @@ class Lifecycle:
         app = create_app(Fleet(), config)
         self._context: Context = app.state.context
         self._responses: Responses = app.state.responses
-        self._http = _HttpServer(_uvicorn_config(app, config, tls))
+        self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config, tls))
         self._stop = asyncio.Event()
 
     async def run(self) -> int:

@@ -1,0 +1,94 @@
+// The server's API, spoken like any client speaks it. Paths are relative, for servers with a
+// root path.
+
+const KEY = "pagoda.key";
+
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The stream ended before the reply did. */
+export class DroppedError extends Error {}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "",
+  set(value, keep) {
+    key.forget();
+    (keep ? localStorage : sessionStorage).setItem(KEY, value);
+  },
+  forget() {
+    sessionStorage.removeItem(KEY);
+    localStorage.removeItem(KEY);
+  },
+};
+
+async function call(path, options = {}) {
+  const headers = { ...options.headers };
+  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  const reply = await fetch(path, { ...options, headers });
+  if (reply.ok) return reply;
+  const text = await reply.text();
+  let message = text.slice(0, 500) || `HTTP ${reply.status}`;
+  try {
+    message = JSON.parse(text).error.message ?? message;
+  } catch {
+    // Not the API's own error, as a proxy's: its text says more than nothing.
+  }
+  throw new ApiError(message, reply.status);
+}
+
+/** "ready", or {status, cause} of what is in the way. */
+export async function health() {
+  const reply = await fetch("health");
+  if (reply.ok) return "ready";
+  try {
+    return await reply.json();
+  } catch {
+    return { status: "unreachable", cause: `HTTP ${reply.status}` };
+  }
+}
+
+export async function models() {
+  return (await (await call("v1/models")).json()).data;
+}
+
+/** Chunks of a streamed chat completion. Throws ApiError, DroppedError or, aborted, AbortError. */
+export async function* streamChat(body, signal) {
+  const reply = await call("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  for await (const data of events(reply.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code);
+    yield chunk;
+  }
+  throw new DroppedError();
+}
+
+/** The data of each server-sent event. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  while (true) {
+    let piece;
+    try {
+      piece = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new DroppedError();
+    }
+    if (piece.done) return;
+    buffer += piece.value;
+    const lines = buffer.split(/\r?\n/);
+    buffer = lines.pop();
+    // The API writes an event's data on one line; other lines are comments that keep it alive.
+    for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
+  }
+}

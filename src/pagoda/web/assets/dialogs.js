@@ -1,0 +1,126 @@
+// Dialogs: a question with its answers, the API key, the settings.
+
+import { key } from "./api.js";
+import { byId, download, el, toast } from "./dom.js";
+import { deleteChat, exportJson, importJson, listChats, saveSettings, settings } from "./store.js";
+import { t } from "./words.js";
+
+/** Ask; each answer is a button that runs its function. */
+export function ask(question, answers) {
+  const dialog = el(
+    "dialog",
+    { class: "ask", onclose: () => dialog.remove() },
+    el("p", {}, question),
+  );
+  const button = (label, act, kind = "") => {
+    const onclick = () => {
+      dialog.close();
+      act();
+    };
+    return el("button", { type: "button", class: kind, onclick }, label);
+  };
+  const buttons = Object.entries(answers).map(([label, act]) => button(label, act, "primary"));
+  dialog.append(
+    el(
+      "div",
+      { class: "row" },
+      button(t("cancel"), () => {}),
+      ...buttons,
+    ),
+  );
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+let asking = null;
+
+/** Ask for the API key, once however many requests want it. True when one was given. */
+export function askKey() {
+  asking ??= new Promise((resolve) => {
+    const dialog = byId("key-dialog");
+    const field = byId("key-field");
+    byId("key-wrong").hidden = !key.get();
+    field.value = "";
+    const submit = (event) => {
+      event.preventDefault();
+      key.set(field.value.trim(), byId("key-keep").checked);
+      dialog.close("given");
+    };
+    const closed = () => {
+      byId("key-form").removeEventListener("submit", submit);
+      asking = null;
+      resolve(dialog.returnValue === "given");
+    };
+    dialog.returnValue = "";
+    byId("key-form").addEventListener("submit", submit);
+    dialog.addEventListener("close", closed, { once: true });
+    dialog.showModal();
+  });
+  return asking;
+}
+
+/** The settings; `changed` runs after each change. */
+export function setUpSettings(changed) {
+  const dialog = byId("settings");
+  for (const field of dialog.querySelectorAll("[data-setting]")) {
+    const name = field.dataset.setting;
+    field.value = settings[name];
+    field.addEventListener("change", () => {
+      settings[name] = field.value;
+      saveSettings();
+      changed();
+    });
+  }
+  for (const field of dialog.querySelectorAll("[data-sampling]")) {
+    const name = field.dataset.sampling;
+    field.value = settings.sampling[name] ?? "";
+    field.addEventListener("change", () => {
+      delete settings.sampling[name];
+      if (field.value !== "" && field.reportValidity())
+        settings.sampling[name] = Number(field.value);
+      saveSettings();
+    });
+  }
+  byId("open-settings").addEventListener("click", () => {
+    byId("forget-key").hidden = !key.get();
+    dialog.showModal();
+  });
+  byId("forget-key").addEventListener("click", () => {
+    key.forget();
+    location.reload();
+  });
+  // A click on the backdrop is one on the dialog itself.
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  byId("close-settings").addEventListener("click", () => dialog.close());
+  setUpData(changed);
+}
+
+function setUpData(changed) {
+  const file = byId("import-file");
+  byId("export-all").addEventListener("click", () =>
+    download("pagoda-chats.json", exportJson(), "application/json"),
+  );
+  byId("import").addEventListener("click", () => file.click());
+  file.addEventListener("change", async () => {
+    for (const { name, text } of await readAll(file.files)) {
+      try {
+        toast(t("imported", { count: importJson(text) }));
+      } catch (error) {
+        toast(t("importWrong", { name, reason: error.message }));
+      }
+    }
+    file.value = "";
+    changed();
+  });
+  byId("delete-all").addEventListener("click", () => {
+    const all = () => {
+      for (const { id } of listChats()) deleteChat(id);
+      location.hash = "";
+      changed();
+    };
+    ask(t("deleteAllSure"), { [t("deleteAll")]: all });
+  });
+}
+
+const readAll = (files) =>
+  Promise.all(Array.from(files, async (file) => ({ name: file.name, text: await file.text() })));

@@ -1,0 +1,110 @@
+// Puts the page together.
+
+import { ChatPane } from "./chat.js";
+import { askKey, setUpSettings } from "./dialogs.js";
+import { byId, icon } from "./dom.js";
+import { Picker } from "./picker.js";
+import { Sidebar } from "./sidebar.js";
+import { saveSettings, settings } from "./store.js";
+import { setLanguage, translate } from "./words.js";
+
+const root = byId("pagoda");
+const narrow = matchMedia("(max-width: 800px)");
+
+const picker = new Picker({ changed: () => pane.showButtons(), unauthorized: askKey });
+const pane = new ChatPane({
+  model: () => picker.name,
+  sees: () => picker.sees,
+  unauthorized: askKey,
+  changed() {
+    if (pane.chat.leaf) setHash(pane.chat.id);
+    sidebar.refresh();
+    // A request may have loaded its model, or found it gone.
+    if (picker.shown !== "ready" || pane.failed()) picker.refresh();
+  },
+});
+const sidebar = new Sidebar({
+  current: () => pane.chat.id,
+  isRunning: (id) => Boolean(pane.running(id)),
+  open(id) {
+    setHash(id);
+    openChat();
+  },
+  removed(id) {
+    pane.running(id)?.stop();
+    if (pane.chat.id === id) this.open("");
+  },
+  renamed(id, title) {
+    if (pane.chat.id !== id) return;
+    pane.chat.title = title;
+    pane.showButtons();
+  },
+});
+
+/** The chat's id is in the address, so that reloading comes back to it. */
+function setHash(id) {
+  if (location.hash.slice(1) !== id) history.pushState(null, "", id ? `#${id}` : location.pathname);
+}
+
+function openChat() {
+  pane.open(location.hash.slice(1));
+  sidebar.refresh();
+  if (narrow.matches) root.classList.remove("menu");
+}
+
+function applySettings() {
+  document.documentElement.dataset.theme = settings.theme;
+  setLanguage(settings.language);
+  translate();
+  picker.show();
+}
+
+function setUpButtons() {
+  for (const node of document.querySelectorAll("[data-icon]"))
+    node.prepend(icon(node.dataset.icon));
+  const toggleMenu = () => {
+    root.classList.toggle("menu");
+    root.classList.toggle("wide-closed");
+  };
+  for (const id of ["toggle-menu", "close-menu", "veil"])
+    byId(id).addEventListener("click", toggleMenu);
+  byId("toggle-theme").addEventListener("click", () => {
+    const auto = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const now = settings.theme === "auto" ? auto : settings.theme;
+    settings.theme = now === "dark" ? "light" : "dark";
+    saveSettings();
+    document.querySelector("[data-setting=theme]").value = settings.theme;
+    applySettings();
+  });
+}
+
+function listen() {
+  addEventListener("popstate", openChat);
+  addEventListener("pagehide", () => {
+    const run = pane.running();
+    if (run) pane.save(run.chat);
+  });
+  addEventListener("storage", () => sidebar.refresh());
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) {
+      pane.stop();
+    }
+    if (event.key.toLowerCase() === "o" && event.ctrlKey && event.shiftKey) {
+      event.preventDefault();
+      byId("new-chat").click();
+    }
+  });
+}
+
+setUpButtons();
+setUpSettings(() => {
+  applySettings();
+  openChat();
+});
+applySettings();
+pane.showButtons();
+listen();
+// What this browser holds is shown once the server has not refused its user.
+await picker.refresh();
+openChat();
+root.classList.remove("locked");

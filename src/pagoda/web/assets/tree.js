@@ -1,0 +1,81 @@
+// A chat is a tree of messages: editing or retrying adds a version and loses none.
+//
+// chat: {id, title, created, updated, leaf, nodes: {id: node}}
+// node: {id, parent, role, content, ...}; `leaf` is where the shown path ends.
+
+import { newId } from "./dom.js";
+
+export function newChat() {
+  const now = Date.now();
+  return { id: newId(), title: "", created: now, updated: now, leaf: null, nodes: {} };
+}
+
+/** Add a message under `parent` and show it. */
+export function addNode(chat, parent, fields) {
+  const node = { id: newId(), parent, content: "", created: Date.now(), ...fields };
+  chat.nodes[node.id] = node;
+  chat.leaf = node.id;
+  return node;
+}
+
+/** Messages from the first to `id`, by default to the end of the shown path. */
+export function path(chat, id = chat.leaf) {
+  const nodes = [];
+  for (let node = chat.nodes[id]; node; node = chat.nodes[node.parent]) nodes.push(node);
+  return nodes.reverse();
+}
+
+const children = (chat, parent) =>
+  Object.values(chat.nodes).filter((node) => node.parent === parent);
+
+/** The versions of a message, itself included, oldest first. */
+export const versions = (chat, node) => children(chat, node.parent);
+
+/** Show a version, down to its newest reply. */
+export function show(chat, node) {
+  for (let next = node; next; next = children(chat, next.id).at(-1)) chat.leaf = next.id;
+}
+
+const isText = (value) => typeof value === "string";
+const isCall = (call) => isText(call?.function?.name) && isText(call.function.arguments);
+
+// Fields that a message may have, each with what its value must be.
+const FIELDS = {
+  created: Number.isFinite,
+  reasoning: isText,
+  seconds: Number.isFinite,
+  model: isText,
+  state: isText,
+  error: isText,
+  name: isText,
+  tool_call_id: isText,
+  tool_calls: (value) => Array.isArray(value) && value.every(isCall),
+  images: (value) => Array.isArray(value) && value.every((image) => isText(image)),
+  stats: (value) => Object.values(value ?? {}).every((number) => Number.isFinite(number)),
+};
+
+/** A chat of a file, reduced to what this page writes itself. Throws where it is none. */
+export function checkedChat(chat) {
+  if (!isText(chat?.id) || typeof chat.nodes !== "object" || chat.nodes === null) {
+    throw new Error("id, nodes");
+  }
+  const nodes = Object.create(null);
+  for (const [id, node] of Object.entries(chat.nodes)) {
+    if (!["user", "assistant", "tool"].includes(node?.role)) throw new Error("role");
+    // Messages follow their parents, so that no path turns in a circle.
+    const parent = Object.hasOwn(nodes, node.parent) ? node.parent : null;
+    nodes[id] = { id, parent, role: node.role, content: String(node.content ?? "") };
+    for (const [field, fits] of Object.entries(FIELDS)) {
+      if (node[field] !== undefined && fits(node[field])) nodes[id][field] = node[field];
+    }
+  }
+  const now = Date.now();
+  return {
+    id: chat.id,
+    title: String(chat.title ?? ""),
+    created: Number(chat.created) || now,
+    updated: Number(chat.updated) || now,
+    leaf: Object.hasOwn(nodes, chat.leaf) ? chat.leaf : (Object.keys(nodes).at(-1) ?? null),
+    nodes,
+  };
+}

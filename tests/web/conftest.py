@@ -1,0 +1,120 @@
+"""The page before a fake engine, and a real browser before the page."""
+
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pagoda.web import site
+from pagoda.web.site import Site
+from tests.server.conftest import RunningServer, running
+from tests.server.fakes import FakeClient
+
+# The page asks nobody but its server, and the browser shall not either.
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., RunningServer]]:
+    """Start servers with the page in front."""
+    with contextlib.ExitStack() as stack:
+        yield lambda client: stack.enter_context(running(client, wrap=Site))
+
+
+@pytest.fixture(scope="session")
+def render() -> mock.AsyncMock:
+    """Makes the document without asking NiceGUI each time: one does for all servers."""
+    if importlib.util.find_spec("nicegui") is None:
+        pytest.skip("NiceGUI is not installed")
+    return mock.AsyncMock(return_value=asyncio.run(site._render()))
+
+
+@pytest.fixture(scope="module")
+def browser(render: mock.AsyncMock) -> Iterator[Any]:
+    """Chromium of the system; nothing is downloaded.
+
+    Playwright keeps an event loop running in this thread until it is closed: so it comes after
+    `render`, which runs one, and ends before modules with asynchronous tests.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here (Debian: apt install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        # Each launch has a profile folder of its own.
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def served(*args: Any, **text: Any) -> Iterator[RunningServer]:
+    """As `running`, closed in another thread: Playwright's event loop runs in this one."""
+    server = running(*args, **text)
+    yield server.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.__exit__, None, None, None).result()
+
+
+class Visit:
+    """A visitor's page, and what went wrong on it."""
+
+    def __init__(self, page: Any, server: RunningServer):
+        self.page = page
+        self.server = server
+        self.problems: list[str] = []
+        self.requested: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
+
+    def open(self, address: str = "/") -> "Visit":
+        self.page.goto(self.server.url + address)
+        self.page.wait_for_selector("#pagoda:not(.locked)")
+        return self
+
+    def send(self, text: str) -> None:
+        self.page.fill("#prompt", text)
+        self.page.press("#prompt", "Enter")
+
+    def reply(self) -> Any:
+        """The last reply, once it is complete."""
+        last = self.page.locator(".message.assistant").last
+        last.locator("footer").wait_for()
+        return last
+
+
+@pytest.fixture
+def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]]:
+    """Start a server and open a page on it; `context` are Playwright's (locale, viewport)."""
+    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", render):
+
+        def start(
+            client: FakeClient | None = None,
+            config: Any = None,
+            context: dict[str, Any] | None = None,
+            **text: Any,
+        ) -> Visit:
+            options = {"locale": "en-US", "color_scheme": "light", **(context or {})}
+            server = stack.enter_context(served(client or FakeClient(), config, Site, **text))
+            page = stack.enter_context(
+                contextlib.closing(browser.new_context(**options))
+            ).new_page()
+            page.set_default_timeout(20_000)
+            return Visit(page, server)
+
+        yield start

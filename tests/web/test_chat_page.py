@@ -1,0 +1,440 @@
+"""The chat page, used as people use it: in headless Chromium."""
+
+import base64
+import json
+import struct
+import zlib
+from typing import Any
+
+from pagoda.config.server import ServerConfig
+from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.parsers.select import parser_for
+from tests.server.conftest import wait_until
+from tests.server.fakes import REPLY, FakeClient
+from tests.unit.text.templates import QWEN_TOOLS
+
+MARKDOWN = """Paragraph with **bold** and `code`.
+
+```python
+def f(x):
+    return "text"  # why
+```
+
+Euler: $e^{i\\pi} + 1 = 0$.
+"""
+HOSTILE = (
+    "<script>window.hacked = 1</script> <img src=x onerror='window.hacked = 2'>\n\n"
+    "[click](javascript:window.hacked=3) ![p](https://elsewhere.example/p.png) "
+    "<svg onload=window.hacked=4> <a href='javascript:1'>a</a>\n\n"
+    "```html\n<script>window.hacked = 5</script>\n```\n\n"
+    "$\\text{<img src=x onerror=window.hacked=6>}$\n"
+)
+
+
+def says(text: str, **options: Any) -> FakeClient:
+    return FakeClient(script=lambda request: text.encode(), **options)
+
+
+def prompt_of(client: FakeClient) -> str:
+    return bytes(client.requests[-1].prompt_token_ids).decode()
+
+
+def texts(locator: Any) -> list[str]:
+    return [text.strip() for text in locator.all_inner_texts()]
+
+
+def test_first_chat(visit) -> None:
+    client = FakeClient()
+    page = (visitor := visit(client).open()).page
+    assert page.locator("#model").input_value() == "fake"
+    page.locator("#model-state[data-state=ready]").wait_for()
+    visitor.send("hi there")
+    reply = visitor.reply()
+    assert reply.locator(".markdown").last.inner_text() == REPLY
+    assert "tok/s" in reply.locator(".facts").inner_text()
+    assert "s to first token" in reply.locator(".facts").inner_text()
+    assert texts(page.locator("#chats .open")) == ["hi there"]
+    # It is still there when the page is loaded again, and goes on from where it was.
+    page.reload()
+    assert visitor.reply().locator(".markdown").last.inner_text() == REPLY
+    visitor.send("more")
+    page.locator(".message.assistant").nth(1).locator("footer").wait_for()
+    assert prompt_of(client) == f"user: hi there\nassistant: {REPLY}\nuser: more\nassistant: "
+    assert not visitor.problems
+    assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
+
+
+def test_keyboard(visit) -> None:
+    client = FakeClient(delay=0.05)
+    visitor = visit(client).open()
+    page = visitor.page
+    page.fill("#prompt", "one")
+    page.press("#prompt", "Shift+Enter")
+    page.keyboard.type("two")
+    # What an input method sends when Enter accepts a suggestion.
+    compose = "new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true})"
+    page.evaluate(f"document.querySelector('#prompt').dispatchEvent({compose})")
+    assert page.input_value("#prompt") == "one\ntwo" and not client.requests
+    page.press("#prompt", "Enter")
+    page.locator(".message.assistant .markdown", has_text="Hel").wait_for()
+    page.keyboard.press("Escape")
+    reply = visitor.reply()
+    assert "Stopped." in reply.inner_text() and "Hel" in reply.inner_text()
+    wait_until(lambda: len(client.aborted) == 1)
+    # The model goes on from there.
+    kept = reply.locator(".markdown").last.inner_text()
+    reply.get_by_role("button", name="Continue").click()
+    wait_until(lambda: len(client.requests) == 2)
+    assert prompt_of(client).endswith(f"assistant: {kept}")
+    reply = visitor.reply()
+    assert reply.locator(".markdown").last.inner_text() == kept + REPLY
+
+
+def test_text_is_appended(visit) -> None:
+    """A finished paragraph stays the same node while the rest streams in."""
+    visitor = visit(says("First.\n\n" + "word " * 60, delay=0.01)).open()
+    page = visitor.page
+    visitor.send("go")
+    page.locator(".markdown p", has_text="word word").wait_for()
+    page.evaluate("document.querySelector('.message.assistant p').dataset.mark = 'kept'")
+    page.locator(".markdown p", has_text="word " * 50).wait_for()
+    assert page.locator(".progress").count() == 1, "the reply ended too early for this test"
+    assert page.locator("p[data-mark=kept]").inner_text() == "First."
+    visitor.reply()
+
+
+def test_retry_and_edit_keep_all_versions(visit) -> None:
+    client = FakeClient(script=lambda request: f"Reply {len(client.requests)}.".encode())
+    visitor = visit(client).open()
+    page = visitor.page
+    visitor.send("question")
+    visitor.reply().get_by_role("button", name="Retry").click()
+    page.get_by_text("Reply 2.").wait_for()
+    assert visitor.reply().locator(".pager").inner_text() == "2/2"
+    visitor.reply().get_by_role("button", name="Previous version").click()
+    page.get_by_text("Reply 1.").wait_for()
+    page.locator(".message.user").hover()
+    page.get_by_role("button", name="Edit", exact=True).click()
+    page.locator(".editor textarea").fill("better question")
+    page.locator(".editor").get_by_role("button", name="Send").click()
+    page.get_by_text("Reply 3.").wait_for()
+    assert prompt_of(client) == "user: better question\nassistant: "
+    page.locator(".message.user").hover()
+    page.locator(".message.user").get_by_role("button", name="Previous version").click()
+    page.get_by_text("Reply 2.").wait_for()
+    assert texts(page.locator(".bubble")) == ["question"]
+
+
+def test_thought_is_folded(visit) -> None:
+    visitor = visit(says("<Let me think.|The answer.")).open()
+    visitor.send("why")
+    reply = visitor.reply()
+    assert not reply.get_by_text("Let me think.").is_visible()
+    reply.locator(".thought summary").click()
+    assert reply.get_by_text("Let me think.").is_visible()
+    assert "Thought for" in reply.locator(".thought summary").inner_text()
+
+
+def test_markdown_code_and_math(visit) -> None:
+    visitor = visit(says(MARKDOWN), context={"permissions": ["clipboard-read", "clipboard-write"]})
+    visitor.open().send("show")
+    reply = visitor.reply()
+    assert texts(reply.locator("strong")) == ["bold"]
+    assert texts(reply.locator(".code .keyword")) == ["def", "return"]
+    assert texts(reply.locator(".code .string")) == ['"text"']
+    assert texts(reply.locator(".code .comment")) == ["# why"]
+    assert reply.locator("math msup mi").first.text_content() == "e"
+    reply.get_by_role("button", name="Copy code").click()
+    read = "navigator.clipboard.readText()"
+    assert visitor.page.evaluate(read) == 'def f(x):\n    return "text"  # why\n'
+    reply.locator("footer").get_by_role("button", name="Copy").click()
+    wait_until(lambda: visitor.page.evaluate(read) == MARKDOWN)
+
+
+def test_tools(visit) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    replies = iter([call, "It is sunny."])
+    client = FakeClient(script=lambda request: next(replies).encode())
+    template = ChatTemplate({"default": QWEN_TOOLS}, {})
+    visitor = visit(client, parser=parser_for(QWEN_TOOLS), chat_template=template).open()
+    page = visitor.page
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    page.click("#open-settings")
+    page.fill("[data-setting=tools]", json.dumps([tool]))
+    page.click("#close-settings")
+    visitor.send("weather?")
+    reply = visitor.reply()
+    assert "Called weather" in reply.inner_text() and '"city": "Paris"' in reply.inner_text()
+    hostile = "<img src=x onerror='window.hacked = 1'>"
+    reply.locator(".results textarea").fill(hostile)
+    reply.get_by_role("button", name="Send result").click()
+    page.get_by_text("It is sunny.").wait_for()
+    assert f"<tool_response>\n{hostile}\n</tool_response>" in prompt_of(client)
+    assert hostile in page.locator(".message.tool").inner_text()
+    assert page.evaluate("window.hacked") is None
+
+
+def test_script_in_model_text_does_not_run(visit) -> None:
+    visitor = visit(says(HOSTILE))
+    name = "<img src=x onerror='window.hacked = 7'>"
+    cards = {"data": [{"id": name}]}
+    visitor.page.route("**/v1/models", lambda route: route.fulfill(json=cards))
+    page = visitor.open().page
+    assert name in page.locator("#model").inner_text()
+    visitor.page.route("**/v1/chat/completions", lambda route: route.continue_(
+        post_data={**route.request.post_data_json, "model": "fake"}
+    ))  # fmt: skip
+    visitor.send(HOSTILE)
+    reply = visitor.reply()
+    page.locator(".chat-row").hover()
+    page.get_by_role("button", name="Rename").click()
+    page.locator(".chat-row input").fill(name)
+    page.keyboard.press("Enter")
+    assert texts(page.locator("#chats .open")) == [name]
+    page.reload()
+    reply = visitor.reply()
+    assert page.evaluate("window.hacked") is None
+    assert reply.locator("script, svg:not(.icon), img, [onerror]").count() == 0
+    addresses = reply.locator("a").evaluate_all("links => links.map((link) => link.protocol)")
+    assert set(addresses) <= {"https:"}
+    assert not any("elsewhere" in url for url in visitor.requested)
+    assert not visitor.problems
+
+
+def test_policy_stops_scripts_that_get_in_all_the_same(visit) -> None:
+    page = (visitor := visit().open()).page
+    page.evaluate("""() => {
+        const script = document.createElement("div");
+        script.innerHTML = "<img src=x onerror='window.hacked = 1'>";
+        document.body.append(script);
+    }""")
+    wait_until(lambda: bool(visitor.problems))
+    assert "Content Security Policy" in " ".join(visitor.problems)
+    assert page.evaluate("window.hacked") is None
+
+
+def test_errors_are_shown_with_a_way_on(visit) -> None:
+    client = FakeClient(die_after=5)
+    visitor = visit(client).open()
+    visitor.send("hi")
+    notice = visitor.page.locator(".notice.error")
+    notice.wait_for()
+    assert "killed by a test" in notice.inner_text()
+    assert REPLY[:4] in visitor.reply().inner_text()
+    client.state, client.die_after = "ready", None
+    notice.get_by_role("button", name="Retry").click()
+    visitor.page.get_by_text(REPLY).wait_for()
+
+
+def test_refused_requests_say_why(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    page.click("#open-settings")
+    page.fill("[data-sampling=max_tokens]", "100000")
+    page.click("#close-settings")
+    visitor.send("hi")
+    page.locator(".notice.error", has_text="2048").wait_for()
+
+
+def test_dropped_stream_keeps_its_text(visit) -> None:
+    visitor = visit()
+    chunk = {"choices": [{"index": 0, "delta": {"content": "Half a sent"}}]}
+    visitor.page.route("**/v1/chat/completions", lambda route: route.fulfill(
+        content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n"
+    ))  # fmt: skip
+    visitor.open().send("hi")
+    reply = visitor.reply()
+    assert "Half a sent" in reply.inner_text() and "connection was lost" in reply.inner_text()
+    visitor.page.unroute("**/v1/chat/completions")
+    reply.locator(".notice").get_by_role("button", name="Retry").click()
+    visitor.page.get_by_text(REPLY).wait_for()
+
+
+def test_api_key(visit) -> None:
+    config = ServerConfig(api_key=("sesame",), disable_uvicorn_access_log=True)
+    visitor = visit(config=config)
+    page = visitor.page
+    page.goto(visitor.server.url)
+    page.locator("#key-dialog[open]").wait_for()
+    assert page.locator("#pagoda.locked").count() == 1
+    page.fill("#key-field", "wrong")
+    page.get_by_role("button", name="Unlock").click()
+    page.get_by_text("This key was not accepted.").wait_for()
+    page.fill("#key-field", "sesame")
+    page.get_by_role("button", name="Unlock").click()
+    page.locator("#pagoda:not(.locked)").wait_for()
+    visitor.send("hi")
+    assert REPLY in visitor.reply().inner_text()
+    # Kept for this visit only, unless the user wants more.
+    stored = "[sessionStorage, localStorage].map((storage) => storage.getItem('pagoda.key'))"
+    assert page.evaluate(stored) == ["sesame", None]
+
+
+def test_sampling_and_system_prompt(visit) -> None:
+    client = FakeClient()
+    visitor = visit(client).open()
+    page = visitor.page
+    page.click("#open-settings")
+    page.fill("[data-setting=system]", "Be brief.")
+    values = {"temperature": "0.5", "top_p": "0.9", "top_k": "7", "max_tokens": "4", "seed": "42"}
+    for name, value in values.items():
+        page.fill(f"[data-sampling={name}]", value)
+    page.click("#close-settings")
+    visitor.send("hi")
+    assert "token limit" in visitor.reply().inner_text()
+    sampling = client.requests[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
+    assert (sampling.max_tokens, sampling.seed) == (4, 42)
+    assert prompt_of(client) == "system: Be brief.\nuser: hi\nassistant: "
+
+
+def test_chats_can_be_searched_exported_and_imported(visit, tmp_path) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    for question in ("about cats", "about dogs"):
+        page.click("#new-chat")
+        visitor.send(question)
+        visitor.reply()
+    assert texts(page.locator("#chats .open")) == ["about dogs", "about cats"]
+    page.fill("#search", "CATS")
+    assert texts(page.locator("#chats .open")) == ["about cats"]
+    page.fill("#search", "")
+
+    def export(kind: str) -> str:
+        row = page.locator(".chat-row", has_text="about cats")
+        row.hover()
+        row.get_by_role("button", name="Export").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind).click()
+        return download.value.path().read_text()
+
+    markdown = export("Markdown")
+    assert markdown.startswith("# about cats\n\n## You\n\nabout cats\n") and REPLY in markdown
+    saved = tmp_path / "chat.json"
+    saved.write_text(export("JSON"))
+    page.locator(".chat-row", has_text="about cats").hover()
+    page.locator(".chat-row", has_text="about cats").get_by_role("button", name="Delete").click()
+    page.locator("dialog.ask").get_by_role("button", name="Delete").click()
+    assert texts(page.locator("#chats .open")) == ["about dogs"]
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"format": "pagoda-chats", "chats": [{"id": 1}]}')
+    page.set_input_files("#import-file", [bad])
+    page.locator("#toast.shown", has_text="bad.json").wait_for()
+    page.set_input_files("#import-file", [saved])
+    page.locator(".chat-row", has_text="about cats").locator(".open").click()
+    assert REPLY in visitor.reply().inner_text()
+
+
+def test_pictures_only_for_models_that_see(visit) -> None:
+    blind = visit().open()
+    assert not blind.page.locator("#attach").is_visible()
+    visitor = visit()
+    seeing = {"data": [{"id": "eyes", "architecture": {"input_modalities": ["text", "image"]}}]}
+    visitor.page.route("**/v1/models", lambda route: route.fulfill(json=seeing))
+    bodies: list[Any] = []
+
+    def answer(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(content_type="text/event-stream", body="data: [DONE]\n\n")
+
+    visitor.page.route("**/v1/chat/completions", answer)
+    page = visitor.open().page
+    picture = {"name": "<b>.png", "mimeType": "image/png", "buffer": png(2000, 10)}
+    page.set_input_files("#file", [picture])
+    page.locator("#attachments img").wait_for()
+    visitor.send("what is it?")
+    visitor.reply()
+    image, text = bodies[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "what is it?"}
+    head, data = image["image_url"]["url"].split(",")
+    assert head == "data:image/png;base64"
+    # Width and height of the PNG's header: scaled to what models look at.
+    assert struct.unpack(">II", base64.b64decode(data)[16:24]) == (1024, 5)
+
+
+def test_chinese_dark_and_phone(visit) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    context = {"locale": "zh-CN", "color_scheme": "dark", **phone}
+    visitor = visit(context=context).open()
+    page = visitor.page
+    assert page.locator("html").get_attribute("lang") == "zh-CN"
+    assert page.locator("#prompt").get_attribute("placeholder") == "给 fake 发消息"
+    background = "getComputedStyle(document.querySelector('#pagoda')).backgroundColor"
+    dark = page.evaluate(background)
+    page.click("#toggle-theme")
+    assert page.evaluate(background) != dark
+    page.reload()
+    page.wait_for_selector("#pagoda:not(.locked)")
+    assert page.evaluate(background) != dark
+    # The list of chats lies outside until it is asked for; nothing is wider than the screen.
+    assert page.locator("#sidebar").bounding_box()["x"] < 0
+    page.click("#toggle-menu")
+    wait_until(lambda: page.locator("#sidebar").bounding_box()["x"] == 0)
+    page.click("#open-settings")
+    page.select_option("[data-setting=language]", "en")
+    page.click("#close-settings")
+    assert page.locator("#new-chat").inner_text() == "New chat"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_reply_goes_on_while_another_chat_is_shown(visit) -> None:
+    client = FakeClient(delay=0.04)
+    visitor = visit(client).open()
+    page = visitor.page
+    visitor.send("slow one")
+    page.get_by_text("Hello").wait_for()
+    page.click("#new-chat")
+    assert page.locator(".message").count() == 0
+    page.locator(".chat-row.running", has_text="slow one").wait_for()
+    page.locator(".chat-row .open", has_text="slow one").click()
+    assert page.locator(".progress").count() == 1, "the reply ended too early for this test"
+    assert REPLY in visitor.reply().inner_text()
+    assert len(client.requests) == 1 and not client.aborted
+
+
+def test_reload_in_the_middle_of_a_reply_keeps_its_text(visit) -> None:
+    client = FakeClient(delay=0.1)
+    visitor = visit(client).open()
+    visitor.send("slow one")
+    visitor.page.get_by_text("Hello").wait_for()
+    visitor.page.reload()
+    reply = visitor.reply()
+    assert "Hello" in reply.inner_text() and "connection was lost" in reply.inner_text()
+    wait_until(lambda: len(client.aborted) == 1)
+
+
+def test_server_that_went_away(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    page.context.set_offline(True)
+    visitor.send("hi")
+    page.locator(".notice.error", has_text="cannot be reached").wait_for()
+    page.context.set_offline(False)
+    page.locator(".notice").get_by_role("button", name="Retry").click()
+    page.get_by_text(REPLY).wait_for()
+
+
+def test_model_that_is_still_loading(visit) -> None:
+    client = FakeClient(state="starting")
+    visitor = visit(client).open()
+    page = visitor.page
+    page.locator("#model-state[data-state=loading]").wait_for()
+    visitor.send("hi")
+    page.locator(".notice.error").wait_for()
+    client.state = "ready"
+    page.locator("#model-state[data-state=ready]").wait_for()
+    page.locator(".notice").get_by_role("button", name="Retry").click()
+    page.get_by_text(REPLY).wait_for()
+
+
+def png(width: int, height: int) -> bytes:
+    """A black picture (RFC 2083)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes(width) for _ in range(height)))
+    ends = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + ends
