@@ -52,8 +52,13 @@ class FakeEngine:
         FakeEngine.most = max(FakeEngine.most, sum(SIZES[name] for name in FakeEngine.running))
         ledger = [{"kind": "memory", "name": "weights", "predicted": size}]
         self.ready = EngineReady(
-            max_model_len=64, vocab_size=8, num_blocks=4, block_size=4, kv_tokens=12,
-            max_num_seqs=1, ledger=ledger
+            max_model_len=64,
+            vocab_size=8,
+            num_blocks=4,
+            block_size=4,
+            kv_tokens=12,
+            max_num_seqs=1,
+            ledger=ledger,
         )
         self.state = "ready"
         return self.ready
