@@ -122,7 +122,7 @@ def test_the_config_reaches_the_server(monkeypatch):
 
     seen = {}
 
-    def run_server(engine, server, more_models):
+    def run_server(engine, server, more_models, wrap):
         seen.update(engine=engine, server=server)
         return 7
 
