@@ -3,7 +3,7 @@
 import pytest
 
 from pagoda.bench import inprocess
-from pagoda.bench.inprocess import BenchEngine
+from pagoda.bench.inprocess import BenchEngine, Passes
 from pagoda.bench.latency import LatencyConfig, bench_latency, latency_lines
 from pagoda.bench.throughput import bench_throughput, throughput_lines
 from pagoda.core.messages import RequestDelta
@@ -13,21 +13,22 @@ class Engine:
     def __init__(self, seconds):
         self.seconds = iter(seconds)
         self.batches = []
-        self.kernel_seconds = 0.0
+        self.kernel_seconds = self.mask_seconds = 0.0
 
     def random_prompt(self, length):
         return [0] * length
 
-    def run(self, prompts, output_tokens, temperature, progress=None):
+    def run(self, prompts, output_tokens, temperature, progress=None, grammar=None):
         if progress is not None:
             progress(len(prompts), len(prompts))
         self.batches.append(([len(prompt) for prompt in prompts], list(output_tokens)))
         seconds = next(self.seconds)
         self.kernel_seconds += 0.75 * seconds
+        self.mask_seconds += 0.1 * seconds if grammar else 0
         return seconds
 
     def forward_passes(self):
-        return 10 * len(self.batches), self.kernel_seconds
+        return Passes(10 * len(self.batches), self.kernel_seconds, self.mask_seconds)
 
     def op_times(self):
         return {"rms_norm": (61, 0.001), "matmul": (121, 0.003)}
@@ -49,6 +50,13 @@ def test_latency_leaves_the_warm_up_out():
         "          matmul:     3000 us in 121 calls, 75.0%",
         "        rms_norm:     1000 us in 61 calls, 25.0%",
     ]
+
+
+def test_what_masks_take_is_told():
+    engine = Engine([9.0, 1.0, 3.0])
+    config = LatencyConfig(num_iters_warmup=1, num_iters=2, json_schema='{"type": "object"}')
+    lines = latency_lines(bench_latency(engine, config, lambda done, total: None)).splitlines()
+    assert "Masks of the schema: 20000 us per step, 10.0% of the time" in lines
 
 
 def test_throughput():

@@ -201,3 +201,16 @@ def test_invocations_that_are_no_request(shared: RunningServer) -> None:
     assert "messages" in error_of(shared.post("/invocations", nothing=1))["message"]
     error_of(shared.http.post("/invocations", content=b"[]",
                               headers={"content-type": "application/json"}))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"max_tokens": 7, "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"max_output_tokens": 7, "input": "hi"}),
+    ],
+)
+def test_other_dialects_are_rendered_too(shared: RunningServer, path: str, fields: dict) -> None:
+    rendered = shared.post(f"{path}/render", model="fake", **fields).json()
+    assert bytes(rendered["token_ids"]).decode() == "user: hi\nassistant: "
+    assert rendered["sampling_params"]["max_tokens"] == 7

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
@@ -19,6 +19,13 @@ from pagoda.engine.startup import start_engine
 
 if TYPE_CHECKING:
     from pagoda.runtime.runner import ModelRunner
+
+
+class Passes(NamedTuple):
+    steps: int
+    kernel_seconds: float
+    mask_seconds: float
+    """What grammars took."""
 
 
 class BenchEngine:
@@ -54,13 +61,14 @@ class BenchEngine:
         output_tokens: Sequence[int],
         temperature: float = 0.0,
         progress: Callable[[int, int], None] | None = None,
+        grammar: str | None = None,
     ) -> float:
         """Seconds from the first request handed in to the last token of all.
 
         `progress` is told how many requests are done, and of how many, whenever one ends.
         Raises PagodaError when the engine fails a request.
         """
-        reqs = self._requests(prompts, output_tokens, temperature)
+        reqs = self._requests(prompts, output_tokens, temperature, grammar)
         finished = 0
         started = time.perf_counter()
         for deltas in self._steps(reqs):
@@ -70,10 +78,10 @@ class BenchEngine:
                 progress(finished, len(reqs))
         return time.perf_counter() - started
 
-    def forward_passes(self) -> tuple[int, float]:
-        """How many steps were computed so far, and the seconds that their kernels took."""
+    def forward_passes(self) -> Passes:
+        """What was computed so far."""
         times = self._runner().times
-        return times.steps, times.seconds["forward"]
+        return Passes(times.steps, times.seconds["forward"], times.seconds["masks"])
 
     def op_times(self, repeats: int = 100) -> dict[str, tuple[int, float]]:
         """Of the last step, computed again and again: calls of each kind of op, and the seconds
@@ -118,7 +126,11 @@ class BenchEngine:
         self._core.shutdown()
 
     def _requests(
-        self, prompts: Sequence[list[int]], output_tokens: Sequence[int], temperature: float
+        self,
+        prompts: Sequence[list[int]],
+        output_tokens: Sequence[int],
+        temperature: float,
+        grammar: str | None = None,
     ) -> list[AddRequest]:
         return [
             AddRequest(
@@ -127,6 +139,7 @@ class BenchEngine:
                 sampling=SamplingParams(
                     temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False
                 ),
+                grammar=grammar,
             )
             for prompt, count in zip(prompts, output_tokens, strict=True)
         ]

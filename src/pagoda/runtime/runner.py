@@ -234,7 +234,9 @@ class ModelRunner:
             sampled = most_likely(computed.greedy)
         else:
             rows = plan.rows[places.owners]
-            sampled = sample(logits, rows, places.positions, self.states, computed.greedy)
+            sampled = sample(
+                logits, rows, places.positions, self.states, computed.greedy, self.times
+            )
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)

@@ -1,5 +1,6 @@
 """From logits to tokens."""
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from pagoda.runtime.device import to_tensor
 from pagoda.runtime.grammar import apply_grammars
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.penalties import apply_penalties
+from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
 
@@ -64,6 +66,7 @@ def sample(
     positions: Ints,
     states: RequestStates,
     greedy: FirstMax | None = None,
+    times: StepTimes | None = None,
 ) -> Sampled:
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
@@ -81,8 +84,11 @@ def sample(
         _penalties(logits, rows, positions, states)
     broken = {}
     if needs & need.GRAMMAR:
+        begun = time.perf_counter()
         flagged = np.flatnonzero(params["flags"] & need.GRAMMAR)
         broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
+        if times is not None:
+            times.add("masks", time.perf_counter() - begun)
     known = greedy is not None and not needs & _CHANGES
     best = greedy if known else FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:

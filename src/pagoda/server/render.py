@@ -4,10 +4,22 @@ import msgspec
 
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel
+from pagoda.server.chat_job import chat_ids, render_chat
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import prepared_request
+from pagoda.server.params import chat_params
+from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.generate import Rendered
+
+
+async def rendered_chat(
+    body: ChatCompletionRequest, served: ServedModel, head: ReplyHead
+) -> Rendered:
+    """Of a chat request, in whatever dialect it came."""
+    sampling = chat_params(body, served)
+    ids = await chat_ids(body, served, await render_chat(body, served))
+    return rendered(served, ids, sampling, body, head)
 
 
 def rendered(

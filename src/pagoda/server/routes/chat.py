@@ -7,14 +7,13 @@ from starlette.responses import Response
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.chat import StreamedChat, WholeChat
-from pagoda.server.chat_job import batch_job, chat_ids, chat_job, render_chat
+from pagoda.server.chat_job import batch_job, chat_job
 from pagoda.server.context import ReplyHead, context_of, reply_head
 from pagoda.server.openapi import describe
-from pagoda.server.params import chat_params
 from pagoda.server.protocol.chat import BatchChatRequest, ChatBody, ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
-from pagoda.server.render import rendered
+from pagoda.server.render import rendered_chat
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import answer, json_reply, respond
 from pagoda.server.structure import report_unenforced
@@ -59,9 +58,7 @@ async def render_chat_completion(request: Request) -> Response:
     """What the engine would get."""
     body = await read_body(request, ChatCompletionRequest)
     served = await context_of(request).served(request, body.model)
-    sampling = chat_params(body, served)
-    ids = await chat_ids(body, served, await render_chat(body, served))
-    return json_reply(rendered(served, ids, sampling, body, _head(request, body, served)))
+    return json_reply(await rendered_chat(body, served, _head(request, body, served)))
 
 
 def _head(request: Request, body: ChatBody, served: ServedModel) -> ReplyHead:

@@ -20,6 +20,8 @@ from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
 from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.generate import Rendered
+from pagoda.server.render import rendered_chat
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import json_reply, respond
 from pagoda.server.structure import report_unenforced
@@ -66,8 +68,21 @@ async def count_tokens(request: Request) -> Response:
     return json_reply(TokenCount(len(ids)))
 
 
+@router.post(
+    "/v1/messages/render", openapi_extra=describe(MessagesRequest, Rendered, error=AnthropicError)
+)
+async def render_message(request: Request) -> Response:
+    """What the engine would get."""
+    body = await read_body(request, MessagesRequest)
+    served = await context_of(request).served(request, body.model)
+    with errors_about(NAMES):
+        chat = chat_request(body, request.url.path)
+        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, _head(chat, served)))
+    return json_reply(shown)
+
+
 async def _job(chat: ChatCompletionRequest, served: ServedModel, context: Context) -> ChatJob:
-    head = ReplyHead(f"msg_{uuid.uuid4().hex}", chat.model or served.names[0])
+    head = _head(chat, served)
     try:
         return await unless_refused(
             chat, lambda: chat_job(chat, served, head, context.metrics, fits_length=True)
@@ -75,3 +90,7 @@ async def _job(chat: ChatCompletionRequest, served: ServedModel, context: Contex
     except ContextLengthError as error:
         # Agents look for these words to know that it is time to sum up.
         raise ApiError(400, f"prompt is too long: {error.message}", param="messages") from None
+
+
+def _head(chat: ChatCompletionRequest, served: ServedModel) -> ReplyHead:
+    return ReplyHead(f"msg_{uuid.uuid4().hex}", chat.model or served.names[0])

@@ -19,6 +19,7 @@ from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.openapi import describe
 from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.response_objects import (
     EVENTS,
     DeletedResponse,
@@ -27,6 +28,7 @@ from pagoda.server.protocol.response_objects import (
     ResponseObject,
 )
 from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
+from pagoda.server.render import rendered_chat
 from pagoda.server.requestlog import log_request
 from pagoda.server.respond import answer, counted, json_reply
 from pagoda.server.responses.builder import ResponseBuilder
@@ -86,6 +88,18 @@ async def count_input(request: Request) -> Response:
         prompt = await unless_refused(chat, lambda: render_chat(chat, served))
     ids = await tokenize(served, prompt, add_special_tokens=chat.add_special_tokens)
     return json_reply(InputTokenCount(input_tokens=len(ids)))
+
+
+@router.post("/v1/responses/render", openapi_extra=describe(ResponsesRequest, Rendered))
+async def render_response(request: Request) -> Response:
+    """What the engine would get."""
+    body = await read_body(request, ResponsesRequest)
+    served = await context_of(request).served(request, body.model)
+    chat, _ = await _chat(request, body, served)
+    head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
+    with errors_about(NAMES):
+        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head))
+    return json_reply(shown)
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=describe(None, ResponseObject, *EVENTS))
