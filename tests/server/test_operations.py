@@ -169,6 +169,16 @@ def test_keep_alive_comments(start) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY[:2]
 
 
+def test_keep_alive_comments_of_responses(start) -> None:
+    server = start(FakeClient(delay=0.3), ServerConfig(sse_keep_alive_interval=0.1))
+    body = {"model": "fake", "input": "hi", "max_output_tokens": 6}
+    events = server.post("/v1/responses", **body, stream=True).text.split("\n\n")
+    assert events.count(": keep-alive") >= 2
+    told = server.openai().responses.create(**body, stream=True)
+    text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
+    assert text == REPLY[:6]
+
+
 def test_no_keep_alive_comments_by_default(start) -> None:
     server = start(FakeClient(delay=0.3))
     assert ": keep-alive" not in server.chat(stream=True, max_tokens=2).text

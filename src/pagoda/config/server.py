@@ -65,9 +65,8 @@ class ServerConfig(Options):
     )
     sse_keep_alive_interval: float = option(
         0.0,
-        "Seconds of silence after which a stream (not of /v1/responses) gets a comment, for "
-        "proxies that close silent connections; 0 sends none, as some clients take every line for "
-        "data.",
+        "Seconds of silence after which a stream gets a comment, for proxies that close silent "
+        "connections; 0 sends none, as some clients take every line for data.",
         bounds=_AT_LEAST_0,
     )
     enable_log_requests: bool = option(False, "Log each request's parameters (not its text).")

@@ -117,23 +117,46 @@ class EventStream(SseResponse):
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 
-async def _within(arrival: "asyncio.Future[None]", seconds: float) -> bool:
+async def _within(arrival: "asyncio.Future[Any]", seconds: float) -> bool:
     done, _ = await asyncio.wait((arrival,), timeout=seconds)
     return bool(done)
 
 
 class ChunkStream(SseResponse):
-    """Sends chunks as they come."""
+    """Sends chunks as they come; `keep_alive` as in EventStream."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], during: AbstractContextManager[None]):
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
+    ):
         super().__init__(during)
-        self._chunks = chunks
+        self._chunks = _with_comments(chunks, keep_alive) if keep_alive else chunks
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         async for chunk in self._chunks:
             if not write(chunk):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_comments(chunks: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    coming: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            if coming is None:
+                coming = asyncio.ensure_future(anext(chunks, None))
+            if not await _within(coming, seconds):
+                yield KEEP_ALIVE
+                continue
+            chunk, coming = coming.result(), None
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if coming is not None:
+            coming.cancel()
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -63,7 +63,7 @@ async def _reply(
 ) -> Response:
     if body.stream:
         during = counted(context.metrics) if body.background else _followed(context, run)
-        return ChunkStream(run.log.read(0), during)
+        return ChunkStream(run.log.read(0), during, context.config.sse_keep_alive_interval)
     if body.background:
         return json_reply(run.builder.snapshot())
 
@@ -109,7 +109,9 @@ async def get_response(request: Request, response_id: str) -> Response:
     start = max(0, _number(query.get("starting_after", "-1"), "starting_after") + 1)
     run = responses.run(response_id)
     if streamed and run is not None:
-        return ChunkStream(run.log.read(start), counted(context_of(request).metrics))
+        context = context_of(request)
+        keep_alive = context.config.sse_keep_alive_interval
+        return ChunkStream(run.log.read(start), counted(context.metrics), keep_alive)
     stored = await responses.find(response_id)
     if streamed:
         chunks = _replay(stored.events, start)
