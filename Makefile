@@ -39,11 +39,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
+	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
 	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
-	@echo "Installing Pagoda with what tests and checks need."
+	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
 	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,test,dev]"
 	@touch $(VENV)/.installed $@
 

@@ -32,7 +32,8 @@ _LLAMA = """
 _NEITHER = """
 /v1/models/{name} /v1/responses/{response_id}/input_items /v1/audio/speech
 /v1/images/generations /v1/images/edits /v1/images/variations /v1/moderations /v1/files
-/v1/batches /v1/fine_tuning/jobs
+/v1/batches /v1/fine_tuning/jobs /api/chat /api/embed /api/embeddings /api/generate /api/ps
+/api/show /api/tags /api/version
 """
 ROUTES: dict[str, set[str]] = {
     **{path: {VLLM, LLAMA} for path in _BOTH.split()},

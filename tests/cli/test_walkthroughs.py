@@ -139,3 +139,13 @@ def test_the_config_reaches_the_server(monkeypatch):
 def test_refused_before_a_server_is_imported():
     with pytest.raises(ConfigError):
         flags.engine_config(parse("serve m -tp 8"))
+
+
+def test_the_first_model_may_have_a_name_of_its_own(tmp_path):
+    model = flags.engine_config(parse(f"serve small={GGUF} big=org/name")).model
+    assert (model.model, model.served_model_name) == (GGUF, ("small",))
+    model = flags.engine_config(parse(f"serve small={GGUF} --served-model-name other")).model
+    assert (model.model, model.served_model_name) == (GGUF, ("other",))
+    odd = tmp_path / "a=b.gguf"
+    odd.touch()
+    assert flags.engine_config(parse(f"serve {odd}")).model.model == str(odd)

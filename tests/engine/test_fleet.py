@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError, ModelNotFoundError
+from pagoda.base.errors import (
+    CapacityError,
+    ConfigError,
+    EngineDeadError,
+    ModelNotFoundError,
+    SourceError,
+)
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress, EngineReady
 from pagoda.engine import fleet as fleets
@@ -80,6 +86,12 @@ def fakes(monkeypatch):
     FakeEngine.running, FakeEngine.most, FakeEngine.launches = set(), 0, []
     monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
     monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
+
+
+@pytest.fixture(autouse=True)
+def any_name_is_a_model(monkeypatch, request):
+    if "can_be_no_model" not in request.node.name:
+        monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)
 
 
 def make(*names: str, pinned: tuple[str, ...] = (), **limits: Any) -> Fleet:
@@ -248,3 +260,22 @@ def test_models_of_a_folder(tmp_path):
     with pytest.raises(ConfigError, match="has no models"):
         find_models(str(tmp_path / "empty"))
     assert find_models(None) == {}
+
+
+async def test_what_failed_is_not_tried_for_each_request(monkeypatch):
+    fleet = make("small", "broken")
+    for _ in range(3):
+        with pytest.raises(EngineDeadError, match="broken"):
+            await use(fleet, "broken")
+    assert [name for name, _ in FakeEngine.launches] == ["broken"]
+    monkeypatch.setattr(fleets, "_RETRY_SECONDS", 0.0)
+    await fleet.unload(fleet.find("broken"))  # as the route does before it loads again
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="broken"):
+            await use(fleet, "broken")
+    assert len(FakeEngine.launches) == 3
+
+
+def test_what_can_be_no_model_is_said_at_the_start():
+    with pytest.raises(SourceError, match="no file or folder 'nosuch'"):
+        model_entries(EngineConfig(), ["nosuch"], [], {})

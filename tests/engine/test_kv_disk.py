@@ -3,13 +3,16 @@
 import os
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pagoda.base.errors import ConfigError
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.kvcache.spec import KVGroupSpec
-from pagoda.engine.kv_disk import KvDisk
+from pagoda.engine.kv_disk import KvDisk, kv_disk
+from pagoda.weights.files import open_model
 
 BLOCK_BYTES = (96, 32)
 
@@ -172,3 +175,15 @@ def test_nothing_cached_writes_nothing(disk):
     assert disk.save(*make()) == 0
     assert not disk.path.exists()
     assert disk.restore(*make()) == 0
+
+
+def test_what_is_no_folder_is_said_at_the_start(tmp_path, tiny_config):
+    file = tmp_path / "file"
+    file.touch()
+    files = open_model(Path(tiny_config.model.model))
+    with pytest.raises(ConfigError, match="--kv-disk .* cannot be a folder"):
+        kv_disk(str(file), 1 << 20, files, "layout")
+    made = kv_disk(str(tmp_path / "kept"), 1 << 20, files, "layout")
+    assert made.path.parent.is_dir() and made.path.suffix == ".kv"
+    other = kv_disk(str(tmp_path / "kept"), 1 << 20, files, "another layout")
+    assert other.path != made.path

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -23,6 +24,7 @@ from pagoda.config.option import flag_name
 from pagoda.config.parser import MergeJson
 
 T = TypeVar("T")
+_NAME = re.compile(r"[\w][\w.-]*", re.ASCII)
 _SECTIONS = {
     "model": ModelConfig,
     "cache": CacheConfig,
@@ -68,10 +70,22 @@ def engine_config(namespace: argparse.Namespace) -> EngineConfig:
     }
     config = EngineConfig(**sections)
     if tag:
+        name, tag = split_name(tag)
+        names = (name,) if name and not config.model.served_model_name else ()
         model = dataclasses.replace(config.model, model=tag)
+        if names:
+            model = dataclasses.replace(model, served_model_name=names)
         config = dataclasses.replace(config, model=model)
     _check_parallel(config.parallel)
     return config
+
+
+def split_name(word: str) -> tuple[str | None, str]:
+    """NAME=MODEL as (NAME, MODEL); (None, word) for anything else, files with such names too."""
+    name, equals, model = word.partition("=")
+    if not equals or not model or not _NAME.fullmatch(name) or Path(word).exists():
+        return None, word
+    return name, model
 
 
 def _check_parallel(parallel: ParallelConfig) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pagoda.base.errors import PagodaError
 from pagoda.base.machine import resident_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress
@@ -23,8 +24,10 @@ class ModelEntry:
     """Never unloaded to make room, nor for being idle."""
     served: ServedModel | None = None
     """While it is loaded; also while its engine is restarted or dead."""
-    error: str | None = None
+    failure: PagodaError | None = None
     """Why it could not be loaded, when that was last tried."""
+    retry_at: float = 0.0
+    """time.monotonic() before which that is not tried again."""
     loading: bool = False
     progress: EngineProgress | None = None
     """Of the load under way."""
@@ -41,12 +44,14 @@ class ModelEntry:
             return of_client.get(self.served.client.state, "failed")
         if self.loading:
             return "loading"
-        return "unloaded" if self.error is None else "failed"
+        return "unloaded" if self.failure is None else "failed"
 
     @property
     def cause(self) -> str | None:
         """Why it failed, where it did."""
-        return self.error if self.served is None else self.served.client.cause
+        if self.served is not None:
+            return self.served.client.cause
+        return None if self.failure is None else str(self.failure)
 
     @property
     def idle_seconds(self) -> float:

@@ -6,6 +6,7 @@ do, the model that nobody used for longest goes.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from pagoda.base.errors import (
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
+from pagoda.config.flags import split_name
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel, served_model
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.transport import MemoryRoom
+from pagoda.weights.source import parse_ref
 
 log = get_logger(__name__)
 
@@ -37,6 +40,8 @@ _LEAST_CONTEXT = 4096
 # How long a request waits for a model in use to become idle, where only that makes room.
 _ROOM_SECONDS = 60.0
 _IDLE_LOOKS = 1.0
+# A model that could not be loaded is not tried again for each request that names it.
+_RETRY_SECONDS = 10.0
 _MAX_EVENTS = 256
 
 Launcher = Callable[[EngineConfig, MemoryRoom | None], EngineClient]
@@ -106,6 +111,8 @@ class Fleet:
         """
         if entry.served is not None and entry.served.client.state != "stopped":
             return entry.served
+        if entry.failure is not None and time.monotonic() < entry.retry_at:
+            raise entry.failure
         # Who asked first may leave; others wait for the same load.
         return await asyncio.shield(self.begin(entry))
 
@@ -124,7 +131,7 @@ class Fleet:
             load.cancel()
             with contextlib.suppress(asyncio.CancelledError, PagodaError):
                 await load
-        served, entry.served, entry.error = entry.served, None, None
+        served, entry.served, entry.failure = entry.served, None, None
         if served is None:
             return load is not None
         self._tell(entry)
@@ -172,7 +179,7 @@ class Fleet:
     async def _load(self, entry: ModelEntry) -> ServedModel:
         if entry.served is not None:
             return entry.served
-        entry.loading, entry.error, entry.progress = True, None, None
+        entry.loading, entry.failure, entry.progress = True, None, None
         self._tell(entry)
         try:
             async with self._turn:
@@ -182,7 +189,7 @@ class Fleet:
                 entry.served = await self._start_with_room(entry, config)
                 return entry.served
         except PagodaError as error:
-            entry.error = str(error)
+            entry.failure, entry.retry_at = error, time.monotonic() + _RETRY_SECONDS
             log.error("%s could not be loaded: %s", entry.names[0], error)
             raise
         finally:
@@ -307,12 +314,14 @@ def model_entries(
     config: EngineConfig, more: Sequence[str], pinned: Sequence[str], found: Mapping[str, str]
 ) -> list[ModelEntry]:
     """The model of `config` first, then `more`, as `NAME=MODEL` or MODEL, then those `found` in a
-    folder by their names, all with the same flags. Raises ConfigError for unknown pins."""
+    folder by their names, all with the same flags. Raises ConfigError for unknown pins,
+    SourceError for what can be no model."""
     first = config.model.served_model_name or (config.model.model,)
     wanted = [(first, config.model.model)]
     for word in more:
-        name, equals, model = word.partition("=")
-        wanted.append(((name,), model) if equals and "/" not in name else ((word,), word))
+        name, model = split_name(word)
+        parse_ref(model)  # what can be nothing is said now, not at the first request
+        wanted.append(((name or model,), model))
     wanted += [((name,), path) for name, path in found.items()]
     entries = [
         ModelEntry(

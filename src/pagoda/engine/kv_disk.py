@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
@@ -116,11 +117,21 @@ class KvDisk:
 
 
 def kv_disk(folder: str, max_bytes: int, files: ModelFiles, layout: str) -> KvDisk:
-    """The file of a model. `layout`: all else that its blocks depend on (types, sizes, kernels)."""
+    """The file of a model. `layout`: all else that its blocks depend on (types, sizes, kernels).
+
+    Raises ConfigError for a folder that cannot be used.
+    """
     digest = hashlib.sha256(f"{MAGIC!r} {layout}".encode())
     for path in files.weight_paths():
         _sample(path, digest.update)
-    return KvDisk(Path(folder).expanduser() / f"{digest.hexdigest()[:32]}.kv", max_bytes)
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"--kv-disk {folder} cannot be a folder: {error.strerror}.") from error
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"--kv-disk {folder} cannot be written to.")
+    return KvDisk(path / f"{digest.hexdigest()[:32]}.kv", max_bytes)
 
 
 def _sample(path: Path, update: Callable[[bytes], None]) -> None:

@@ -65,8 +65,8 @@ def make_request(
 def check_generates(generates: bool) -> None:
     if not generates:
         raise RequestError(
-            "This model writes no text: it is an encoder. Use /v1/embeddings, or /score, /rerank "
-            "and /classify where it has a classifier; or serve a model that generates.",
+            "This model writes no text: it is an encoder. Use /v1/embeddings, /score or /rerank, "
+            "or /classify where it has a classifier; or serve a model that generates.",
             "model",
         )
 

@@ -112,7 +112,7 @@ class _Startup:
         with self._timed("plan"):
             if self._room is not None:
                 facts = _left_by_others(facts, self._room)
-            resolution = resolve(self.config, spec, self._tensors(files), facts)
+            resolution = self._resolve(files, spec, facts)
             max_model_len = _resolved(resolution.config.model.max_model_len)
             if self._room is not None:
                 least = min(self._room.least_context, spec.max_position)
@@ -148,6 +148,27 @@ class _Startup:
         for line in self.ledger.lines():
             log.info("%s", line)
         return core, ready
+
+    def _resolve(self, files: ModelFiles, spec: ModelSpec, facts: DeviceFacts) -> Resolution:
+        config, room = self.config, self._room
+        wanted = config.model.max_model_len
+        beyond = isinstance(wanted, int) and wanted > spec.max_position
+        if room is not None and beyond and spec.encoder is not None:
+            # A flag that was meant for another model of the server.
+            config = replace(config, model=replace(config.model, max_model_len=None))
+        try:
+            resolution = resolve(config, spec, self._tensors(files), facts)
+        except CapacityError as error:
+            if room is None or room.limit is None:
+                raise
+            raise CapacityError(f"{error} --models-memory limits it.") from error
+        length = resolution.config.model.max_model_len
+        if isinstance(length, int) and length > spec.max_position:
+            log.warning(
+                "--max-model-len %s is beyond the %s tokens that the model was trained for.",
+                f"{length:,}", f"{spec.max_position:,}",
+            )  # fmt: skip
+        return resolution
 
     def _check_room(
         self, room: MemoryRoom, resolution: Resolution, max_model_len: int, least_context: int

@@ -31,7 +31,7 @@ def write_blocks(
         for cache in kv_caches[layer]:
             index = to_tensor(np.asarray(blocks, np.int64), cache.device)
             size = cache[0].numel() * cache.element_size()
-            part = torch.from_numpy(np.ascontiguousarray(data[:, start : start + size]))
+            part = torch.from_numpy(data[:, start : start + size].copy())
             cache[index] = part.to(cache.device).view(cache.dtype).view(-1, *cache.shape[1:])
             start += size
 

@@ -81,6 +81,8 @@ def _refuse_unsupported(
             advice = (
                 f"Leave it out or send {harmless[0]!r}." if harmless else "Leave the field out."
             )
+            if name.startswith("guided_"):
+                advice = f"Send structured_outputs: {{{name.removeprefix('guided_')!r}: ...}}."
             raise ApiError(400, f"{name} is not supported with this value. {advice}", param=name)
 
 

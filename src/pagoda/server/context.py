@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from pagoda.base.errors import ModelNotFoundError, PagodaError, RequestError
+from pagoda.base.errors import (
+    CapacityError,
+    EngineDeadError,
+    ModelNotFoundError,
+    PagodaError,
+    RequestError,
+)
 from pagoda.config.server import ServerConfig
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.entry import ModelEntry
@@ -62,7 +68,10 @@ class Context:
         except RequestError:
             raise
         except PagodaError as error:
-            raise unavailable(f"The model {entry.names[0]} is not available: {error}") from error
+            told = f"The model {entry.names[0]} is not available: {error}"
+            if isinstance(error, CapacityError | EngineDeadError):
+                raise unavailable(told) from error
+            raise ApiError(503, told, param="model") from error  # no use in trying again
 
     def loaded(self, name: str | None) -> ServedModel:
         """The model by name, to look at; 503 where it is not loaded."""

@@ -13,13 +13,13 @@ from pagoda.server.params import clamped, stop_strings, with_defaults
 from pagoda.server.prompts import MAX_PROMPTS, encode
 from pagoda.server.protocol.native import NativeBody
 
-# What each of its samplers is, where it does nothing.
+# What each of its samplers is where it does nothing, in the order in which they are applied.
 _SAMPLERS: dict[str, dict[str, float]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "min_p": {"min_p": 0.0},
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
 }
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _RANDOM_SEEDS = (-1, 2**32 - 1)

@@ -30,7 +30,8 @@ def wanted_structure(body: GenerationBody) -> StructuredOutputsParams | None:
     try:
         return msgspec.convert(body.structured_outputs, StructuredOutputsParams)
     except msgspec.ValidationError as error:
-        raise RequestError(f"structured_outputs: {error}.", "structured_outputs") from error
+        told = str(error).rstrip(".")
+        raise RequestError(f"structured_outputs: {told}.", "structured_outputs") from error
 
 
 def _of_format(wanted: ResponseFormat | None) -> StructuredOutputsParams | None:

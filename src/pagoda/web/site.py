@@ -5,11 +5,11 @@ of this needs one.
 """
 
 import asyncio
-import importlib.util
 import re
 import secrets
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -117,7 +117,7 @@ class Site:
 
 def _package_folder(name: str) -> Path | None:
     """Where a package is installed, found without importing it."""
-    spec = importlib.util.find_spec(name)
+    spec = find_spec(name)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 

@@ -20,6 +20,10 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "Models that draw are not served; models that write are.": (
         "POST /v1/images/generations", "POST /v1/images/edits", "POST /v1/images/variations",
     ),
+    "Ollama's API is not spoken here; its clients can use OpenAI's, at /v1.": (
+        "POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings",
+        "GET /api/tags", "POST /api/show", "GET /api/version", "GET /api/ps",
+    ),
     "No model for moderation is known here; /classify takes any classifier.": (
         "POST /v1/moderations",
     ),

@@ -117,6 +117,12 @@ export class ChatPane {
     byId("attach").hidden = !this.page.sees();
     this.prompt.placeholder = t("placeholder", { model: this.page.model() || t("model") });
     document.title = this.chat.title ? `${this.chat.title} · Pagoda` : "Pagoda";
+    const hint = document.querySelector(".welcome p");
+    if (hint) hint.textContent = this.hint();
+  }
+
+  hint() {
+    return t("helloHint", { model: this.page.model() || t("model") });
   }
 
   welcome() {
@@ -127,13 +133,12 @@ export class ChatPane {
       };
       return el("button", { type: "button", onclick }, t(key));
     });
-    const hint = t("helloHint", { model: this.page.model() || t("model") });
     const title = el("h1", {}, t("hello"));
     return el(
       "div",
       { class: "welcome" },
       title,
-      el("p", {}, hint),
+      el("p", {}, this.hint()),
       el("div", { class: "ideas" }, ...ideas),
     );
   }
