@@ -211,3 +211,14 @@ def test_an_engine_without_grammars_refuses_them():
     core.handle(constrained("a", "right"))
     (refused,) = run(core)["a"]
     assert refused.bad_request and "no grammars" in (refused.error or "")
+
+
+def test_a_grammar_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr("pagoda.engine.core._COMPILE_SECONDS", 0.05)
+    grammars = GatedGrammars()
+    core = EngineCore(make_scheduler(), LocalExecutor(CountingRunner()), grammars=grammars)
+    core.handle(constrained("slow", "right"))
+    (refused,) = run(core, steps=10_000_000)["slow"]
+    assert refused.bad_request and "could not be prepared" in (refused.error or "")
+    grammars.gate.set()
+    assert_all_blocks_free(core)

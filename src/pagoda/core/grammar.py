@@ -56,25 +56,35 @@ class TokenMatcher:
     def follow(self, output: npt.NDArray[np.int32]) -> bool:
         """Move to behind `output`, back where it differs from what was seen; False if that breaks
         the grammar, with as much of it taken as did not."""
-        common = min(self._count, len(output))
-        equal = self._seen[:common] == output[:common]
-        if not equal.all():
-            common = int(equal.argmin())
+        begun = time.perf_counter()
+        common = self._common(output)
         if common < self._count:
             self._matcher.rollback(self._count - common)
         added = output[common:].tolist()
-        begun = time.thread_time()
-        end = next((i for i, token in enumerate(added) if token in self._eos_ids), len(added))
+        end = len(added)
+        if not self._eos_ids.isdisjoint(added):
+            end = next(i for i, token in enumerate(added) if token in self._eos_ids)
         taken = self._matcher.try_consume_tokens(added[:end])
-        self._seconds += time.thread_time() - begun
         self._remember(common, output[common : common + taken])
         self.ended = taken == end < len(added)
+        self._seconds += time.perf_counter() - begun
         return taken == end
 
+    def _common(self, output: npt.NDArray[np.int32]) -> int:
+        """How many tokens of the output were seen already; as a rule all that were seen."""
+        count = self._count
+        seen = self._seen[:count]
+        # As bytes: ten times as fast as numpy's comparison of a few tokens.
+        if len(output) >= count and seen.tobytes() == output[:count].tobytes():
+            return count
+        count = min(count, len(output))
+        equal = seen[:count] == output[:count]
+        return count if equal.all() else int(equal.argmin())
+
     def fill(self, mask: Mask) -> None:
-        begun = time.thread_time()
+        begun = time.perf_counter()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._seconds += time.thread_time() - begun
+        self._seconds += time.perf_counter() - begun
 
     def error(self) -> str | None:
         """Why it cannot be followed any further: a limit was passed."""
@@ -104,7 +114,9 @@ class Grammars:
         self._eos_ids: list[int] = []
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "grammar")
+        self._loading = threading.Lock()
+        # Two, so that one that takes long holds nobody up.
+        self._pool = ThreadPoolExecutor(2, "grammar")
         self.mask_words = -(-vocab_size // 32)
 
     def compile(self, grammar: str) -> "Future[None]":
@@ -135,10 +147,11 @@ class Grammars:
             matcher.fill(mask)
 
     def _compile(self, grammar: str) -> None:
-        if self._tokenizer is None:
-            vocabulary = self._load()
-            self._eos_ids = [token for token in vocabulary.eos_ids if token < self._vocab_size]
-            self._tokenizer = _tokenizer(vocabulary, self._vocab_size)
+        with self._loading:
+            if self._tokenizer is None:
+                vocabulary = self._load()
+                self._eos_ids = [token for token in vocabulary.eos_ids if token < self._vocab_size]
+                self._tokenizer = _tokenizer(vocabulary, self._vocab_size)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise RequestError(f"The grammar cannot be used: {_first_line(matcher.get_error())}")

@@ -27,6 +27,11 @@ log = get_logger(__name__)
 
 _GRAMMAR = "grammar"
 """Why a request is held until its grammar is compiled."""
+# Large schemas take a second, the first one of all a few more for the vocabulary.
+_COMPILE_SECONDS = 30.0
+_TOO_SLOW = RequestError(
+    f"The structure asked for could not be prepared within {_COMPILE_SECONDS:.0f} s; simplify it."
+)
 
 
 class _Step:
@@ -63,7 +68,8 @@ class EngineCore:
         self.executor = executor
         self._grammars = grammars
         self._on_shutdown = on_shutdown
-        self._compiling: dict[str, Future[None]] = {}
+        self._compiling: dict[str, tuple[Future[None], float]] = {}
+        """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = steps_in_flight
         self._in_flight: deque[_Step] = deque()
         self._deltas: list[RequestDelta] = []
@@ -142,13 +148,17 @@ class EngineCore:
             return
         if req.grammar is not None and self._grammars is not None:
             self.scheduler.hold(req.req_id, _GRAMMAR)
-            self._compiling[req.req_id] = self._grammars.compile(req.grammar)
+            deadline = time.perf_counter() + _COMPILE_SECONDS
+            self._compiling[req.req_id] = (self._grammars.compile(req.grammar), deadline)
 
     def _release_compiled(self) -> None:
         """Let requests run whose grammars are ready, and end those whose grammars are wrong."""
-        done = [req_id for req_id, future in self._compiling.items() if future.done()]
-        for req_id in done:
-            error = self._compiling.pop(req_id).exception()
+        now = time.perf_counter()
+        for req_id, (future, deadline) in list(self._compiling.items()):
+            if not future.done() and now < deadline:
+                continue
+            del self._compiling[req_id]
+            error = future.exception() if future.done() else _TOO_SLOW
             if error is None:
                 self.scheduler.release(req_id, _GRAMMAR)
             elif self.scheduler.abort([req_id]):
