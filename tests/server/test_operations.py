@@ -273,6 +273,11 @@ def test_access_log(start, caplog: pytest.LogCaptureFixture) -> None:
     ]  # fmt: skip
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log of requests says; other tests may have turned other logs on."""
+    return [r.getMessage() for r in caplog.records if r.name == "pagoda.server.requestlog"]
+
+
 def test_request_log_tells_sizes_and_no_text(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient(), ServerConfig(enable_log_requests=True))
     with caplog.at_level("INFO", "pagoda.server.requestlog"):
@@ -287,7 +292,7 @@ def test_texts_in_the_log_when_asked(start, caplog: pytest.LogCaptureFixture, st
     server = start(FakeClient(script=lambda request: b"a secret reply"), config)
     with caplog.at_level("INFO", "pagoda.server.requestlog"):
         server.chat(messages=[{"role": "user", "content": "secret"}], stream=stream, n=2)
-    received, *replies = [record.getMessage() for record in caplog.records]
+    received, *replies = logged(caplog)
     assert received.endswith("first prompt: 'user: se'")
     assert [line.partition(", ")[2] for line in replies] == [
         f"choice {index}: stop after 15 tokens, text: 'a secret'" for index in range(2)
@@ -298,7 +303,7 @@ def test_replies_are_logged_whole_without_a_limit(start, caplog) -> None:
     server = start(FakeClient(), ServerConfig(enable_log_outputs=True))
     with caplog.at_level("INFO", "pagoda.server.requestlog"):
         server.chat()
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = logged(caplog)
     assert line.endswith(f"text: {REPLY!r}") and "user:" not in line
 
 
