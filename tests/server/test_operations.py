@@ -174,7 +174,8 @@ def test_keep_alive_comments_of_responses(start) -> None:
     body = {"model": "fake", "input": "hi", "max_output_tokens": 6}
     events = server.post("/v1/responses", **body, stream=True).text.split("\n\n")
     assert events.count(": keep-alive") >= 2
-    told = server.openai().responses.create(**body, stream=True)
+    client = server.openai()
+    told = client.responses.create(**body, stream=True)
     text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
     assert text == REPLY[:6]
 
