@@ -34,12 +34,17 @@ class RunningServer:
     client: FakeClient
     context: Context
     http: httpx.Client
+    clients: contextlib.ExitStack
+    """Closes those that were made: garbage may be found socket first, which is a warning."""
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="dummy", max_retries=0, **options)
+        url = f"{self.url}/v1"
+        made = openai.OpenAI(base_url=url, api_key="dummy", max_retries=0, **options)
+        return self.clients.enter_context(made)
 
     def anthropic(self, **options: Any) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.url, api_key="dummy", max_retries=0, **options)
+        made = anthropic.Anthropic(base_url=self.url, api_key="dummy", max_retries=0, **options)
+        return self.clients.enter_context(made)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -87,8 +92,8 @@ def running(
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx.Client(base_url=url, timeout=20) as http:
-            yield RunningServer(url, client, app.state.context, http)
+        with httpx.Client(base_url=url, timeout=20) as http, contextlib.ExitStack() as clients:
+            yield RunningServer(url, client, app.state.context, http, clients)
     finally:
         server.should_exit = True
         thread.join()
