@@ -160,9 +160,18 @@ async def test_a_model_in_use_is_waited_for(monkeypatch):
         SIZES["other"] = 30
 
 
-async def use_later(fleet: Fleet, name: str, seconds: float) -> Any:
-    await asyncio.sleep(seconds)
-    return await use(fleet, name)
+async def test_a_model_that_comes_into_use_while_another_loads_stays(monkeypatch):
+    monkeypatch.setitem(SIZES, "other", 40)
+    fleet = make("big", "other")
+    await use(fleet, "big")
+    # `use` fails where its model is taken away.
+    await asyncio.gather(use(fleet, "other"), use_later(fleet, "big", 0.005, 0.2))
+    assert FakeEngine.most <= LIMIT
+
+
+async def use_later(fleet: Fleet, name: str, wait: float, seconds: float = 0.0) -> Any:
+    await asyncio.sleep(wait)
+    return await use(fleet, name, seconds)
 
 
 async def test_many_requests_for_more_models_than_fit():

@@ -111,7 +111,7 @@ def test_a_page_that_cannot_be_made_leaves_the_api_alone(start, monkeypatch, tmp
 
 
 async def test_below_a_root_path() -> None:
-    transport = httpx.ASGITransport(Site(None, "/llm"))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(Site(None, "/llm"))  # type: ignore[arg-type]  # no API behind it
     async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
         for path in ("/llm/pages/chat/main.js", "/pages/chat/main.js"):
             assert (await client.get(path)).status_code == 200

@@ -166,11 +166,6 @@ class Fleet:
         ends = [served.client.shutdown(drain_seconds) for served in self.models()]
         await asyncio.gather(*ends, return_exceptions=True)
 
-    def kill(self) -> None:
-        """End all engines at once."""
-        for served in self.models():
-            served.client.kill()
-
     def _loaded(self, entry: ModelEntry, load: "asyncio.Task[ServedModel]") -> None:
         self._loads.pop(entry, None)
         if not load.cancelled():
@@ -198,15 +193,15 @@ class Fleet:
 
     async def _start_with_room(self, entry: ModelEntry, config: EngineConfig) -> ServedModel:
         while True:
-            can_go = self._least_used()
-            client = self._launch(config, self._room(keep_context=can_go is None))
+            alone = self._least_used() is None
+            client = self._launch(config, self._room(keep_context=alone))
             try:
                 return await self._start(entry, config, client)
             except EngineDeadError as error:
                 if not client.out_of_memory:
                     raise
-                if can_go is None:
-                    can_go = await self._wait_for_idle()
+                # Not who was idle before: that was seconds ago.
+                can_go = await self._wait_for_idle()
                 if can_go is None:
                     raise CapacityError(self._no_room(entry, str(error))) from error
             log.info("%s makes room for %s.", can_go.names[0], entry.names[0])
