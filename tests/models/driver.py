@@ -29,7 +29,7 @@ class Driver:
         self.caches = []
         size = model.context.parallel.size
         for layer in model.spec.layers:
-            spec = layer.attention
+            spec = layer.mixer
             dtype = kv_dtype or model.context.dtype
             heads = max(1, spec.num_kv_heads // size)
             shapes = ops.kv_cache_shapes(num_blocks, heads, block_size, spec.head_dim, dtype)

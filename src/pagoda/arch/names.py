@@ -15,16 +15,17 @@ class Traits:
     qk_norm: bool = False
 
 
-def config_rules(traits: Traits, tied: bool) -> tuple[WeightRule, ...]:
-    """Names as transformers writes them (modeling_llama.py, modeling_qwen3.py)."""
-    layer = "model.layers.{layer}."
+def config_rules(traits: Traits, tied: bool, prefix: str = "model.") -> tuple[WeightRule, ...]:
+    """Names as transformers writes them (modeling_llama.py, modeling_qwen3.py); `prefix` is where
+    the language model lies in the checkpoint."""
+    layer = prefix + "layers.{layer}."
     attention = layer + "self_attn."
     mlp = layer + "mlp."
     qkv = tuple(attention + name + "_proj" for name in "qkv")
     gate_up = (mlp + "gate_proj", mlp + "up_proj")
     names = _Names(
-        embed="model.embed_tokens.weight",
-        norm="model.norm.weight",
+        embed=prefix + "embed_tokens.weight",
+        norm=prefix + "norm.weight",
         head="lm_head.weight",
         attention_norm=layer + "input_layernorm.weight",
         mlp_norm=layer + "post_attention_layernorm.weight",

@@ -3,7 +3,7 @@
 Torch-free, so that the planner can reason about a model that is never loaded.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -64,9 +64,43 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts: a router sends each token to `top_k` of them, whose results are
+    summed by weight."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one expert."""
+    scoring: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
+    """A weight is the expert's share of a softmax over all experts, over the chosen ones, or the
+    sigmoid of its own logit."""
+    renormalize: bool = False
+    """The chosen experts' weights are made to sum to 1."""
+    activation: Activation = "silu"
+    bias: bool = False
+    """On experts and router."""
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """A gated delta net (arXiv 2412.06464): a layer with a state of constant size instead of KV."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int
+    """Tokens that the causal convolution in front sees, the current one included."""
+
+
+@dataclass(frozen=True)
 class LayerSpec:
-    attention: AttentionSpec
-    mlp: MlpSpec
+    mixer: AttentionSpec | DeltaNetSpec
+    """What mixes tokens."""
+    mlp: MlpSpec | None
+    experts: MoeSpec | None = None
+    """Instead of an mlp, or beside it."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +144,8 @@ class WeightRule:
     unpermute: tuple[int, ...] = ()
     """Per source, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
     The loader puts the halves back: whole rows move, so block formats survive it."""
+    layers: tuple[int, ...] | None = None
+    """The indices that `{layer}` stands for; None: all."""
 
 
 @dataclass(frozen=True)
@@ -133,4 +169,22 @@ class ModelSpec:
     encoder: EncoderSpec | None = None
     """None for a model that writes text."""
     pooling: PoolingSpec = PoolingSpec()
-    extras: dict[str, object] = field(default_factory=dict)
+
+    def expanded_weights(self) -> list[WeightRule]:
+        """The rules with `{layer}` filled in."""
+        expanded = []
+        for rule in self.weights:
+            if "{layer}" not in rule.param:
+                expanded.append(rule)
+                continue
+            for layer in range(len(self.layers)) if rule.layers is None else rule.layers:
+                param, *sources = (
+                    text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
+                )
+                expanded.append(WeightRule(param, tuple(sources), rule.unpermute))
+        return expanded
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that have attention, in order."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))

@@ -1,6 +1,6 @@
 """The inputs of one forward pass."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -43,7 +43,6 @@ class ForwardBatch:
     """bool [num_tokens]."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
-    extras: dict[str, object] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.attention import EncoderAttention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
@@ -19,8 +19,9 @@ class BertLayer(nn.Module):
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec):
         super().__init__()
+        assert isinstance(layer.mixer, AttentionSpec) and layer.mlp is not None
         hidden, eps = spec.hidden_size, spec.norm_eps
-        self.attention = EncoderAttention(context, layer.attention, hidden)
+        self.attention = EncoderAttention(context, layer.mixer, hidden)
         self.attention_norm = LayerNorm(context, hidden, eps)
         self.mlp = Mlp(context, layer.mlp, hidden)
         self.mlp_norm = LayerNorm(context, hidden, eps)

@@ -2,7 +2,7 @@
 
 import torch
 
-from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.attention import Attention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
@@ -16,9 +16,10 @@ class LlamaLayer(DecoderLayer):
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
+        assert isinstance(layer.mixer, AttentionSpec) and layer.mlp is not None
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.attention_norm = RMSNorm(context, hidden, eps)
-        self.attention = Attention(context, layer.attention, hidden, eps, index)
+        self.attention = Attention(context, layer.mixer, hidden, eps, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
         self.mlp = GatedMlp(context, layer.mlp, hidden)
 

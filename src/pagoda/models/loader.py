@@ -96,7 +96,9 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
             "for random ones."
         )
     names = checkpoint.tensors
-    wanted = {source for rule in _expanded(spec) for source in rule.sources} | _factors(spec)
+    wanted = {source for rule in spec.expanded_weights() for source in rule.sources} | _factors(
+        spec
+    )
     missing = [name for name in sorted(wanted) if name not in names]
     if missing:
         raise CheckpointError(
@@ -135,7 +137,7 @@ def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
 def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
-    for rule in _expanded(model.spec):
+    for rule in model.spec.expanded_weights():
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
         unpermute = rule.unpermute or (0,) * len(targets)
@@ -153,7 +155,7 @@ def _items(model: Model) -> _Items:
 
 def _create(model: Model, checkpoint: Checkpoint) -> None:
     """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet."""
-    for rule in _expanded(model.spec):
+    for rule in model.spec.expanded_weights():
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
@@ -176,7 +178,7 @@ def _layer_of(model: Model, rule: WeightRule) -> tuple[WeightedLayer, str]:
 
 def _check_all_filled(model: Model) -> None:
     """A layer's parameter without a weight rule would run on uninitialised memory."""
-    filled = {rule.param for rule in _expanded(model.spec)}
+    filled = {rule.param for rule in model.spec.expanded_weights()}
     for path, layer in model.named_modules():
         if isinstance(layer, WeightedLayer):
             unfilled = {f"{path}.{param}" for param in layer.params} - filled
@@ -235,23 +237,8 @@ def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _expanded(spec: ModelSpec) -> list[WeightRule]:
-    """The rules with `{layer}` filled in."""
-    expanded = []
-    for rule in spec.weights:
-        if "{layer}" not in rule.param:
-            expanded.append(rule)
-            continue
-        for layer in range(len(spec.layers)):
-            param, *sources = (
-                text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
-            )
-            expanded.append(WeightRule(param, tuple(sources), rule.unpermute))
-    return expanded
-
-
 def _factors(spec: ModelSpec) -> set[str]:
-    ropes = {layer.attention.rope for layer in spec.layers}
+    ropes = {attention.rope for attention in spec.attentions}
     names = {rope.factors_tensor for rope in ropes if rope is not None}
     return {name for name in names if name is not None}
 

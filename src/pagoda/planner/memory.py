@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.planner.parameters import parameter_count
 from pagoda.weights.checkpoint import TensorInfo
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -69,7 +70,7 @@ def weight_bytes(
     """
     if not tensors:
         return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
-    names = {source for rule in spec.weights for source in _expand(rule.sources, len(spec.layers))}
+    names = {source for rule in spec.expanded_weights() for source in rule.sources}
     return sum(_loaded(info, dtype, packed) for name, info in tensors.items() if name in names)
 
 
@@ -78,20 +79,6 @@ def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
         return _elements(info) * DTYPE_BYTES[dtype]
     # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
     return info.nbytes if info.type in packed else 2 * _elements(info)
-
-
-def parameter_count(spec: ModelSpec) -> int:
-    """Parameters of a dense model, from its sizes."""
-    hidden = spec.hidden_size
-    total = spec.vocab_size * hidden * (1 if spec.tie_word_embeddings else 2)
-    total += hidden + sum(_layer_parameters(spec, layer) for layer in spec.layers)
-    if spec.encoder is None:
-        return total
-    # Its norms have biases too: one behind the tables, two in each layer.
-    total += (spec.encoder.num_positions + spec.encoder.num_token_types) * hidden
-    total += hidden * (1 + 2 * len(spec.layers))
-    labels = len(spec.pooling.labels)
-    return total + (hidden + labels) * (hidden + 1) * bool(labels)
 
 
 def activation_bytes(
@@ -108,15 +95,26 @@ def activation_bytes(
     Measured on a CPU, bf16, 512 tokens and 64 requests, prompt logprobs included: 84 MiB for
     SmolLM2 135M (predicted 82), 92 for a Llama of 1.1B (118).
     """
-    layer = max(spec.layers, key=lambda x: x.mlp.intermediate_size)
-    attention, width = layer.attention, DTYPE_BYTES[dtype]
-    qkv = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    per_token = 5 * 4 * spec.hidden_size + (width + 4) * qkv
-    per_token += 4 * width * layer.mlp.intermediate_size
+    width = DTYPE_BYTES[dtype]
+    per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
     logits = 0
     if spec.encoder is None:
         logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
+
+
+def _per_token(layer: LayerSpec, width: int) -> int:
+    """Bytes of one layer's intermediates that grow with its own sizes."""
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionSpec):
+        mixed = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+    else:
+        keys = 2 * mixer.num_key_heads * mixer.key_head_dim
+        mixed = keys + 2 * mixer.num_value_heads * mixer.value_head_dim
+    wide = 0 if layer.mlp is None else layer.mlp.intermediate_size
+    if layer.experts is not None:
+        wide += layer.experts.top_k * layer.experts.intermediate_size
+    return (width + 4) * mixed + 4 * width * wide
 
 
 def kv_bytes_per_token(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
@@ -126,24 +124,6 @@ def kv_bytes_per_token(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
 def bytes_per_block(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
     """Bytes of one block id: each group's layers own a cache of `num_blocks` blocks."""
     return sum(group.bytes_per_block(kv_dtype) for group in groups)
-
-
-def _layer_parameters(spec: ModelSpec, layer: LayerSpec) -> int:
-    a, hidden = layer.attention, spec.hidden_size
-    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    wide = (2 if layer.mlp.gated else 1) * layer.mlp.intermediate_size
-    total = hidden * (q + 2 * kv) + q * hidden
-    total += hidden * (wide + layer.mlp.intermediate_size) + 2 * hidden
-    total += (q + 2 * kv) * a.qkv_bias + hidden * a.output_bias + 2 * a.head_dim * a.qk_norm
-    return total + (wide + hidden) * layer.mlp.bias
-
-
-def _expand(sources: tuple[str, ...], num_layers: int) -> list[str]:
-    return [
-        source.replace("{layer}", str(layer))
-        for source in sources
-        for layer in (range(num_layers) if "{layer}" in source else (0,))
-    ]
 
 
 def _elements(info: TensorInfo) -> int:

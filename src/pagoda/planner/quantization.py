@@ -27,14 +27,9 @@ def quantized_tensors(
     not be what was asked for.
     """
     changed = dict(tensors)
-    for rule in spec.weights:
+    for rule in spec.expanded_weights():
         storage = _TABLE_STORAGE if rule.param in _TABLES else _STORAGES[method]
-        names = {
-            source.replace("{layer}", str(layer))
-            for source in rule.sources
-            for layer in range(len(spec.layers))
-        }
-        for name in names & tensors.keys():
+        for name in set(rule.sources) & tensors.keys():
             info = tensors[name]
             if len(info.shape) == 1:
                 continue

@@ -17,6 +17,7 @@ from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
 from pagoda.planner import memory
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.weights.checkpoint import TensorInfo
@@ -52,7 +53,7 @@ def resolve(
     """
     _check_parallel(config)
     storage = _main_storage(spec, tensors)
-    size = f"{memory.parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
+    size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
     packed = config.model.dtype == "auto" and bool(facts.packed_storages)
     if config.model.quantization != "none":

@@ -55,7 +55,7 @@ def _sources(spec: ModelSpec) -> set[str]:
 
 def test_llama_3():
     spec = _llama()
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert (spec.architecture, len(spec.layers), spec.dtype) == ("LlamaForCausalLM", 32, "bfloat16")
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (32, 8, 128)
     assert attention.scale == pytest.approx(0.08838834764)
@@ -70,7 +70,7 @@ def test_llama_3():
 
 def test_qwen2_with_yarn():
     spec = spec_for(QWEN_2_5_7B, {}, ())
-    attention = spec.layers[-1].attention
+    attention = spec.layers[-1].mixer
     assert attention.rope.scaling.kind == "yarn"
     assert attention.rope.scaling.attention_factor == pytest.approx(1.1386294361)
     assert spec.max_position == 131072
@@ -81,7 +81,7 @@ def test_qwen2_with_yarn():
 
 def test_qwen3_gguf():
     spec = spec_for(None, QWEN3_GGUF, ["token_embd.weight"])
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert spec.architecture == "Qwen3ForCausalLM"
     assert (attention.head_dim, attention.qk_norm, attention.rope.rotary_dim) == (128, True, 128)
     assert spec.vocab_size == 151936
@@ -99,11 +99,11 @@ def test_llama_gguf_is_permuted_and_may_vary_by_layer():
     }  # fmt: skip
     names = ["output.weight", "rope_freqs.weight", "blk.0.attn_q.bias"]
     spec = spec_for(None, metadata, names)
-    assert [layer.attention.num_kv_heads for layer in spec.layers] == [4, 2]
+    assert [layer.mixer.num_kv_heads for layer in spec.layers] == [4, 2]
     assert [layer.mlp.intermediate_size for layer in spec.layers] == [96, 128]
     assert spec.vocab_size == 99
     assert not spec.tie_word_embeddings
-    rope = spec.layers[0].attention.rope
+    rope = spec.layers[0].mixer.rope
     assert (rope.factors_tensor, rope.scaling.kind) == ("rope_freqs.weight", "linear")
     qkv = {rule.param: rule.unpermute for rule in spec.weights if ".qkv." in rule.param}
     assert qkv == {
@@ -113,15 +113,15 @@ def test_llama_gguf_is_permuted_and_may_vary_by_layer():
 
 
 def test_head_dim_overrides_and_old_names():
-    assert _llama(head_dim=64).layers[0].attention.head_dim == 64
+    assert _llama(head_dim=64).layers[0].mixer.head_dim == 64
     assert _llama(rope_scaling={"type": "linear", "factor": 2.0}).max_position == 262144
     assert _llama(torch_dtype=None, dtype="float16").dtype == "float16"
     modern = _llama(
         rope_theta=None, rope_scaling=None,
         rope_parameters={"rope_type": "default", "rope_theta": 7e4},
     )  # fmt: skip
-    assert modern.layers[0].attention.rope.theta == 7e4
-    assert modern.layers[0].attention.rope.scaling is None
+    assert modern.layers[0].mixer.rope.theta == 7e4
+    assert modern.layers[0].mixer.rope.scaling is None
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_wrong_gguf_metadata_is_named(changes, error, message):
 )
 def test_linear_scaling_in_gguf(values, factor):
     metadata = QWEN3_GGUF | {f"qwen3.{key}": value for key, value in values.items()}
-    scaling = spec_for(None, metadata, ()).layers[0].attention.rope.scaling
+    scaling = spec_for(None, metadata, ()).layers[0].mixer.rope.scaling
     assert (scaling and scaling.factor) == factor
 
 
@@ -213,7 +213,7 @@ def test_mixture_of_experts_gguf():
 def test_layer_windows():
     def windows(**changes):
         spec = spec_for({**QWEN_2_5_7B, "use_sliding_window": True, **changes}, {}, ())
-        return [layer.attention.window for layer in spec.layers]
+        return [layer.mixer.window for layer in spec.layers]
 
     assert windows(max_window_layers=26, sliding_window=64) == [None] * 26 + [64] * 2
     assert windows(sliding_window=None) == [None] * 28

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagoda.arch.spec import AttentionKind, ModelSpec
+from pagoda.arch.spec import AttentionKind, AttentionSpec, ModelSpec
 
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 INT8_SCALE_BYTES = 4
@@ -41,8 +41,8 @@ def kv_groups(spec: ModelSpec, block_size: int) -> list[KVGroupSpec]:
     """The model's KV groups, in the order of their first layers; encoders have none."""
     members: dict[tuple[AttentionKind, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        attention = layer.attention
-        if attention.kind == "encoder":
+        attention = layer.mixer
+        if not isinstance(attention, AttentionSpec) or attention.kind == "encoder":
             continue
         window = attention.window if attention.kind == "sliding" else None
         key = (attention.kind, attention.num_kv_heads, attention.head_dim, window)
