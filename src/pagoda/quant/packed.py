@@ -1,4 +1,4 @@
-"""Weights in the checkpoint's own bits, packed for the native kernels of a CPU."""
+"""Weights in the checkpoint's own bits, or the nearest, packed for the native kernels of a CPU."""
 
 from itertools import accumulate, groupby
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.repack import repacked
+from pagoda.weights.formats import held_as
 
-# Elements decoded at a time where a format has no packed form.
+# Elements converted at a time where a format has no packed form.
 _CHUNK_ELEMENTS = 1 << 20
-# What those become.
-_DECODED = "BF16"
 
 
 class PackedLinear(LinearFormat):
@@ -28,7 +28,7 @@ class PackedLinear(LinearFormat):
         self._dtype = dtype
         self._matrices: list[Any] = []
         self._places: list[tuple[Any, int]] = []
-        kept = [name if name in ops.packed_storages() else _DECODED for name in storages]
+        kept = [held_as(name, in_features, ops.packed_storages()) for name in storages]
         for storage, run in groupby(zip(kept, shard_sizes, strict=True), lambda pair: pair[0]):
             sizes = [size for _, size in run]
             matrix = ops.packed_matrix(storage, sum(sizes), in_features)
@@ -44,8 +44,8 @@ class PackedLinear(LinearFormat):
             return
         step = max(1, _CHUNK_ELEMENTS // max(1, source.in_features))
         for start in range(0, source.out_features, step):
-            part = ops.dequantize(raw[start : start + step], source.storage, torch.bfloat16)
-            ops.load_packed(matrix, first_row + start, part.view(torch.uint8))
+            part = repacked(raw[start : start + step], source.storage, matrix.storage)
+            ops.load_packed(matrix, first_row + start, part)
 
     def finalize(self) -> None:
         del self._places

@@ -10,6 +10,8 @@ from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
+from pagoda.weights.published.checkpoint import PublishedCheckpoint
+from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 
 # llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
@@ -44,10 +46,13 @@ class ModelFiles:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The weights; CheckpointError when there are none, or broken ones."""
+        """The weights; CheckpointError when there are none, or broken ones, and
+        UnsupportedModelError for a quantization that is not known."""
         if self.kind == "gguf":
             return GgufCheckpoint(self.path)
-        return SafetensorsCheckpoint(self.path)
+        method = method_of(self.config)
+        plain = SafetensorsCheckpoint(self.path)
+        return plain if method is None else PublishedCheckpoint(plain, method)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
