@@ -122,8 +122,8 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
 
 def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
     """Whether it is a bias of zeros, as AutoGPTQ gives every layer that it quantizes."""
-    layer = name.removesuffix(".bias")
-    return layer != name and f"{layer}.weight" in wanted and not checkpoint.read(name).any()
+    layer, stored = name.removesuffix(".bias"), checkpoint.tensors[name].name
+    return layer != name and f"{layer}.weight" in wanted and not checkpoint.read(stored).any()
 
 
 def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
