@@ -1,7 +1,9 @@
 """Writes tests/models/data/quantized_*.safetensors: layers that other packages packed and decoded.
 
-    pip download --no-deps --no-build-isolation auto-gptq==0.7.1 autoawq==0.2.9 auto-round==0.16.1
-    (unpack all three into FOLDER: auto_gptq/, awq/, auto_round/ and auto_round_extension/)
+    pip download --no-deps --no-build-isolation auto-gptq==0.7.1 autoawq==0.2.9 \
+        auto-round==0.16.1 compressed-tensors==0.10.2
+    (unpack all into FOLDER: auto_gptq/, awq/, auto_round/, auto_round_extension/ and
+    compressed_tensors/, whose later versions no longer write weight_g_idx)
     python tools/quantized_goldens.py FOLDER
 
 Their packages import much that plain packing does not need, so single modules of them are loaded.
@@ -60,6 +62,15 @@ def auto_round(**changes) -> dict:
     return {**common, "data_type": "int", **changes}
 
 
+def compressed() -> dict:
+    weights = {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "bits": 4, "group_size": 32, "sym": True,  # for `Case`; no part of the format
+    }  # fmt: skip
+
+
 V1, V2, AWQ = ("auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")
 CASES = {
     "gptq": Case("auto_gptq", gptq()),
@@ -78,6 +89,7 @@ CASES = {
     "auto-round v2": Case("auto_round", auto_round(packing_format=V2, sym=False)),
     "auto-round v2 8 bits": Case("auto_round", auto_round(packing_format=V2, bits=8)),
     "auto-round awq": Case("awq", auto_round(packing_format=AWQ, sym=False)),
+    "compressed-tensors act order": Case("compressed_tensors", compressed(), act_order=True),
 }  # fmt: skip
 MODELS = ("gptq act order", "awq", "auto-round")
 
@@ -173,9 +185,24 @@ def by_auto_round(weight: Tensor, case: Case) -> tuple[dict[str, Tensor], Tensor
     return parts, decoded_by(layer, columns)
 
 
+def by_compressed_tensors(weight: Tensor, case: Case) -> tuple[dict[str, Tensor], Tensor]:
+    from compressed_tensors.compressors.quantized_compressors.pack_quantized import (
+        PackedQuantizationCompressor,
+    )
+    from compressed_tensors.quantization import QuantizationArgs
+
+    on_grid, scales, _, group_of = grid(weight, case)
+    args = QuantizationArgs(**case.config["config_groups"]["group_0"]["weights"])
+    packer = PackedQuantizationCompressor()
+    parts = packer.compress_weight(on_grid, scales.half(), args, g_idx=group_of)
+    parts |= {"weight_scale": scales.half(), "weight_g_idx": group_of}
+    return parts, packer.decompress_weight(dict(parts), args)
+
+
 PACKERS: dict[str, Callable[[Tensor, Case], tuple[dict[str, Tensor], Tensor]]] = {
     "auto_gptq": by_auto_gptq,
     "awq": by_awq,
+    "compressed_tensors": by_compressed_tensors,
     "auto_round": by_auto_round,
     "auto_round_zp": by_auto_round,
 }

@@ -1,4 +1,5 @@
-"""Layers and tiny models as AutoGPTQ, AutoAWQ and AutoRound packed them, and what they decode to.
+"""Layers and tiny models as AutoGPTQ, AutoAWQ, AutoRound and an old compressed-tensors packed
+them, and what they decode to.
 
 The files come from tools/quantized_goldens.py, which names the packages' versions.
 """
@@ -36,6 +37,7 @@ STORAGES = {
     "auto-round v2": ("UINT4", "Q4_1"),
     "auto-round v2 8 bits": ("INT8", "Q8_0"),
     "auto-round awq": ("UINT4", "Q4_1"),
+    "compressed-tensors act order": ("DECODED", "Q8_0"),
 }
 MODELS = ("gptq_act_order", "awq", "auto-round")
 
