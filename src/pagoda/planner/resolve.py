@@ -137,7 +137,7 @@ def _resolve_types(
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
         method = config.model.quantization
-        kept = f"stay {_kept(storage, facts)}"
+        kept = _kept(storage, facts)
         if method != "none":
             kept = f"are rounded to {_ROUNDED.get(method, method)}"
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
@@ -173,7 +173,7 @@ def _resolve_types(
 
 def _kept(storage: str, facts: DeviceFacts) -> str:
     held = held_as(storage, 0, facts.packed_storages)
-    return held if held == storage else f"{held}, for which there are kernels"
+    return f"stay {held}" if held == storage else f"become {held}, for which there are kernels"
 
 
 def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
