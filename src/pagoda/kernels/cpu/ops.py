@@ -3,7 +3,14 @@
 import numpy as np
 import torch
 
-from pagoda.kernels.cpu._native import MAX_TOP_K, CacheType, FloatType, KvCache, Native
+from pagoda.kernels.cpu._native import (
+    MAX_TOP_K,
+    CacheType,
+    FloatType,
+    KvCache,
+    Native,
+    Scoring,
+)
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
 from pagoda.kernels.workspace import empty
@@ -176,6 +183,21 @@ class CpuOps:
         y = empty((rows, width // 2))
         self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def route(
+        self, logits: Tensor, top_k: int, scoring: str, renormalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As `kernels.ops.route`."""
+        rows, count = _dims("logits", logits, 2)
+        _check("logits", logits, torch.float32)
+        if not 1 <= top_k <= count:
+            raise ValueError(f"top_k is {top_k}; there are {count} experts.")
+        ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
+        self._native.route(
+            logits.data_ptr(), rows, count, top_k, getattr(Scoring, scoring), renormalize,
+            ids.data_ptr(), weights.data_ptr(),
+        )  # fmt: skip
+        return ids, weights
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of `table` [vocab, size] (fp32, bf16, fp16) as fp32, for int64 ids [tokens]."""

@@ -120,6 +120,20 @@ struct TopK {
 
 constexpr int64_t kMaxTopK = 64;
 
+enum class Scoring : int32_t { kSoftmax = 0, kTopKSoftmax = 1, kSigmoid = 2 };
+
+// The `top_k` experts of the largest logits of each row, falling, the lower ids first of equals,
+// and their weights: shares of a softmax over all experts or over these, or sigmoids.
+struct Route {
+    const float* logits;  // [rows, experts]
+    int64_t experts;
+    int64_t top_k;        // 1 to `experts`
+    Scoring scoring;
+    bool renormalize;     // weights are divided by their sum
+    int64_t* ids;         // [rows, top_k]
+    float* weights;       // [rows, top_k]
+};
+
 // Logits of tokens whose bit is not set become -infinity.
 struct MaskLogits {
     float* logits;          // [any, size]
