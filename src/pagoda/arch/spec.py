@@ -52,6 +52,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
+    """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
 
 
 @dataclass(frozen=True)

@@ -197,21 +197,20 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
     Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
-    sees all `kv_lens[i]` tokens (the last `window` of them, if given). Returns q's shape; rows
-    behind `query_start[-1]` (a step padded to a captured size) are zero.
+    sees all `kv_lens[i]` tokens (the last `window` of them, if given). fp32 `sinks` [heads] are
+    logits of one more key each, whose value is zero. Returns q's shape; rows behind
+    `query_start[-1]` (a step padded to a captured size) are zero.
     """
-    native = _native(q)
-    if native is not None:
-        return native.paged_attention(
-            q, k_cache, v_cache, block_table, query_start, kv_lens, scale=scale, window=window
-        )
-    return attention.paged_attention(
-        q, k_cache, v_cache, block_table, query_start, kv_lens, scale=scale, window=window
-    )
+    form = _native(q) or attention
+    return form.paged_attention(
+        q, k_cache, v_cache, block_table, query_start, kv_lens,
+        scale=scale, window=window, sinks=sinks,
+    )  # fmt: skip
 
 
 def encoder_attention(

@@ -114,6 +114,7 @@ class CpuOps:
         *,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
         both_ways: bool = False,
     ) -> Tensor:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
@@ -127,12 +128,15 @@ class CpuOps:
         _check_rows("block_table", block_table, (reqs, max_blocks), torch.int32)
         _check("query_start", query_start, torch.int32, (reqs + 1,))
         _check("kv_lens", kv_lens, torch.int32, (reqs,))
+        if sinks is not None:
+            _check("sinks", sinks, torch.float32, (heads,))
         cache = _cache(k_cache, v_cache)
         out = empty((rows, heads, dim))
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * v_cache.shape[2], scale, window or 0, out.data_ptr(), both_ways,
+            max_blocks * v_cache.shape[2], scale, window or 0, _address(sinks), out.data_ptr(),
+            both_ways,
         )  # fmt: skip
         return out
 

@@ -57,6 +57,7 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    const float* sinks;          // [heads], a logit of each beside its keys', or null
     bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
