@@ -79,6 +79,8 @@ def _check_not_quantized(config: Mapping[str, Any]) -> None:
     if not quantization:
         return
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method == "mxfp4":  # see `weights.mxfp4`
+        return
     raise UnsupportedModelError(
         f"The weights are quantized by {method or quantization!r}, which is not supported yet; "
         "take the unquantized checkpoint or a GGUF of the model."
