@@ -20,6 +20,7 @@ MODELS = {
     ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
 }  # fmt: skip
 
 
