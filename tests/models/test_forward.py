@@ -13,6 +13,7 @@ MODELS = {
         "qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
     ),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
 }  # fmt: skip
 
 

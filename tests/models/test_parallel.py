@@ -119,7 +119,9 @@ def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int
     ("family", "changes", "kind"),
     [
         ("qwen3_moe", tiny.QWEN3_MOE, "safetensors"),
+        ("gpt_oss", tiny.GPT_OSS, "safetensors"),
         ("qwen3_moe", tiny.QWEN3_MOE, "Q8_0"),
+        ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}, "MXFP4"),
     ],
 )
 def test_ranks_share_experts(family, changes, kind, tmp_path):

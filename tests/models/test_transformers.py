@@ -61,6 +61,10 @@ CASES = {
         {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
          "moe_intermediate_size": 28},
     ),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "gpt-oss all windows": (
+        "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -32,10 +34,19 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
 QWEN3_MOE = {
     "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
     "norm_topk_prob": True,
+}  # fmt: skip
+GPT_OSS = {
+    "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64,
+    "sliding_window": 13, "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
 }  # fmt: skip
 _SIZES = {
     "vocab_size": 211,

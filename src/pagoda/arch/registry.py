@@ -15,6 +15,7 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
+        "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -31,6 +32,7 @@ GGUF_ARCHITECTURES = Registry(
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
         "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
+        "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
     },
 )
 
