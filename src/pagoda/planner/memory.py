@@ -106,12 +106,17 @@ def weight_bytes(
     """
     if not tensors:
         return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
-    names = {source for rule in spec.expanded_weights() for source in rule.sources}
-    return sum(_loaded(info, dtype, packed) for name, info in tensors.items() if name in names)
+    params = {name: rule.param for rule in spec.expanded_weights() for name in rule.sources}
+    return sum(
+        _loaded(info, params[name], dtype, packed)
+        for name, info in tensors.items()
+        if name in params
+    )
 
 
-def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
-    if not packed or len(info.shape) == 1:
+def _loaded(info: TensorInfo, param: str, dtype: str, packed: frozenset[str]) -> int:
+    # Experts' biases are matrices in the file, and vectors all the same.
+    if not packed or len(info.shape) == 1 or param.endswith(".bias"):
         return _elements(info) * DTYPE_BYTES[dtype]
     # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
     return info.nbytes if info.type in packed else 2 * _elements(info)
