@@ -16,6 +16,8 @@ CONFIG_ARCHITECTURES = Registry(
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
+        "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
+        "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -31,6 +33,8 @@ GGUF_ARCHITECTURES = Registry(
         "llama": "pagoda.arch.llama:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
+        "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
+        "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
     },
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from pagoda.arch.spec import ModelSpec
+from pagoda.arch.spec import ModelSpec, WeightRule
 from pagoda.base.errors import ConfigError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
@@ -32,6 +32,8 @@ def quantized_tensors(
     """
     changed = dict(tensors)
     for rule in spec.expanded_weights():
+        if not _is_rounded(rule):
+            continue
         wide = rule.param in _TABLES or rule.param.startswith(_VISION)
         storage = _TABLE_STORAGE if wide else _STORAGES[method]
         for name in set(rule.sources) & tensors.keys():
@@ -48,3 +50,10 @@ def quantized_tensors(
                 nbytes = FORMATS[storage].nbytes(prod(info.shape))
                 changed[name] = replace(info, type=storage, nbytes=nbytes)
     return changed
+
+
+def _is_rounded(rule: WeightRule) -> bool:
+    """Not routers, which are small and choose what all else of a layer is; and not matrices that
+    lie in the file on their side, whose blocks would run across rows."""
+    transposed = rule.experts is not None and rule.experts.layout == "transposed"
+    return rule.param.endswith(".weight") and ".router." not in rule.param and not transposed

@@ -7,6 +7,7 @@ import torch
 
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import ops
+from pagoda.quant.plain import STORAGES
 from pagoda.weights.quantize import BLOCKS, quantize_rows
 
 Tensor = torch.Tensor
@@ -31,7 +32,7 @@ def repacked(raw: Tensor, storage: str, target: str) -> Tensor:
             raise CheckpointError(
                 f"Weights stored as {storage} do not fit {target}: {error}. The file is damaged."
             ) from error
-    return ops.dequantize(raw, storage, torch.bfloat16).view(torch.uint8)
+    return ops.dequantize(raw, storage, STORAGES[target]).view(torch.uint8)
 
 
 def _same_codes(raw: Tensor, storage: str) -> Tensor:

@@ -10,6 +10,7 @@ from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
+from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.published.checkpoint import PublishedCheckpoint
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
@@ -52,7 +53,7 @@ class ModelFiles:
             return GgufCheckpoint(self.path)
         method = method_of(self.config)
         plain = SafetensorsCheckpoint(self.path)
-        return plain if method is None else PublishedCheckpoint(plain, method)
+        return Mxfp4Checkpoint(plain) if method is None else PublishedCheckpoint(plain, method)
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -49,8 +49,10 @@ def method_of(config: Mapping[str, Any] | None) -> Method | None:
         return None
     settings = Settings(values)
     name = settings.text("quant_method")
+    if name == "mxfp4":  # its tensors say so by themselves (`weights.mxfp4`)
+        return None
     if name not in METHODS:
-        known = ", ".join(sorted(METHODS))
+        known = ", ".join(sorted([*METHODS, "mxfp4"]))
         raise UnsupportedModelError(
             f"The weights are quantized by {name!r}, which is not supported yet (known are "
             f"{known}); take another quantization of the model, or a GGUF."
