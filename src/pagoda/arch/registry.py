@@ -1,11 +1,13 @@
 """Which architectures are known, by their names in config.json and in GGUF files."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
+from pagoda.weights.published.select import method_of
 
 CONFIG_ARCHITECTURES = Registry(
     "architecture",
@@ -55,9 +57,9 @@ def spec_for(
             "point to the folder that holds config.json."
         )
     name = _known(CONFIG_ARCHITECTURES, _architecture(config))
-    _check_not_quantized(config)
     spec = CONFIG_ARCHITECTURES.get(name)(config)
-    return spec
+    method = method_of(config)
+    return spec if method is None else replace(spec, quantization=method.description)
 
 
 def _architecture(config: Mapping[str, Any]) -> object:
@@ -76,16 +78,3 @@ def _known(known: Registry, name: object) -> str:
             f"The {known.kind} {name!r} is not supported yet; {known.nearest(str(name))}."
         )
     return name
-
-
-def _check_not_quantized(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method == "mxfp4":  # see `weights.mxfp4`
-        return
-    raise UnsupportedModelError(
-        f"The weights are quantized by {method or quantization!r}, which is not supported yet; "
-        "take the unquantized checkpoint or a GGUF of the model."
-    )

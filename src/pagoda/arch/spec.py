@@ -197,6 +197,8 @@ class ModelSpec:
     encoder: EncoderSpec | None = None
     """None for a model that writes text."""
     pooling: PoolingSpec = PoolingSpec()
+    quantization: str = ""
+    """How config.json says that the weights are quantized, in words; empty if they are not."""
 
     def expanded_weights(self) -> list[WeightRule]:
         """The rules with `{layer}` and `{expert}` filled in."""

@@ -10,7 +10,7 @@ from torch import nn
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.quant.base import ShardSource
-from pagoda.quant.plain import STORAGES
+from pagoda.quant.plain import STORAGES, check_range
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,4 @@ def load_vector(target: torch.Tensor, source: ShardSource) -> None:
             f"A vector stored as {source.storage} is not supported; convert the model anew."
         )
     target.copy_(ops.dequantize(source.read(), source.storage, target.dtype).flatten())
+    check_range(target)

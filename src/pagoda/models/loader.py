@@ -111,6 +111,7 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
         for name in names
         if name not in wanted
         and not any(fnmatchcase(name, pattern) for pattern in spec.ignored_weights)
+        and not _adds_nothing(checkpoint, name, wanted)
     ]
     if leftover:
         raise CheckpointError(
@@ -118,6 +119,12 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
             "for. Its architecture differs from what config.json or the GGUF metadata says."
         )
     return checkpoint
+
+
+def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
+    """Whether it is a bias of zeros, as AutoGPTQ gives every layer that it quantizes."""
+    layer, stored = name.removesuffix(".bias"), checkpoint.tensors[name].name
+    return layer != name and f"{layer}.weight" in wanted and not checkpoint.read(stored).any()
 
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:

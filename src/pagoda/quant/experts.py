@@ -83,7 +83,8 @@ class PackedExpertFormat:
         self._sizes = sizes
         self._parts: list[Any] = []
         for part in range(sizes.parts):
-            kinds = {kept_storage(name) for name in storages[part :: sizes.parts]}
+            stored = storages[part :: sizes.parts]
+            kinds = {kept_storage(name, sizes.columns) for name in stored}
             if len(kinds) > 1 or not set(storages) <= ops.DEQUANTIZABLE:
                 raise UnsupportedModelError(
                     f"Experts stored as {', '.join(sorted(set(storages)))} are not supported; "

@@ -1,4 +1,4 @@
-"""Weights in the checkpoint's own bits, packed for the native kernels of a CPU."""
+"""Weights in the checkpoint's own bits, or the nearest, packed for the native kernels of a CPU."""
 
 from collections.abc import Callable
 from itertools import accumulate, groupby
@@ -8,17 +8,16 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.quant.base import LinearFormat, ShardSource
-from pagoda.quant.plain import STORAGES
+from pagoda.quant.repack import repacked
+from pagoda.weights.formats import held_as
 
-# Elements decoded at a time where a format has no packed form.
+# Elements converted at a time where a format has no packed form.
 _CHUNK_ELEMENTS = 1 << 20
-# What those become.
-_DECODED = "BF16"
 
 
-def kept_storage(storage: str) -> str:
-    """How a tensor stored so is held in a packed matrix."""
-    return storage if storage in ops.packed_storages() else _DECODED
+def kept_storage(storage: str, columns: int) -> str:
+    """How rows of so many columns, stored so, are held in a packed matrix."""
+    return held_as(storage, columns, ops.packed_storages())
 
 
 def load_rows(load: Callable[[int, torch.Tensor], None], source: ShardSource, kept: str) -> None:
@@ -29,8 +28,7 @@ def load_rows(load: Callable[[int, torch.Tensor], None], source: ShardSource, ke
         return
     step = max(1, _CHUNK_ELEMENTS // max(1, source.in_features))
     for start in range(0, source.out_features, step):
-        part = ops.dequantize(raw[start : start + step], source.storage, STORAGES[kept])
-        load(start, part.view(torch.uint8))
+        load(start, repacked(raw[start : start + step], source.storage, kept))
 
 
 class PackedLinear(LinearFormat):
@@ -47,7 +45,7 @@ class PackedLinear(LinearFormat):
         self._dtype = dtype
         self._matrices: list[Any] = []
         self._places: list[tuple[Any, int]] = []
-        kept = [kept_storage(name) for name in storages]
+        kept = [kept_storage(name, in_features) for name in storages]
         for storage, run in groupby(zip(kept, shard_sizes, strict=True), lambda pair: pair[0]):
             sizes = [size for _, size in run]
             matrix = ops.packed_matrix(storage, sum(sizes), in_features)
