@@ -35,10 +35,11 @@ class Piece:
             whole = torch.from_dlpack(checkpoint.read(info.name, span))
             return self._matrix(whole, info)[self.part or slice(None)]
         if len(info.shape) == 1:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            return whole.reshape(info.shape[0], -1)[self.part or target.rows or slice(None)]
-        rows = self.part if target.rows is None else target.rows
-        raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
+            raw = whole[self.part or target.rows or slice(None)]
+        else:
+            rows = self.part if target.rows is None else target.rows
+            raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
