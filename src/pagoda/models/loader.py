@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from math import prod
 
 import torch
 
@@ -205,7 +206,8 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
-    """The rank's slice of a tensor; a vector becomes a matrix of one column.
+    """The rank's slice of a tensor; a vector becomes a matrix of one column, and of more than two
+    dimensions (a convolution) all but the first become columns.
 
     DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
     """
@@ -215,7 +217,7 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
     if is_vector:
         width = 1
     else:
-        columns = target.columns or slice(0, info.shape[1])
+        columns = target.columns or slice(0, prod(info.shape[1:]))
         width = columns.stop - columns.start
 
     def read() -> torch.Tensor:
@@ -224,6 +226,7 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
             raw = whole.reshape(info.shape[0], -1)[rows]
         else:
             raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
+            raw = raw.reshape(rows.stop - rows.start, -1)
         return _unpermuted(raw, item.unpermute) if item.unpermute else raw
 
     return ShardSource(info.type, rows.stop - rows.start, width, read)

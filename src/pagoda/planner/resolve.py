@@ -20,6 +20,7 @@ from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
+from pagoda.planner.vision import encoder_bytes, resolve_media
 from pagoda.weights.checkpoint import TensorInfo
 
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -64,7 +65,7 @@ def resolve(
     config = _resolve_types(config, spec, storage, facts, reasons)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
-    config = _resolve_scheduler(config, facts, reasons)
+    config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
     groups = kv_groups(spec, config.cache.block_size)
     plan = _empty_plan(config, spec, tensors, facts, groups)
     limit = _pool_limit(config, plan, facts)
@@ -205,11 +206,16 @@ def _empty_plan(
 ) -> MemoryPlan:
     dtype, kv_dtype = config.model.dtype, config.cache.kv_cache_dtype
     scheduler = config.scheduler
+    activations = memory.activation_bytes(
+        spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
+    )
+    if spec.vision is not None:
+        width = memory.DTYPE_BYTES[dtype]
+        most = int(config.media.image_max_tokens)
+        activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     return MemoryPlan(
         weights=memory.weight_bytes(spec, tensors, dtype, facts.packed_storages),
-        activations=memory.activation_bytes(
-            spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
-        ),
+        activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
         kv_bytes_per_token=memory.kv_bytes_per_token(groups, kv_dtype),
         block_size=config.cache.block_size,

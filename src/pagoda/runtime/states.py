@@ -15,6 +15,7 @@ from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import PlannedRequest, StepPlan
+from pagoda.runtime.media import RequestMedia, check_media
 from pagoda.runtime.params import (
     PARAMS,
     PENALTIES,
@@ -140,7 +141,9 @@ class RequestStates:
         max_model_len: int,
         seed: int,
         grammars: Grammars | None = None,
+        takes_media: bool = False,
     ):
+        self.takes_media = takes_media
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.seed = seed
@@ -156,6 +159,8 @@ class RequestStates:
         self.counts: dict[int, TokenCounts] = {}
         self.matchers: dict[int, TokenMatcher] = {}
         """Of the rows whose output follows a grammar."""
+        self.media: dict[int, RequestMedia] = {}
+        """Of the rows whose prompt holds pictures."""
         self.faults: dict[str, Fault] = {}
         """Requests that cannot go on, with the reason; they stay so until freed."""
         self._rows: dict[str, int] = {}
@@ -194,6 +199,7 @@ class RequestStates:
         self.rules.pop(row, None)
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
+        self.media.pop(row, None)
         self._free.append(row)
 
     def accept(
@@ -273,6 +279,8 @@ class RequestStates:
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
         if matcher is not None:
             self.matchers[row] = matcher
+        if request.media:
+            self.media[row] = RequestMedia(request.media, len(prompt))
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= RULES
@@ -297,6 +305,9 @@ class RequestStates:
                 "shorten the prompt or raise --max-model-len."
             )
         check_token_ids(request.prompt_token_ids, self.vocab_size, "prompt")
+        if request.media and not self.takes_media:
+            raise RequestError("This model reads text only; leave the images out.", "messages")
+        check_media(request.media, length)
 
     def _schedule(self, requests: Sequence[PlannedRequest]) -> Scheduled:
         good: list[PlannedRequest] = []
