@@ -14,6 +14,7 @@ CONFIG_ARCHITECTURES = Registry(
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
+        "Qwen3VLForConditionalGeneration": "pagoda.arch.qwen3_vl:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",

@@ -1,0 +1,42 @@
+"""Qwen3-VL, dense (arXiv 2511.21631): Qwen3 with a vision transformer in front and positions of
+three coordinates."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pagoda.arch.dense import spec_from_config
+from pagoda.arch.names import Traits, config_rules
+from pagoda.arch.qwen_vision import rope_axes, vision_from_config
+from pagoda.arch.read import Reader, config_reader
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+
+_NAME = "Qwen3VLForConditionalGeneration"
+
+
+def from_config(config: Mapping[str, Any]) -> ModelSpec:
+    reader = _text_reader(config)
+    bias = reader.flag("attention_bias", False)
+    traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    spec = spec_from_config(reader, _NAME, traits)
+    return replace(
+        spec,
+        layers=tuple(_with_axes(layer, reader) for layer in spec.layers),
+        weights=config_rules(traits, spec.tie_word_embeddings, "model.language_model."),
+        vision=vision_from_config(config, spec.hidden_size),
+    )
+
+
+def _text_reader(config: Mapping[str, Any]) -> Reader:
+    text = config.get("text_config")
+    text = {"head_dim": 128, **(text if isinstance(text, Mapping) else {})}
+    # Of the two places the outer one counts (transformers ties the whole model's embeddings).
+    if config.get("tie_word_embeddings") is not None:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return config_reader({**config, "text_config": text})
+
+
+def _with_axes(layer: LayerSpec, reader: Reader) -> LayerSpec:
+    mixer = layer.mixer
+    assert isinstance(mixer, AttentionSpec) and mixer.rope is not None  # a dense decoder
+    return replace(layer, mixer=replace(mixer, rope=rope_axes(reader, mixer.rope)))
