@@ -28,7 +28,7 @@ TEMPLATE = (
 
 def write_tokenizer(folder: Path) -> Tokenizer:
     """200 bytes, then the marks of pictures where the tiny model has them, then those of turns."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet() - {"Ġ"})
+    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"Ġ"})
     vocabulary = {letter: index for index, letter in enumerate(["Ġ", *letters][:200])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -98,12 +98,11 @@ def test_both_clients_get_what_transformers_computes(server: Served, folder: Pat
         message = client.messages.create(
             model="vl",
             max_tokens=COUNT,
-            temperature=0,
             messages=[{"role": "user", "content": [
                 {"type": "text", "text": "See"},
                 {"type": "image", "source": {"type": "url", "url": url()}},
             ]}],
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "temperature": 0},
         )  # fmt: skip
     assert "".join(block.text for block in message.content if block.type == "text") == text
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= length
