@@ -1,11 +1,19 @@
 """Qwen3-VL equal to transformers' on tiny random checkpoints and pictures of any size."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from pagoda.arch.registry import spec_for
+from pagoda.base.errors import ConfigError
 from pagoda.kernels import ops
-from tests.models import tiny, vision
+from pagoda.models.loader import build_model
+from pagoda.planner.parameters import parameter_count
+from pagoda.weights.files import open_model
+from tests.models import tiny, vision, vision_gguf
+from tests.models.driver import Driver
 from tests.models.vision import VisionDriver, picture
 
 SIZES = [("gradient", 64, 64), ("noise", 97, 203), ("letters", 310, 51), ("noise", 33, 31)]
@@ -38,6 +46,10 @@ def around(images: list, folder) -> list:
     for number, image in enumerate(vision.processed(folder, images)):
         pieces += [[200], image, [202], words(7 + number, 2 + number)]
     return pieces
+
+
+def driver_of(model, folder) -> VisionDriver:
+    return VisionDriver(model, vision.image_processor_for(open_model(folder)))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -77,7 +89,7 @@ def test_logits_equal(chunk, packed, reference, folder, tmp_path):
     images = [picture(*size) for size in SIZES[:3]]
     prompt = vision.prompt_of(around(images, folder), tmp_path)
     written = words(6, 11)
-    driver = VisionDriver(tiny.load(folder, packed=packed), folder)
+    driver = driver_of(tiny.load(folder, packed=packed), folder)
     driver.add("r", prompt)
     ids = prompt.ids + written
     close(driver.run(ids, chunk), vision.reference_logits(reference, ids, images))
@@ -87,7 +99,7 @@ def test_logits_equal(chunk, packed, reference, folder, tmp_path):
 def test_a_prompt_that_is_all_picture(reference, model, folder, tmp_path):
     image = picture(*SIZES[1])
     prompt = vision.prompt_of(vision.processed(folder, [image]), tmp_path)
-    driver = VisionDriver(model, folder)
+    driver = driver_of(model, folder)
     driver.add("r", prompt)
     ids = prompt.ids + words(3, 1)
     close(driver.run(ids, len(prompt.ids)), vision.reference_logits(reference, ids, [image]))
@@ -95,11 +107,11 @@ def test_a_prompt_that_is_all_picture(reference, model, folder, tmp_path):
 
 def test_text_alone(reference, model, folder):
     ids = words(60, 3)
-    close(VisionDriver(model, folder).run(ids, 20), vision.reference_logits(reference, ids, []))
+    close(driver_of(model, folder).run(ids, 20), vision.reference_logits(reference, ids, []))
 
 
 def test_requests_with_and_without_pictures_share_steps(reference, model, folder, tmp_path):
-    driver = VisionDriver(model, folder)
+    driver = driver_of(model, folder)
     kinds = {"a": SIZES[:1], "text": [], "b": SIZES[1:3]}
     prompts, images = {}, {}
     for req, sizes in kinds.items():
@@ -129,7 +141,7 @@ def test_variants(changes, tmp_path):
     vision.save(reference, tmp_path)
     images = [picture(*SIZES[2])]
     prompt = vision.prompt_of(around(images, tmp_path), tmp_path)
-    driver = VisionDriver(tiny.load(tmp_path), tmp_path)
+    driver = driver_of(tiny.load(tmp_path), tmp_path)
     driver.add("r", prompt)
     expected = vision.reference_logits(reference, prompt.ids, images)
     torch.testing.assert_close(driver.run(prompt.ids, 16), expected, rtol=0, atol=1e-4)
@@ -142,13 +154,74 @@ def test_half_precision_stays_close(reference, folder, tmp_path):
     exact = vision.reference_logits(reference, prompt.ids, images)
     half = vision.make().to(torch.bfloat16)
     theirs = (vision.reference_logits(half, prompt.ids, images).float() - exact).abs().mean()
-    driver = VisionDriver(tiny.load(folder, torch.bfloat16), folder)
+    driver = driver_of(tiny.load(folder, torch.bfloat16), folder)
     driver.add("r", prompt)
     ours = (driver.run(prompt.ids, 500) - exact).abs().mean()
     assert ours < 1.2 * theirs
 
 
 def test_planned_parameters_are_those_of_the_checkpoint(reference, model):
-    from pagoda.planner.parameters import parameter_count
-
     assert parameter_count(model.spec) == sum(p.numel() for p in reference.parameters())
+
+
+@pytest.fixture(scope="module")
+def ggufs(tmp_path_factory):
+    """(folder, what transformers computes with)."""
+    reference, folder = vision.make(), tmp_path_factory.mktemp("gguf")
+    vision_gguf.write_model(folder / "tiny-F32.gguf", reference)
+    settings = vision.PREPROCESSOR
+    mean, std = settings["image_mean"], settings["image_std"]
+    vision_gguf.write_tower(folder / "mmproj-tiny-F16.gguf", reference, mean, std)
+    return folder, reference
+
+
+def built(files, **options):
+    checkpoint = files.checkpoint
+    spec = spec_for(files.config, files.metadata, checkpoint.tensors)
+    return build_model(spec, checkpoint, dtype=torch.float32, device="cpu", **options)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gguf_and_its_tower(packed, ggufs, tmp_path):
+    if packed and not ops.can_pack("cpu"):
+        pytest.skip("no native kernels")
+    folder, reference = ggufs
+    files = open_model(folder)
+    assert files.projector == folder / "mmproj-tiny-F16.gguf"
+    # The file keeps no bounds of its own; those of the other tests make small pictures.
+    bounds = vision.PREPROCESSOR["size"]
+    processor = vision.image_processor_for(files)
+    processor = replace(
+        processor, min_pixels=bounds["shortest_edge"], max_pixels=bounds["longest_edge"]
+    )
+    images = [picture(*size) for size in SIZES[:2]]
+    seen = [processor.process(np.asarray(image)[None]) for image in images]
+    prompt = vision.prompt_of([words(5, 1), [200], seen[0], words(3, 2), seen[1], words(4, 3)],
+                              tmp_path)  # fmt: skip
+    driver = VisionDriver(built(files, packed=packed), processor)
+    driver.add("r", prompt)
+    expected = vision.reference_logits(reference, prompt.ids, images)
+    # Packed weights in fp16 meet activations that are rounded likewise on some CPUs.
+    bound = 2e-2 if packed else 1e-4
+    torch.testing.assert_close(driver.run(prompt.ids, 16), expected, rtol=0, atol=bound)
+
+
+def test_gguf_without_its_tower_reads_text(ggufs, tmp_path):
+    folder, reference = ggufs
+    (tmp_path / "alone.gguf").symlink_to(folder / "tiny-F32.gguf")
+    files = open_model(tmp_path / "alone.gguf")
+    assert files.projector is None and vision.image_processor_for(files) is None
+    model, ids = built(files), words(40, 2)
+    close(Driver(model).run(ids, 16), vision.reference_logits(reference, ids, []))
+    named = open_model(tmp_path / "alone.gguf", str(folder / "mmproj-tiny-F16.gguf"))
+    assert built(named).spec.vision is not None
+
+
+def test_towers_that_do_not_fit(ggufs, folder):
+    ggufs, _ = ggufs
+    with pytest.raises(ConfigError, match="another model"):
+        open_model(ggufs / "tiny-F32.gguf", str(ggufs / "tiny-F32.gguf"))
+    with pytest.raises(ConfigError, match="no such file"):
+        open_model(ggufs / "tiny-F32.gguf", "missing.gguf")
+    with pytest.raises(ConfigError, match="brings its own"):
+        open_model(folder, str(ggufs / "mmproj-tiny-F16.gguf"))

@@ -1,6 +1,7 @@
 """Tiny random Qwen3-VL checkpoints and pictures, and how both are read. References are
 transformers'."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from pagoda.core.messages import MediaItem
 from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import CausalLM
 from pagoda.runtime.media import MediaEncoder, RequestMedia
-from pagoda.text.images.base import ProcessedImage
+from pagoda.text.images.base import ImageProcessor, ProcessedImage
 from pagoda.text.images.select import image_processor_for
 from pagoda.weights.files import open_model
 from tests.models import tiny
@@ -81,8 +82,6 @@ def make(text: dict | None = None, vision: dict | None = None, **changes) -> Pre
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
-    import json
-
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
 
@@ -149,9 +148,8 @@ def reference_logits(
 class VisionDriver(Driver):
     """Gives the batch what the runner gives it for pictures."""
 
-    def __init__(self, model: CausalLM, folder: Path, **options):
-        super().__init__(model, num_blocks=200, **options)
-        processor = image_processor_for(open_model(folder))
+    def __init__(self, model: CausalLM, processor: ImageProcessor):
+        super().__init__(model, num_blocks=200)
         self.encoder = MediaEncoder(model.encode_image, processor, budget=1 << 24)
         self.media: dict[str, RequestMedia] = {}
 

@@ -1,13 +1,13 @@
 """Qwen3-VL, dense (arXiv 2511.21631): Qwen3 with a vision transformer in front and positions of
 three coordinates."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pagoda.arch.dense import spec_from_config
+from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits, config_rules
-from pagoda.arch.qwen_vision import rope_axes, vision_from_config
+from pagoda.arch.qwen_vision import rope_axes, vision_from_config, vision_from_gguf
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 
@@ -19,11 +19,28 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     bias = reader.flag("attention_bias", False)
     traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
     spec = spec_from_config(reader, _NAME, traits)
+    section = reader.section("rope_parameters") or reader.section("rope_scaling") or reader
     return replace(
         spec,
-        layers=tuple(_with_axes(layer, reader) for layer in spec.layers),
+        layers=tuple(_with_axes(layer, section, "mrope_section") for layer in spec.layers),
         weights=config_rules(traits, spec.tie_word_embeddings, "model.language_model."),
         vision=vision_from_config(config, spec.hidden_size),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    """Without a vision tower (`--mmproj`) it is Qwen3."""
+    reader = Reader(metadata, "GGUF metadata", "qwen3vl.")
+    tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    sees = "clip.projector_type" in metadata
+    name = _NAME if sees else "Qwen3ForCausalLM"
+    spec = spec_from_gguf(reader, tokenizer, name, Traits(qk_norm=True), tensor_names)
+    if not sees:
+        return spec
+    return replace(
+        spec,
+        layers=tuple(_with_axes(layer, reader, "rope.dimension_sections") for layer in spec.layers),
+        vision=vision_from_gguf(metadata, spec.hidden_size),
     )
 
 
@@ -36,7 +53,7 @@ def _text_reader(config: Mapping[str, Any]) -> Reader:
     return config_reader({**config, "text_config": text})
 
 
-def _with_axes(layer: LayerSpec, reader: Reader) -> LayerSpec:
+def _with_axes(layer: LayerSpec, reader: Reader, name: str) -> LayerSpec:
     mixer = layer.mixer
     assert isinstance(mixer, AttentionSpec) and mixer.rope is not None  # a dense decoder
-    return replace(layer, mixer=replace(mixer, rope=rope_axes(reader, mixer.rope)))
+    return replace(layer, mixer=replace(mixer, rope=rope_axes(reader, name, mixer.rope)))

@@ -30,6 +30,7 @@ GGUF_ARCHITECTURES = Registry(
         "llama": "pagoda.arch.llama:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
+        "qwen3vl": "pagoda.arch.qwen3_vl:from_gguf",
     },
 )
 

@@ -138,6 +138,8 @@ class VisionSpec:
     rope_theta: float
     norm_eps: float
     weights: tuple["WeightRule", ...]
+    split_patches: bool = False
+    """The weights of a patch's frames are tensors of their own (GGUF)."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""

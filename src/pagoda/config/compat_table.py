@@ -246,7 +246,6 @@ _MEDIA_FLAGS = (
     Compat("--video-pruning-rate", "v", "later", _MEDIA),
     Compat("--enable-mm-embeds", "-", "later", _MEDIA),
     Compat("--allowed-local-media-path", "v", "later", _MEDIA),
-    Compat("--mmproj -mm", "v", "later", _MEDIA),
     Compat("--mmproj-url -mmu", "v", "later", _MEDIA),
     Compat("--mmproj-auto", "-", "later", _MEDIA),
     Compat("--mmproj-offload", "-", "later", _MEDIA),

@@ -73,6 +73,12 @@ class ModelConfig(Options):
     load_format: str = option(
         "auto", "Where weights come from.", choices=("auto", "safetensors", "gguf", "dummy")
     )
+    mmproj: str | None = option(
+        None,
+        "File with the vision tower of a GGUF model; by default one beside the model that fits it "
+        "(F16 first).",
+        aliases=("-mm",),
+    )
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Folder for downloaded models.")
     chat_template: str | None = option(

@@ -214,7 +214,7 @@ class _Startup:
                 progress=lambda _, done, total: self._progress(done, total),
             )
         with self._timed("read headers"):
-            files = open_model(path)
+            files = open_model(path, model.mmproj)
             spec = spec_for(files.config, files.metadata, self._tensors(files))
             if files.kind == "safetensors":
                 spec = with_sentence_files(spec, files.config, files.folder)

@@ -87,7 +87,8 @@ def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = Non
 
 def load_text_side(config: ModelConfig) -> TextSide:
     """Tokenizer, chat template, parser and defaults of a model that is already local."""
-    files = open_model(resolve_model(config.model, download_dir=config.download_dir))
+    path = resolve_model(config.model, download_dir=config.download_dir)
+    files = open_model(path, config.mmproj)
     tokenizer = tokenizer_of(config, files)
     processor = image_processor_for(files)
     images = None if processor is None else ImageInput(processor, tokenizer)

@@ -1,5 +1,7 @@
 """Vision transformers: patches of an image in, embeddings of tokens out."""
 
+from collections.abc import Callable
+from functools import partial
 from math import isqrt, prod
 
 import torch
@@ -12,6 +14,7 @@ from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget
 from pagoda.layers.norm import LayerNorm
+from pagoda.quant.base import ShardSource
 
 Grid = tuple[int, int, int]
 """Frames, rows and columns of patches."""
@@ -23,12 +26,38 @@ class PatchEmbed(ColumnLinear):
     def __init__(self, context: LayerContext, spec: VisionSpec):
         whole = Shard(spec.hidden_size, slice(0, spec.hidden_size))
         super().__init__(context, spec.patch_values, (whole,), bias=True)
-        size = spec.patch_size
-        self._kernel = (spec.hidden_size, 3, spec.temporal_patch, size, size)
+        self._split = spec.split_patches
+        self._frames = spec.temporal_patch
+        self._raw: dict[int, torch.Tensor] = {}
+        self._kernel = (spec.patch_size, spec.patch_size)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        (target,) = super().targets(param)
-        return (target,) if param == "bias" else (LoadTarget(self._kernel, target.load),)
+        (whole,) = super().targets(param)
+        if param == "bias":
+            return (whole,)
+        rows = whole.shape[0]
+        if not self._split:
+            return (LoadTarget((rows, 3, self._frames, *self._kernel), whole.load),)
+        return tuple(
+            LoadTarget((rows, 3, *self._kernel), partial(self._load_frame, frame, whole.load))
+            for frame in range(self._frames)
+        )
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        super().create(storages[:1])
+
+    def _load_frame(
+        self, frame: int, load: Callable[[ShardSource], None], source: ShardSource
+    ) -> None:
+        """Keep a frame's weights until all are there, and then load them side by side."""
+        self._raw[frame] = source.read()
+        if len(self._raw) < self._frames:
+            return
+        parts = [self._raw[at].unflatten(1, (3, -1)) for at in range(self._frames)]
+        whole = torch.stack(parts, dim=2).flatten(1)
+        self._raw.clear()
+        width = source.in_features * self._frames
+        load(ShardSource(source.storage, source.out_features, width, lambda: whole))
 
 
 class VisionBlock(nn.Module):

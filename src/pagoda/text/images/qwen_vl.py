@@ -1,7 +1,9 @@
 """Pictures for Qwen3-VL and Qwen3.5: any size, as long as it is whole tokens."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +101,20 @@ def from_config(reader: Reader) -> QwenImageProcessor:
         merge=reader.integer("merge_size", MAX_WIDTH, 2),
         min_pixels=reader.integer("min_pixels", _MAX_PIXELS, smallest),
         max_pixels=reader.integer("max_pixels", _MAX_PIXELS, largest),
+        mean=_three(reader, "image_mean"),
+        std=_three(reader, "image_std"),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
+    """By `clip.vision.*`; bounds that it leaves out are Qwen3-VL's."""
+    reader = Reader(metadata, "GGUF metadata", "clip.vision.")
+    return QwenImageProcessor(
+        patch_size=reader.integer("patch_size", MAX_WIDTH),
+        temporal_patch=2,
+        merge=reader.integer("spatial_merge_size", MAX_WIDTH, 2),
+        min_pixels=reader.integer("image_min_pixels", _MAX_PIXELS, 1 << 16),
+        max_pixels=reader.integer("image_max_pixels", _MAX_PIXELS, 1 << 24),
         mean=_three(reader, "image_mean"),
         std=_three(reader, "image_std"),
     )

@@ -14,9 +14,18 @@ FAMILIES = Registry(
 )
 
 
+PROJECTORS = Registry(
+    "vision projector", {"qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf"}
+)
+
+
 def image_processor_for(files: ModelFiles) -> ImageProcessor | None:
     """The model's, with what its own files say of sizes and colors; None for a model that reads
     text only. CheckpointError for files that are wrong."""
+    kind = files.metadata.get("clip.projector_type")
+    if kind in PROJECTORS:
+        found: ImageProcessor = PROJECTORS.get(kind)(files.metadata)
+        return found
     names = (files.config or {}).get("architectures") or ()
     known = [name for name in names if name in FAMILIES]
     if not known:
