@@ -63,10 +63,9 @@ def write_tower(path: Path, model: PreTrainedModel, mean: list, std: list) -> No
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, config.depth)
     for name, weight in model.state_dict().items():
         if name.startswith(_TOWER):
-            if weight.dim() > 1:
-                weight.copy_(weight.half().float())
+            kind = np.float32 if weight.dim() == 1 or "pos_embed" in name else np.float16
+            weight.copy_(torch.from_numpy(weight.numpy().astype(kind)))
             for stored, values in _parts(name.removeprefix(_TOWER), weight, names, deepstack):
-                kind = np.float32 if weight.dim() == 1 else np.float16
                 writer.add_tensor(stored, np.ascontiguousarray(values.numpy().astype(kind)))
     _finish(writer)
 
