@@ -8,6 +8,7 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.kernels.ref import attention
+from tests.kernels.caches import poisoned
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -36,12 +37,9 @@ class Case:
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
         cache_dtype = self.cache_dtype or self.dtype
-        # Four bytes of -1 are a NaN scale.
-        poison = -1 if cache_dtype == torch.int8 else torch.nan
-        shapes = ops.kv_cache_shapes(
+        self.k_cache, self.v_cache = poisoned(
             num_blocks, self.kv_heads, self.block_size, self.head_dim, cache_dtype
         )
-        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=cache_dtype) for s in shapes)
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         self.k, self.v = [], []

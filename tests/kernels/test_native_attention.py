@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.kernels import ops as doors
 from pagoda.kernels.ref import attention as ref
+from tests.kernels.caches import poisoned
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -39,12 +39,9 @@ class Case:
         torch.manual_seed(7)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
-        shapes = doors.kv_cache_shapes(
+        self.k_cache, self.v_cache = poisoned(
             num_blocks, self.kv_heads, self.block_size, self.head_dim, self.dtype
         )
-        # Four bytes of -1 are a NaN scale.
-        poison = -1 if self.dtype == torch.int8 else torch.nan
-        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=self.dtype) for s in shapes)
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         for row, (queries, kv_len) in enumerate(self.requests):

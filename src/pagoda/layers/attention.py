@@ -5,7 +5,7 @@ from torch import nn
 
 from pagoda.arch.spec import AttentionSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.norm import RMSNorm
@@ -44,6 +44,7 @@ class Attention(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
         spec = self.spec
         where = batch.groups[batch.layer_group[self.layer]]
+        assert isinstance(where, GroupInputs)
         k_cache, v_cache = batch.kv_caches[self.layer]
         positions, cos_sin = self.rotary.at(batch)
         q = ops.rotary_store(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.base.log import get_logger
-from pagoda.weights.checkpoint import Checkpoint
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.choice import best_projector
 from pagoda.weights.gguf import GgufCheckpoint
 
@@ -28,7 +28,7 @@ class JoinedCheckpoint:
         for name in model.tensors.keys() & tower.tensors.keys():
             raise CheckpointError(f"Tensor {name!r} is in the model's file and in its projector's.")
         self._parts = (model, tower)
-        self.tensors = {**model.tensors, **tower.tensors}
+        self.tensors: Mapping[str, TensorInfo] = {**model.tensors, **tower.tensors}
         self.metadata: Mapping[str, Any] = {**tower.metadata, **model.metadata}
 
     def read(

@@ -257,14 +257,19 @@ def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
     num_blocks, kv_heads, block_size, _ = _dims("v_cache", v_cache, 4)
     dim = head_dim(v_cache)
     k_shape, v_shape = shapes(num_blocks, kv_heads, block_size, dim, v_cache.dtype)
-    _check("v_cache", v_cache, k_cache.dtype, v_shape)
-    _check("k_cache", k_cache, None, k_shape)
+    _check_rows("v_cache", v_cache, v_shape, k_cache.dtype)
+    _check_rows("k_cache", k_cache, k_shape, k_cache.dtype)
+    stride = v_cache.stride(0) * v_cache.element_size()
+    if k_cache.stride(0) * k_cache.element_size() != stride:
+        raise ValueError("k_cache and v_cache have blocks at different distances.")
     if dim % 2:
         raise ValueError(f"v_cache has heads of {dim}; the native kernels need an even size.")
     cache_type = _CACHE_TYPES.get(k_cache.dtype)
     if cache_type is None:
         raise ValueError(f"k_cache is {k_cache.dtype}; it must be one of {list(_CACHE_TYPES)}.")
-    return KvCache(k_cache.data_ptr(), v_cache.data_ptr(), cache_type, kv_heads, block_size, dim)
+    return KvCache(
+        k_cache.data_ptr(), v_cache.data_ptr(), cache_type, stride, kv_heads, block_size, dim
+    )
 
 
 def _float_type(name: str, tensor: Tensor) -> FloatType:

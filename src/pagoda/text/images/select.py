@@ -22,7 +22,7 @@ PROJECTORS = Registry(
 def image_processor_for(files: ModelFiles) -> ImageProcessor | None:
     """The model's, with what its own files say of sizes and colors; None for a model that reads
     text only. CheckpointError for files that are wrong."""
-    kind = files.metadata.get("clip.projector_type")
+    kind = str(files.metadata.get("clip.projector_type"))
     if kind in PROJECTORS:
         found: ImageProcessor = PROJECTORS.get(kind)(files.metadata)
         return found

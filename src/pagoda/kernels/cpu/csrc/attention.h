@@ -350,7 +350,7 @@ class AttentionWorker {
         for (int64_t i = begin; i < end; ++block, ++piece, offset = 0) {
             const int64_t rest = cache.block_size - offset;
             const int64_t count = rest < end - i ? rest : end - i;
-            const int64_t place = (*block * cache.kv_heads + tile.kv_head) * head_bytes;
+            const int64_t place = *block * cache.block_bytes + tile.kv_head * head_bytes;
             const char* keys = static_cast<const char*>(cache.k) + place;
             const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
             *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};

@@ -305,8 +305,10 @@ NB_MODULE(_native, module) {
         .value("int8", CacheType::kInt8);
     nb::class_<KvCache>(module, "KvCache")
         .def("__init__", [](KvCache* self, uintptr_t k, uintptr_t v, CacheType type,
-                            int64_t kv_heads, int64_t block_size, int64_t dim) {
-            new (self) KvCache{pointer<void>(k), pointer<void>(v), type, kv_heads, block_size, dim};
+                            int64_t block_bytes, int64_t kv_heads, int64_t block_size,
+                            int64_t dim) {
+            new (self) KvCache{pointer<void>(k), pointer<void>(v), type, block_bytes,
+                               kv_heads, block_size, dim};
         });
     module.attr("MAX_TOP_K") = kMaxTopK;
     nb::list isas;

@@ -14,11 +14,13 @@ enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt
 
 // One layer's paged K [num_blocks, kv_heads, dim, block_size], so that a vector of keys lies in one
 // piece, and V [num_blocks, kv_heads, block_size, dim]. In int8 K's fp32 scales [block_size] lie
-// behind each [dim, block_size], and V's behind each row.
+// behind each [dim, block_size], and V's behind each row. Blocks lie `block_bytes` apart: between
+// them are those of other layers.
 struct KvCache {
     void* k;
     void* v;
     CacheType type;
+    int64_t block_bytes;
     int64_t kv_heads;
     int64_t block_size;
     int64_t dim;
