@@ -34,6 +34,7 @@ class Case:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self):
         torch.manual_seed(7)
@@ -64,13 +65,13 @@ class Case:
     def run(self, ops: CpuOps) -> torch.Tensor:
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window,
+            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
         )  # fmt: skip
 
     def check(self, ops: CpuOps) -> None:
         expected = ref.paged_attention(
             self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window,
+            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
         )  # fmt: skip
         torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -121,6 +122,16 @@ def test_block_sizes(isa, dtype, block_size):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("mix", ["first token", "one decode", "mixed", "idle requests"])
+@pytest.mark.parametrize("window", [None, 37])
+def test_sinks(isa, dtype, mix, window):
+    """Some far below all scores, some far above."""
+    sinks = torch.tensor([-200.0, -1.0, 0.0, 3.0, 20.0, 200.0])
+    Case(MIXES[mix], dtype=dtype, window=window, sinks=sinks).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_no_bit(isa, dtype, threads):
@@ -156,9 +167,9 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, out, both_ways = args
+        *first, max_kv_len, scale, window, sinks, out, both_ways = args
         assert max_kv_len > 0
-        self._kernels.paged_attention(*first, 0, scale, window, out, both_ways)
+        self._kernels.paged_attention(*first, 0, scale, window, sinks, out, both_ways)
 
 
 @pytest.mark.parametrize("isa", ISAS)

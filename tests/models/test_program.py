@@ -58,6 +58,8 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
         ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
         ("qwen2", {}),
         ("qwen3", {"head_dim": 32}),
+        ("qwen3_moe", tiny.QWEN3_MOE),
+        ("gpt_oss", tiny.GPT_OSS),
     ],
 )
 def test_replays_equal_steps_run_op_by_op(family, changes, tmp_path):

@@ -1,11 +1,13 @@
 """Which architectures are known, by their names in config.json and in GGUF files."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
+from pagoda.weights.published.select import method_of
 
 CONFIG_ARCHITECTURES = Registry(
     "architecture",
@@ -15,6 +17,8 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "Qwen3VLForConditionalGeneration": "pagoda.arch.qwen3_vl:from_config",
+        "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
+        "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -31,6 +35,8 @@ GGUF_ARCHITECTURES = Registry(
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
         "qwen3vl": "pagoda.arch.qwen3_vl:from_gguf",
+        "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
+        "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
     },
 )
 
@@ -53,9 +59,9 @@ def spec_for(
             "point to the folder that holds config.json."
         )
     name = _known(CONFIG_ARCHITECTURES, _architecture(config))
-    _check_not_quantized(config)
     spec = CONFIG_ARCHITECTURES.get(name)(config)
-    return spec
+    method = method_of(config)
+    return spec if method is None else replace(spec, quantization=method.description)
 
 
 def _architecture(config: Mapping[str, Any]) -> object:
@@ -74,14 +80,3 @@ def _known(known: Registry, name: object) -> str:
             f"The {known.kind} {name!r} is not supported yet; {known.nearest(str(name))}."
         )
     return name
-
-
-def _check_not_quantized(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    raise UnsupportedModelError(
-        f"The weights are quantized by {method or quantization!r}, which is not supported yet; "
-        "take the unquantized checkpoint or a GGUF of the model."
-    )

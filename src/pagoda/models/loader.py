@@ -17,6 +17,7 @@ from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
+from pagoda.models.pieces import Piece, pieces
 from pagoda.models.registry import MODELS
 from pagoda.quant.base import ShardSource
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
@@ -32,10 +33,10 @@ _QUOTED = 5
 class _Item:
     """One use of a checkpoint tensor."""
 
+    piece: Piece
     target: LoadTarget
     layer: WeightedLayer | None
     """To be finalized when its last item is loaded."""
-    unpermute: int = 0
 
 
 _Items = dict[str, list[_Item]]
@@ -79,11 +80,11 @@ def build_model(
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        shapes = {name: uses[0].target.shape for name, uses in items.items()}
+        shapes = {name: uses[0].piece.shape for name, uses in items.items()}
         weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
-            _check_fits(weights.tensors[name], item.target, context.parallel.size)
+            _check_fits(weights.tensors[name], item, context.parallel.size)
     _create(model, weights)
     _load(items, weights, progress)
     return model
@@ -111,6 +112,7 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
         for name in names
         if name not in wanted
         and not any(fnmatchcase(name, pattern) for pattern in spec.ignored_weights)
+        and not _adds_nothing(checkpoint, name, wanted)
     ]
     if leftover:
         raise CheckpointError(
@@ -120,19 +122,31 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
     return checkpoint
 
 
-def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
-    if info.shape != target.shape:
+def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
+    """Whether it is a bias of zeros, as AutoGPTQ gives every layer that it quantizes."""
+    layer, stored = name.removesuffix(".bias"), checkpoint.tensors[name].name
+    return layer != name and f"{layer}.weight" in wanted and not checkpoint.read(stored).any()
+
+
+def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
+    piece, target = item.piece, item.target
+    if info.shape != piece.shape:
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
-            f"{list(target.shape)}. config.json (or the GGUF metadata) belongs to another model."
+            f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
-    if target.columns is not None:
-        block = FORMATS[info.type].block_elements
-        if target.columns.start % block or target.columns.stop % block:
-            raise ConfigError(
-                f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
-                f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
-            )
+    block = FORMATS[info.type].block_elements
+    if piece.transposed and block > 1:
+        raise UnsupportedModelError(
+            f"Tensor {info.name} is stored in blocks of {block} ({info.type}) that run across its "
+            "matrix; take another version of the model."
+        )
+    columns = target.columns
+    if columns is not None and (columns.start % block or columns.stop % block):
+        raise ConfigError(
+            f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
+            f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
+        )
 
 
 def _items(model: Model) -> _Items:
@@ -141,15 +155,15 @@ def _items(model: Model) -> _Items:
     for rule in model.spec.expanded_weights():
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
-        unpermute = rule.unpermute or (0,) * len(targets)
-        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-            items.setdefault(source, []).append(_Item(target, layer, size))
+        for piece, target in zip(pieces(rule, targets), targets, strict=True):
+            items.setdefault(piece.source, []).append(_Item(piece, target, layer))
     for table in model.context.rotary.tables.values():
         if table.spec.factors_tensor is not None:
             factors = torch.empty(table.spec.rotary_dim // 2)
             table.set_factors(factors)
             target = LoadTarget(tuple(factors.shape), partial(load_vector, factors))
-            items.setdefault(table.spec.factors_tensor, []).append(_Item(target, None))
+            piece = Piece(table.spec.factors_tensor, target.shape)
+            items.setdefault(piece.source, []).append(_Item(piece, target, None))
     _check_all_filled(model)
     return items
 
@@ -160,7 +174,8 @@ def _create(model: Model, checkpoint: Checkpoint) -> None:
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
-        storages = tuple(checkpoint.tensors[source].type for source in rule.sources)
+        used = (piece.source for piece in pieces(rule, layer.targets(param)))
+        storages = tuple(checkpoint.tensors[source].type for source in used)
         try:
             layer.create(storages)
         except RuntimeError as error:  # torch's way of saying that memory is short
@@ -206,38 +221,15 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
-    """The rank's slice of a tensor; a vector becomes a matrix of one column, and of more than two
-    dimensions (a convolution) all but the first become columns.
-
-    DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
-    """
     target = item.target
-    rows = target.rows or slice(0, info.shape[0])
-    is_vector = len(info.shape) == 1
-    if is_vector:
-        width = 1
-    else:
-        columns = target.columns or slice(0, prod(info.shape[1:]))
-        width = columns.stop - columns.start
-
-    def read() -> torch.Tensor:
-        if is_vector:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            raw = whole.reshape(info.shape[0], -1)[rows]
-        else:
-            raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
-            raw = raw.reshape(rows.stop - rows.start, -1)
-        return _unpermuted(raw, item.unpermute) if item.unpermute else raw
-
-    return ShardSource(info.type, rows.stop - rows.start, width, read)
-
-
-def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (pair, half) order back to (half, pair) order.
-
-    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
-    """
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    rows = target.rows or slice(0, target.shape[0])
+    columns = target.columns or slice(0, prod(target.shape[1:]))
+    return ShardSource(
+        info.type,
+        rows.stop - rows.start,
+        columns.stop - columns.start,
+        lambda: item.piece.read(checkpoint, info, target),
+    )
 
 
 def _factors(spec: ModelSpec) -> set[str]:

@@ -11,6 +11,7 @@ from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
 from pagoda.planner.parameters import parameter_count
 from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import FORMATS, held_as
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -99,22 +100,27 @@ class MemoryPlan:
 def weight_bytes(
     spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str, packed: frozenset[str]
 ) -> int:
-    """Weights as loaded: matrices in a storage format of `packed` keep their bits; without any,
-    every tensor of the checkpoint is expanded to the compute type.
+    """Weights as loaded: matrices keep their bits in the storage formats of `packed`, or take
+    those of the nearest; without any, every tensor is expanded to the compute type.
 
     Without a checkpoint (dummy loads) the shapes follow from the spec.
     """
     if not tensors:
         return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
-    names = {source for rule in spec.expanded_weights() for source in rule.sources}
-    return sum(_loaded(info, dtype, packed) for name, info in tensors.items() if name in names)
+    params = {name: rule.param for rule in spec.expanded_weights() for name in rule.sources}
+    return sum(
+        _loaded(info, params[name], dtype, packed)
+        for name, info in tensors.items()
+        if name in params
+    )
 
 
-def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
-    if not packed or len(info.shape) == 1:
+def _loaded(info: TensorInfo, param: str, dtype: str, packed: frozenset[str]) -> int:
+    # Experts' biases are matrices in the file, and vectors all the same.
+    if not packed or len(info.shape) == 1 or param.endswith(".bias"):
         return _elements(info) * DTYPE_BYTES[dtype]
     # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
-    return info.nbytes if info.type in packed else 2 * _elements(info)
+    return FORMATS[held_as(info.type, info.shape[-1], packed)].nbytes(_elements(info))
 
 
 def activation_bytes(

@@ -20,11 +20,14 @@ from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
+from pagoda.planner.storage import quantization_reason
 from pagoda.planner.vision import encoder_bytes, resolve_media
 from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import PUBLISHED, held_as
 
 _DTYPES = {"half": "float16", "float": "float32"}
-_KV_DTYPES = {"int8_per_token_head": "int8"}
+_ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
+_KV_DTYPES = {"int8_per_token_head": "int8", "fp8": "int8", "fp8_e4m3": "int8"}
 # On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
@@ -57,12 +60,17 @@ def resolve(
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
     packed = config.model.dtype == "auto" and bool(facts.packed_storages)
+    if storage == "FP8" and config.model.quantization == "fp8":  # only repeats it
+        config = replace(config, model=replace(config.model, quantization="none"))
     if config.model.quantization != "none":
         _check_can_quantize(config, packed)
         tensors = quantized_tensors(spec, tensors, config.model.quantization)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
     config = _resolve_types(config, spec, storage, facts, reasons)
+    published = quantization_reason(spec, tensors, facts.packed_storages, config.model.dtype)
+    if published is not None:
+        reasons.append(published)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
@@ -131,13 +139,17 @@ def _resolve_types(
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
         method = config.model.quantization
-        kept = f"stay {_kept(storage, facts)}" if method == "none" else f"are rounded to {method}"
+        kept = f"stay {_kept(storage, facts)}"
+        if method != "none":
+            kept = f"are rounded to {_ROUNDED.get(method, method)}"
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
     elif dtype == "auto" and spec.encoder is not None and storage == "F32":
         dtype = cached = "float32" if facts.device == "cpu" else "float16"
         reasons.append(Reason("dtype", dtype, DTYPE_REASON))
     elif dtype == "auto":
         dtype = "float16" if storage == "F16" else "bfloat16"
+        if storage in PUBLISHED and spec.dtype == "float16":
+            dtype = spec.dtype
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
         why = f"the checkpoint is {storage}{expanded}"
         if dtype == "bfloat16" and not facts.supports_bf16:
@@ -145,6 +157,9 @@ def _resolve_types(
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
     kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
+    if config.cache.kv_cache_dtype.startswith("fp8"):
+        why = "in place of fp8: as many bits, and closer with its scale per token and head"
+        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     if kv_dtype == "auto":
         kv_dtype = cached
         why = "as the activations" if cached == dtype else "half the bytes of float32"
@@ -159,7 +174,8 @@ def _resolve_types(
 
 
 def _kept(storage: str, facts: DeviceFacts) -> str:
-    return storage if storage in facts.packed_storages else "BF16, for which there are kernels"
+    held = held_as(storage, 0, facts.packed_storages)
+    return held if held == storage else f"{held}, for which there are kernels"
 
 
 def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:

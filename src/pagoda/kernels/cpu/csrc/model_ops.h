@@ -59,6 +59,7 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    const float* sinks;          // [heads], a logit of each beside its keys', or null
     bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
@@ -121,6 +122,20 @@ struct TopK {
 };
 
 constexpr int64_t kMaxTopK = 64;
+
+enum class Scoring : int32_t { kSoftmax = 0, kTopKSoftmax = 1, kSigmoid = 2 };
+
+// The `top_k` experts of the largest logits of each row, falling, the lower ids first of equals,
+// and their weights: shares of a softmax over all experts or over these, or sigmoids.
+struct Route {
+    const float* logits;  // [rows, experts]
+    int64_t experts;
+    int64_t top_k;        // 1 to `experts`
+    Scoring scoring;
+    bool renormalize;     // weights are divided by their sum
+    int64_t* ids;         // [rows, top_k]
+    float* weights;       // [rows, top_k]
+};
 
 // Logits of tokens whose bit is not set become -infinity.
 struct MaskLogits {
