@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from transformers import (
     PreTrainedModel,
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from pagoda.core.messages import MediaItem
@@ -49,6 +52,7 @@ TEXT = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 VISION = {
     "depth": 4,
     "hidden_size": 32,
@@ -60,12 +64,16 @@ VISION = {
 }
 
 
-def make(text: dict | None = None, vision: dict | None = None, **changes) -> PreTrainedModel:
+def make(
+    text: dict | None = None, vision: dict | None = None, experts: bool = False, **changes
+) -> PreTrainedModel:
     """As `tiny.make`; fresh random numbers of a vision tower are small, and so are these made
     larger."""
     torch.manual_seed(0)
-    config = Qwen3VLConfig(
-        text_config={**TEXT, **(text or {})},
+    config_class = Qwen3VLMoeConfig if experts else Qwen3VLConfig
+    model_class = Qwen3VLMoeForConditionalGeneration if experts else Qwen3VLForConditionalGeneration
+    config = config_class(
+        text_config={**TEXT, **(EXPERTS if experts else {}), **(text or {})},
         vision_config={**VISION, **(vision or {})},
         image_token_id=IMAGE,
         video_token_id=203,
@@ -73,7 +81,7 @@ def make(text: dict | None = None, vision: dict | None = None, **changes) -> Pre
         vision_end_token_id=202,
         **changes,
     )
-    model = Qwen3VLForConditionalGeneration(config).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             base = 1.0 if "norm" in name and name.endswith("weight") else 0.0
@@ -83,7 +91,18 @@ def make(text: dict | None = None, vision: dict | None = None, **changes) -> Pre
 
 def save(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
+    if isinstance(model, Qwen3VLMoeForConditionalGeneration):
+        _lay_experts_as_the_hub(folder / "model.safetensors")
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+
+
+def _lay_experts_as_the_hub(path: Path) -> None:
+    """On their side, [experts, columns, rows]: transformers reads both, and writes its own."""
+    tensors = load_file(path)
+    for name, weight in tensors.items():
+        if ".experts." in name:
+            tensors[name] = weight.transpose(1, 2).contiguous()
+    save_file(tensors, path, {"format": "pt"})
 
 
 def picture(kind: str, width: int, height: int) -> Image.Image:

@@ -15,10 +15,14 @@ _NAME = "Qwen3VLForConditionalGeneration"
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    reader = _text_reader(config)
+    return dense_from_config(config, _NAME)
+
+
+def dense_from_config(config: Mapping[str, Any], architecture: str) -> ModelSpec:
+    reader = text_reader(config)
     bias = reader.flag("attention_bias", False)
     traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
-    spec = spec_from_config(reader, _NAME, traits)
+    spec = spec_from_config(reader, architecture, traits)
     section = reader.section("rope_parameters") or reader.section("rope_scaling") or reader
     return replace(
         spec,
@@ -28,12 +32,31 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def text_reader(config: Mapping[str, Any]) -> Reader:
+    text = config.get("text_config")
+    text = {"head_dim": 128, **(text if isinstance(text, Mapping) else {})}
+    # Of the two places the outer one counts (transformers ties the whole model's embeddings).
+    if config.get("tie_word_embeddings") is not None:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return config_reader({**config, "text_config": text})
+
+
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    """Without a vision tower (`--mmproj`) it is Qwen3."""
     reader = Reader(metadata, "GGUF metadata", "qwen3vl.")
+    return dense_from_gguf(metadata, tensor_names, reader, (_NAME, "Qwen3ForCausalLM"))
+
+
+def dense_from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    reader: Reader,
+    architectures: tuple[str, str],
+) -> ModelSpec:
+    """The first of `architectures` with a vision tower (`--mmproj`), the second without: then all
+    that is left is a model of text."""
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     sees = "clip.projector_type" in metadata
-    name = _NAME if sees else "Qwen3ForCausalLM"
+    name = architectures[0 if sees else 1]
     spec = spec_from_gguf(reader, tokenizer, name, Traits(qk_norm=True), tensor_names)
     if not sees:
         return spec
@@ -42,15 +65,6 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         layers=tuple(_with_axes(layer, reader, "rope.dimension_sections") for layer in spec.layers),
         vision=vision_from_gguf(metadata, spec.hidden_size),
     )
-
-
-def _text_reader(config: Mapping[str, Any]) -> Reader:
-    text = config.get("text_config")
-    text = {"head_dim": 128, **(text if isinstance(text, Mapping) else {})}
-    # Of the two places the outer one counts (transformers ties the whole model's embeddings).
-    if config.get("tie_word_embeddings") is not None:
-        text["tie_word_embeddings"] = config["tie_word_embeddings"]
-    return config_reader({**config, "text_config": text})
 
 
 def _with_axes(layer: LayerSpec, reader: Reader, name: str) -> LayerSpec:

@@ -1,4 +1,5 @@
-"""Qwen3-VL, dense (arXiv 2511.21631): Qwen3's layers behind a vision transformer."""
+"""Qwen3-VL (arXiv 2511.21631): Qwen3's layers, with or without experts, behind a vision
+transformer."""
 
 import torch
 

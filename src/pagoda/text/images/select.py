@@ -10,7 +10,10 @@ _FILES = ("preprocessor_config.json", "processor_config.json")
 
 FAMILIES = Registry(
     "image processor",
-    {"Qwen3VLForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config"},
+    {
+        "Qwen3VLForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
+        "Qwen3VLMoeForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
+    },
 )
 
 
