@@ -36,6 +36,9 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     factors_tensor: str | None = None
     """A GGUF tensor of per-frequency divisors that stands for `scaling` (Llama 3)."""
+    axes: tuple[int, ...] | None = None
+    """Which coordinate of an image token (0 time, 1 row, 2 column) turns each frequency; None
+    where positions are one number. Of text all three are equal."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,42 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True)
+class VisionSpec:
+    """A vision transformer whose outputs replace the embeddings of an image's tokens."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    activation: Activation
+    patch_size: int
+    """Pixels of a patch's side."""
+    temporal_patch: int
+    """Frames of a patch."""
+    merge: int
+    """`merge * merge` patches become one token."""
+    num_positions: int
+    """Rows of the table of learned positions, a square that is interpolated to an image's grid."""
+    rope_theta: float
+    norm_eps: float
+    weights: tuple["WeightRule", ...]
+    split_patches: bool = False
+    """The weights of a patch's frames are tensors of their own (GGUF)."""
+    deepstack: tuple[int, ...] = ()
+    """Layers whose outputs are added behind the language model's first layers, one to each
+    (arXiv 2406.04334)."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers that describe a patch: of its frames' pixels, three each."""
+        return 3 * self.temporal_patch * self.patch_size**2
+
+
+@dataclass(frozen=True)
 class PoolingSpec:
     """How a text's hidden states become one vector, or a classifier's scores."""
 
@@ -197,13 +236,16 @@ class ModelSpec:
     encoder: EncoderSpec | None = None
     """None for a model that writes text."""
     pooling: PoolingSpec = PoolingSpec()
+    vision: VisionSpec | None = None
+    """None for a model that reads text only."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
     def expanded_weights(self) -> list[WeightRule]:
         """The rules with `{layer}` and `{expert}` filled in."""
         expanded = []
-        for rule in self.weights:
+        vision = () if self.vision is None else self.vision.weights
+        for rule in (*self.weights, *vision):
             if "{layer}" not in rule.param:
                 expanded.append(rule)
                 continue

@@ -22,6 +22,7 @@ from pagoda.kernels.ref import (
     kv_cache,
     linear,
     norm,
+    rope,
     sampling,
 )
 from pagoda.kernels.ref import (
@@ -185,6 +186,11 @@ def rotary_store(
         q_norm=q_norm, k_norm=k_norm, eps=eps,
     )  # fmt: skip
     return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k [tokens, heads, dim] rotated, without a cache; else as `rotary_store`."""
+    return rope.rotary(q, k, positions, cos_sin)
 
 
 def paged_attention(

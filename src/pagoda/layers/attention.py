@@ -71,10 +71,11 @@ class Attention(nn.Module):
         where = batch.groups[batch.layer_group[self.layer]]
         assert isinstance(where, GroupInputs)
         k_cache, v_cache = batch.kv_caches[self.layer]
+        positions, cos_sin = self.rotary.at(batch)
         q = ops.rotary_store(
             self.qkv(hidden_states),
-            batch.positions,
-            self.rotary.upto(batch.max_kv_len),
+            positions,
+            cos_sin,
             k_cache,
             v_cache,
             where.slot_mapping,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from math import prod
 
 import torch
 
@@ -222,7 +223,7 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
     target = item.target
     rows = target.rows or slice(0, target.shape[0])
-    columns = target.columns or slice(0, target.shape[1] if len(target.shape) == 2 else 1)
+    columns = target.columns or slice(0, prod(target.shape[1:]))
     return ShardSource(
         info.type,
         rows.stop - rows.start,

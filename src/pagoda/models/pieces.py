@@ -26,7 +26,8 @@ class Piece:
     transposed: bool = False
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
-        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column.
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column, and
+        a convolution's kernel one of its outputs' rows.
 
         DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
         """
@@ -40,6 +41,8 @@ class Piece:
         else:
             rows = self.part if target.rows is None else target.rows
             raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+            if len(info.shape) > 2:
+                raw = raw.reshape(info.shape[0], -1)
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:

@@ -9,6 +9,8 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
+        "Qwen3VLMoeForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
         "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
