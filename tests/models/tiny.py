@@ -15,6 +15,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -30,6 +32,7 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
 }
 _SIZES = {
     "vocab_size": 211,
@@ -51,7 +54,8 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            base = 1.0 if "norm" in name else 0.0
+            # States that forget within a few tokens would hide one, too.
+            base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
             weight.copy_(base + 0.15 * torch.randn(weight.shape))
     return model
 

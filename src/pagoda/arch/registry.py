@@ -14,6 +14,8 @@ CONFIG_ARCHITECTURES = Registry(
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
+        "Qwen3_5ForCausalLM": "pagoda.arch.qwen3_5:from_config",
+        "Qwen3_5ForConditionalGeneration": "pagoda.arch.qwen3_5:conditional_from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -29,6 +31,7 @@ GGUF_ARCHITECTURES = Registry(
         "llama": "pagoda.arch.llama:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
+        "qwen35": "pagoda.arch.qwen3_5:from_gguf",
     },
 )
 

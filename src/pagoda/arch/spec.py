@@ -3,7 +3,7 @@
 Torch-free, so that the planner can reason about a model that is never loaded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -52,6 +52,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
+    """Each head's result is multiplied by the sigmoid of a projection of its own size."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class DeltaNetSpec:
     value_head_dim: int
     conv_width: int
     """Tokens that the causal convolution in front sees, the current one included."""
+    tiled: bool = False
+    """Value head i goes with key head i % num_key_heads (llama.cpp's order); else equal runs of
+    value heads share a key head."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,15 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True)
+class RowPiece:
+    """Rows `first : first + count` of every `period` rows of a matrix."""
+
+    period: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
 class WeightRule:
     """`param` of the model is made of `sources` of the checkpoint.
 
@@ -146,6 +160,10 @@ class WeightRule:
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
+    pieces: tuple[RowPiece | None, ...] = ()
+    """Per source, which of its rows are meant (None: all)."""
+    value: Literal["x", "1 + x", "-exp(x)"] = "x"
+    """What an element x of the checkpoint becomes."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,7 @@ class ModelSpec:
                 param, *sources = (
                     text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
                 )
-                expanded.append(WeightRule(param, tuple(sources), rule.unpermute))
+                expanded.append(replace(rule, param=param, sources=tuple(sources), layers=None))
         return expanded
 
     @property

@@ -5,7 +5,7 @@ from torch import nn
 
 from pagoda.arch.spec import AttentionSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.norm import RMSNorm
@@ -25,7 +25,8 @@ class Attention(nn.Module):
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
         q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
         kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
-        self.qkv = ColumnLinear(context, hidden_size, (q, kv, kv), spec.qkv_bias)
+        shards = (q, kv, kv, q) if spec.output_gate else (q, kv, kv)
+        self.qkv = ColumnLinear(context, hidden_size, shards, spec.qkv_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
@@ -44,9 +45,14 @@ class Attention(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
         spec = self.spec
         where = batch.groups[batch.layer_group[self.layer]]
+        assert isinstance(where, GroupInputs)
         k_cache, v_cache = batch.kv_caches[self.layer]
+        qkv, gate = self.qkv(hidden_states), None
+        if spec.output_gate:
+            size = self.qkv.sizes[-1]
+            qkv, gate = qkv[:, :-size], qkv[:, -size:]
         q = ops.rotary_store(
-            self.qkv(hidden_states),
+            qkv,
             batch.positions,
             self.rotary.upto(batch.max_kv_len),
             k_cache,
@@ -63,8 +69,10 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
-        )
-        return self.output(attended.flatten(1))
+        ).flatten(1)
+        if gate is not None:
+            attended = ops.sigmoid_mul(attended, gate)
+        return self.output(attended)
 
 
 class EncoderAttention(nn.Module):

@@ -16,6 +16,19 @@ class GroupInputs:
 
 
 @dataclass
+class StateInputs:
+    """Where the requests' recurrent states lie in the caches of one group's layers.
+
+    A step that begins at a request's first token starts from zeros, whatever `read` says.
+    """
+
+    read: torch.Tensor
+    """int32 [num_reqs]: the slot of the state before the step; unchanged unless written, too."""
+    write: torch.Tensor
+    """int32 [num_reqs]: the slot for the state after the step; 0: it is not kept."""
+
+
+@dataclass
 class ForwardBatch:
     """Tokens of several requests, end to end: request i owns rows
     `query_start[i] : query_start[i + 1]`, and its KV holds `kv_lens[i]` tokens when the step
@@ -32,11 +45,13 @@ class ForwardBatch:
     """int32 [num_reqs]."""
     max_query_len: int
     max_kv_len: int
-    groups: list[GroupInputs]
+    groups: list[GroupInputs | StateInputs]
     layer_group: list[int]
-    """KV group of each layer."""
+    """Group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer, K and V of `ops.kv_cache_shapes`."""
+    """Per layer: K and V of `ops.kv_cache_shapes`, or slots of the inputs of the convolution and
+    of the states of a delta net, fp32 [slots, ...] of `ops.state_shapes`; slots lie any stride
+    apart."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None

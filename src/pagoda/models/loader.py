@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
 
-from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.arch.spec import ModelSpec, RowPiece, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
@@ -35,6 +35,16 @@ class _Item:
     layer: WeightedLayer | None
     """To be finalized when its last item is loaded."""
     unpermute: int = 0
+    piece: RowPiece | None = None
+    value: str = "x"
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the checkpoint's tensor."""
+        rows, *columns = self.target.shape
+        if self.piece is not None:
+            rows = rows // self.piece.count * self.piece.period
+        return (rows, *columns)
 
 
 _Items = dict[str, list[_Item]]
@@ -78,11 +88,11 @@ def build_model(
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        shapes = {name: uses[0].target.shape for name, uses in items.items()}
+        shapes = {name: uses[0].stored_shape for name, uses in items.items()}
         weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
-            _check_fits(weights.tensors[name], item.target, context.parallel.size)
+            _check_fits(weights.tensors[name], item, context.parallel.size)
     _create(model, weights)
     _load(items, weights, progress)
     return model
@@ -119,12 +129,14 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
     return checkpoint
 
 
-def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
-    if info.shape != target.shape:
+def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
+    if _flat(info.shape) != _flat(item.stored_shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
-            f"{list(target.shape)}. config.json (or the GGUF metadata) belongs to another model."
+            f"{list(item.stored_shape)}. config.json (or the GGUF metadata) belongs to another "
+            "model."
         )
+    target = item.target
     if target.columns is not None:
         block = FORMATS[info.type].block_elements
         if target.columns.start % block or target.columns.stop % block:
@@ -134,6 +146,11 @@ def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
             )
 
 
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the middle dimension of a convolution over one channel."""
+    return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
+
+
 def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
@@ -141,8 +158,12 @@ def _items(model: Model) -> _Items:
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
         unpermute = rule.unpermute or (0,) * len(targets)
-        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-            items.setdefault(source, []).append(_Item(target, layer, size))
+        pieces = rule.pieces or (None,) * len(targets)
+        for source, target, size, piece in zip(
+            rule.sources, targets, unpermute, pieces, strict=True
+        ):
+            item = _Item(target, layer, size, piece, rule.value)
+            items.setdefault(source, []).append(item)
     for table in model.context.rotary.tables.values():
         if table.spec.factors_tensor is not None:
             factors = torch.empty(table.spec.rotary_dim // 2)
@@ -210,23 +231,43 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
     DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
     """
     target = item.target
-    rows = target.rows or slice(0, info.shape[0])
+    rows = target.rows or slice(0, target.shape[0])
     is_vector = len(info.shape) == 1
     if is_vector:
         width = 1
     else:
-        columns = target.columns or slice(0, info.shape[1])
+        columns = target.columns or slice(0, info.shape[-1])
         width = columns.stop - columns.start
 
     def read() -> torch.Tensor:
         if is_vector:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            raw = whole.reshape(info.shape[0], -1)[rows]
+            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
+            raw = whole[rows] if item.piece is None else _piece(whole, item.piece)[rows]
+        elif item.piece is not None:
+            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
+            raw = _piece(whole, item.piece)[rows]
         else:
             raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
         return _unpermuted(raw, item.unpermute) if item.unpermute else raw
 
-    return ShardSource(info.type, rows.stop - rows.start, width, read)
+    source = ShardSource(info.type, rows.stop - rows.start, width, read)
+    return source if item.value == "x" else _with_value(source, item.value)
+
+
+def _piece(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
+    """A view where they lie together; the file's other pages are not read."""
+    blocks = rows.unflatten(0, (-1, piece.period))
+    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+
+
+def _with_value(source: ShardSource, value: str) -> ShardSource:
+    """`WeightRule.value` of each element, in fp32."""
+
+    def read() -> torch.Tensor:
+        stored = ops.dequantize(source.read(), source.storage)
+        return (stored + 1 if value == "1 + x" else -stored.exp()).view(torch.uint8)
+
+    return replace(source, storage="F32", read=read)
 
 
 def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3_5ForCausalLM": "pagoda.models.qwen3_5:Qwen35ForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
         "BertForSequenceClassification": "pagoda.models.bert:Bert",
         "RobertaModel": "pagoda.models.bert:Bert",
