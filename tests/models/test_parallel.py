@@ -148,7 +148,7 @@ def test_delta_nets_and_gated_attention_are_split(bias, tmp_path):
     expected = Driver(tiny.load(tmp_path)).run(ids, chunk=30)
     ranks = [tiny.load(tmp_path, parallel=Parallel(rank, 2)) for rank in range(2)]
     for logits in _Ranks(ranks).run(ids):
-        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
 def test_delta_nets_whose_heads_lie_in_tiles_cannot_be_split(tmp_path):

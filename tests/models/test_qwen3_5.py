@@ -61,17 +61,17 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=["native", "none"])
-def model(request, folder):
+@pytest.fixture(params=["native", "none"])
+def model(request, folder, monkeypatch):
     """With the native kernels, and with torch alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_cached", {})
-        patch.setenv("PAGODA_CPU_ISA", "" if request.param == "native" else "none")
-        yield tiny.load(folder)
+    monkeypatch.setattr(cpu, "_cached", {})
+    monkeypatch.setenv("PAGODA_CPU_ISA", "" if request.param == "native" else "none")
+    return tiny.load(folder)
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=3e-5)
+    # torch's products alone round by 5e-5 differently for other numbers of rows.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
