@@ -147,7 +147,12 @@ def _kv_cache(
 
 def _state_cache(spec: DeltaNetSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:
     """Slots of both kinds side by side in one buffer, with room between them."""
-    shapes = [torch.Size(shape) for shape in ops.state_shapes(spec, ranks)]
+    key_heads, value_heads = spec.num_key_heads // ranks, spec.num_value_heads // ranks
+    channels = 2 * key_heads * spec.key_head_dim + value_heads * spec.value_head_dim
+    shapes = [
+        torch.Size((spec.conv_width - 1, channels)),
+        torch.Size((value_heads, spec.key_head_dim, spec.value_head_dim)),
+    ]
     sizes = [shape.numel() for shape in shapes]
     buffer = torch.full((num_slots, sum(sizes) + 7), torch.nan)
     parts = buffer[:, 3:-4].split(sizes, dim=1)

@@ -7,13 +7,21 @@ from pagoda.models.base import CausalLM
 from tests.models import tiny
 from tests.models.driver import Driver
 
+MODELS = {
+    "llama": ("llama", {}),
+    "qwen3 windows": (
+        "qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
+    ),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+}  # fmt: skip
 
-@pytest.fixture(scope="module", params=["llama", "qwen3 windows"])
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory) -> CausalLM:
     folder = tmp_path_factory.mktemp("model")
-    changes = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}
-    family = "llama" if request.param == "llama" else "qwen3"
-    tiny.make(family, **({} if family == "llama" else changes)).save_pretrained(folder)
+    family, changes = MODELS[request.param]
+    tiny.make(family, **changes).save_pretrained(folder)
     return tiny.load(folder)
 
 

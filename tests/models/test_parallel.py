@@ -22,9 +22,9 @@ from tests.models.tiny_gguf import Storage
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
-def _write(folder, kind: str, **changes) -> Callable[[], tuple]:
-    """A tiny Llama; returns what opens it: (spec, recording checkpoint)."""
-    reference = tiny.make("llama", **{"hidden_size": 128, "intermediate_size": 192, **changes})
+def _write(folder, kind: str, family: str = "llama", **changes) -> Callable[[], tuple]:
+    """A tiny model; returns what opens it: (spec, recording checkpoint)."""
+    reference = tiny.make(family, **{"hidden_size": 128, "intermediate_size": 192, **changes})
     if kind == "safetensors":
         reference.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
@@ -115,6 +115,42 @@ def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int
         assert checkpoint.bytes_read[name] > 0
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "kind"),
+    [
+        ("qwen3_moe", tiny.QWEN3_MOE, "safetensors"),
+        ("gpt_oss", tiny.GPT_OSS, "safetensors"),
+        ("qwen3_moe", tiny.QWEN3_MOE, "Q8_0"),
+        ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}, "MXFP4"),
+    ],
+)
+def test_ranks_share_experts(family, changes, kind, tmp_path):
+    """Each rank reads its own experts and no others."""
+    open_model = _write(tmp_path, kind, family, **changes)
+    options = {"dtype": torch.float32, "device": "cpu"}
+    ids = tiny.random_ids(30)
+    expected = Driver(build_model(*open_model(), **options)).run(ids, chunk=30)
+    ranks, read = [], []
+    for rank in range(2):
+        spec, checkpoint = open_model()
+        ranks.append(build_model(spec, checkpoint, parallel=Parallel(rank, 2), **options))
+        experts = [name for name in checkpoint.tensors if "experts" in name or "_exps" in name]
+        read.append(sum(checkpoint.bytes_read.get(name, 0) for name in experts))
+        # Gate and up of one tensor are read one after the other.
+        all_bytes = sum(checkpoint.tensors[name].nbytes for name in experts)
+        assert read[-1] <= all_bytes * (1 if "gate_up_proj" in str(experts) else 1 / 2)
+    assert read[0] == read[1] > 0
+    for logits in _Ranks(ranks).run(ids):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+def test_experts_that_ranks_cannot_share_are_an_error(tmp_path):
+    sizes = {**tiny.QWEN3_MOE, "num_experts": 5}
+    spec, checkpoint = _write(tmp_path, "F32", "qwen3_moe", **sizes)()
+    with pytest.raises(ConfigError, match="5 experts cannot be split over 2"):
+        build_model(spec, checkpoint, dtype=torch.float32, device="cpu", parallel=Parallel(0, 2))
+
+
 def test_blocks_that_ranks_cannot_share_are_an_error(tmp_path):
     spec, checkpoint = _write(tmp_path, "Q8_0", num_key_value_heads=4)()
     with pytest.raises(ConfigError, match=r"ffn_down.*blocks of 32.*tensor-parallel-size"):
@@ -134,16 +170,10 @@ def test_heads_that_ranks_cannot_share_are_an_error(world_size, heads, kv_heads,
         )
 
 
-_HYBRID = {
-    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_delta_nets_and_gated_attention_are_split(bias, tmp_path):
     """q, k and v, and q and its gate, are parts of one matrix; each rank has some of each."""
-    tiny.make("qwen3_5", attention_bias=bias, **_HYBRID).save_pretrained(tmp_path)
+    tiny.make("qwen3_5", attention_bias=bias, **tiny.QWEN3_5).save_pretrained(tmp_path)
     ids = tiny.random_ids(30)
     expected = Driver(tiny.load(tmp_path)).run(ids, chunk=30)
     ranks = [tiny.load(tmp_path, parallel=Parallel(rank, 2)) for rank in range(2)]
@@ -153,6 +183,6 @@ def test_delta_nets_and_gated_attention_are_split(bias, tmp_path):
 
 def test_delta_nets_whose_heads_lie_in_tiles_cannot_be_split(tmp_path):
     path = tmp_path / "model.gguf"
-    tiny_gguf_qwen35.write(path, tiny.make("qwen3_5", **_HYBRID), Storage.F32)
+    tiny_gguf_qwen35.write(path, tiny.make("qwen3_5", **tiny.QWEN3_5), Storage.F32)
     with pytest.raises(ConfigError, match="take the model's safetensors"):
         tiny.load(path, parallel=Parallel(0, 2))

@@ -8,17 +8,12 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import DeltaNetSpec
 from pagoda.base.errors import CheckpointError
-from pagoda.kernels import cpu, ops
-from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
 from tests.models import tiny, tiny_gguf_qwen35
 from tests.models.driver import Driver
 from tests.unit.arch.test_qwen3_5 import QWEN_27B
 
-SIZES = {
-    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
-}  # fmt: skip
 CASES = {
     "as published": {},
     "equal heads": {"linear_num_value_heads": 2},
@@ -38,7 +33,7 @@ CASES = {
 
 
 def make(**changes):
-    return tiny.make("qwen3_5", **{**SIZES, **changes})
+    return tiny.make("qwen3_5", **{**tiny.QWEN3_5, **changes})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -163,84 +158,6 @@ def test_sizes_that_do_not_fit_the_checkpoint_are_named(folder, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"linear_attn.*has the shape"):
         tiny.load(tmp_path)
-
-
-class _Replayed:
-    """A driver whose steps are replays of one recorded over fixed memory."""
-
-    def __init__(self, driver: Driver, max_tokens: int = 40, max_reqs: int = 5):
-        self.driver, self.max_reqs = driver, max_reqs
-        driver.model.reserve(128)
-        longest = 128 // driver.block_size
-        self.inputs = ForwardBatch(
-            token_ids=torch.zeros(max_tokens, dtype=torch.int64),
-            positions=torch.zeros(max_tokens, dtype=torch.int64),
-            query_start=torch.zeros(max_reqs + 1, dtype=torch.int32),
-            kv_lens=torch.zeros(max_reqs, dtype=torch.int32),
-            max_query_len=max_tokens,
-            max_kv_len=128,
-            groups=[
-                GroupInputs(
-                    torch.zeros(max_reqs, longest, dtype=torch.int32),
-                    torch.zeros(max_tokens, dtype=torch.int64),
-                ),
-                StateInputs(*(torch.zeros(max_reqs, dtype=torch.int32) for _ in range(2))),
-            ],
-            layer_group=driver.layer_group,
-            kv_caches=driver.caches,
-        )
-        self.recording = ops.recording("cpu", (max_tokens,))
-        self.inputs.query_start[1:] = 3
-        self.inputs.kv_lens[0] = 3
-        three = self._first(3)
-        with self.recording.rows(0, 3), torch.inference_mode():
-            self.hidden = driver.model(three)
-        assert self.recording.foreign == set()
-
-    def step(self, tokens: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        batch, inputs = self.driver._batch(tokens), self.inputs
-        count, reqs = batch.num_tokens, batch.num_reqs
-        inputs.token_ids[:count] = batch.token_ids
-        inputs.positions[:count] = batch.positions
-        inputs.query_start[: reqs + 1] = batch.query_start
-        inputs.query_start[reqs + 1 :] = count
-        inputs.kv_lens[:reqs] = batch.kv_lens
-        (theirs, their_states), (mine, my_states) = batch.groups, inputs.groups
-        mine.block_table[:reqs, : theirs.block_table.shape[1]] = theirs.block_table
-        mine.slot_mapping[:count] = theirs.slot_mapping
-        my_states.read[:reqs] = their_states.read
-        my_states.write[:reqs] = their_states.write
-        self.recording.workspace.poison()
-        self.recording.replay((count,))
-        hidden = self.hidden.as_strided((count, self.hidden.shape[1]), self.hidden.stride())
-        with torch.inference_mode():
-            logits = self.driver.model.compute_logits(hidden)
-        parts = logits.split([len(ids) for ids in tokens.values()])
-        return dict(zip(tokens, parts, strict=True))
-
-    def _first(self, count: int) -> ForwardBatch:
-        attention, states = self.inputs.groups
-        first = ForwardBatch(**vars(self.inputs))
-        first.token_ids = self.inputs.token_ids[:count]
-        first.positions = self.inputs.positions[:count]
-        cut = GroupInputs(attention.block_table, attention.slot_mapping[:count])
-        first.groups = [cut, states]
-        return first
-
-
-@pytest.mark.skipif(cpu.native() is None, reason="the native kernels are not built")
-def test_replays_equal_steps_run_op_by_op(folder):
-    model = tiny.load(folder, packed=True)
-    eager, replayed = Driver(model), _Replayed(Driver(model))
-    steps = [
-        {"a": 20, "b": 3}, {"a": 1, "b": 1}, {"c": 7, "a": 1, "b": 9}, {"b": 1, "c": 1},
-        {"d": 1, "a": 30}, {"a": 1, "b": 1, "c": 1, "d": 1},
-    ]  # fmt: skip
-    for number, sizes in enumerate(steps):
-        step = {req: tiny.random_ids(size, seed=number) for req, size in sizes.items()}
-        expected, found = eager.step(step), replayed.step(step)
-        for req in step:
-            assert torch.equal(found[req], expected[req])
 
 
 @pytest.mark.skipif(cpu.native() is None, reason="the native kernels are not built")

@@ -65,8 +65,10 @@ def spec_from_gguf(
     traits: Traits,
     tensor_names: Collection[str],
     interleaved: bool = False,
+    windows: tuple[int | None, ...] = (),
 ) -> ModelSpec:
-    """Read GGUF metadata; `interleaved` says that q and k rows hold rotary pairs side by side."""
+    """Read GGUF metadata; `interleaved` says that q and k rows hold rotary pairs side by side,
+    `windows` gives each layer's sliding window, if there are any."""
     num_layers = reader.integer("block_count", MAX_LAYERS)
     hidden = reader.integer("embedding_length", MAX_WIDTH)
     heads = reader.integers("attention.head_count", num_layers, MAX_HEADS)
@@ -79,7 +81,8 @@ def spec_from_gguf(
     for layer_heads, layer_kv_heads in zip(heads, kv_heads, strict=True):
         _check_groups(reader, "attention.head_count_kv", layer_heads, layer_kv_heads)
     layers = tuple(
-        _layer(heads[i], kv_heads[i], head_dim, rope, widths[i], traits) for i in range(num_layers)
+        _layer(heads[i], kv_heads[i], head_dim, rope, widths[i], traits, window)
+        for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = "output.weight" not in tensor_names
     bos = tokenizer.token_ids("bos_token_id")

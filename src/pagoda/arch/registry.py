@@ -16,6 +16,8 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "Qwen3_5ForCausalLM": "pagoda.arch.qwen3_5:from_config",
         "Qwen3_5ForConditionalGeneration": "pagoda.arch.qwen3_5:conditional_from_config",
+        "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
+        "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -32,6 +34,8 @@ GGUF_ARCHITECTURES = Registry(
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
         "qwen35": "pagoda.arch.qwen3_5:from_gguf",
+        "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
+        "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
     },
 )
 
@@ -82,6 +86,8 @@ def _check_not_quantized(config: Mapping[str, Any]) -> None:
     if not quantization:
         return
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method == "mxfp4":  # see `weights.mxfp4`
+        return
     raise UnsupportedModelError(
         f"The weights are quantized by {method or quantization!r}, which is not supported yet; "
         "take the unquantized checkpoint or a GGUF of the model."

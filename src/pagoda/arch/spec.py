@@ -54,6 +54,8 @@ class AttentionSpec:
     qk_norm: bool = False
     output_gate: bool = False
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
+    sinks: bool = False
+    """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class MlpSpec:
     bias: bool = False
     gated: bool = True
     """down(act(gate(x)) * up(x)); else down(act(up(x)))."""
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`, up within +-`limit`."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,8 @@ class MoeSpec:
     sigmoid of its own logit."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
-    activation: Activation = "silu"
+    clamped: ClampedSwiglu | None = None
+    """Instead of silu(gate) * up."""
     bias: bool = False
     """On experts and router."""
 
@@ -146,6 +157,21 @@ class RowPiece:
 
 
 @dataclass(frozen=True)
+class ExpertTensors:
+    """How a checkpoint holds something that each of `count` experts has: matrices [rows, columns]
+    or vectors [rows]."""
+
+    count: int
+    layout: Literal["single", "stacked", "transposed"]
+    """A tensor per expert, whose index `{expert}` stands for; one of [count, rows, columns]; or
+    one of [count, columns, rows]."""
+    parts: int = 1
+    """Matrices that lie in each tensor, one behind the other on rows."""
+    interleaved: bool = False
+    """Rows belong to the parts in turn, instead."""
+
+
+@dataclass(frozen=True)
 class WeightRule:
     """`param` of the model is made of `sources` of the checkpoint.
 
@@ -164,6 +190,8 @@ class WeightRule:
     """Per source, which of its rows are meant (None: all)."""
     value: Literal["x", "1 + x", "-exp(x)"] = "x"
     """What an element x of the checkpoint becomes."""
+    experts: ExpertTensors | None = None
+    """Of matrices that experts have; the sources of one expert follow each other."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +217,7 @@ class ModelSpec:
     pooling: PoolingSpec = PoolingSpec()
 
     def expanded_weights(self) -> list[WeightRule]:
-        """The rules with `{layer}` filled in."""
+        """The rules with `{layer}` and `{expert}` filled in."""
         expanded = []
         for rule in self.weights:
             if "{layer}" not in rule.param:
@@ -199,10 +227,18 @@ class ModelSpec:
                 param, *sources = (
                     text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
                 )
-                expanded.append(replace(rule, param=param, sources=tuple(sources), layers=None))
+                names = _each_expert(sources, rule.experts)
+                expanded.append(replace(rule, param=param, sources=names, layers=None))
         return expanded
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Of the layers that have attention, in order."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+
+def _each_expert(sources: list[str], experts: ExpertTensors | None) -> tuple[str, ...]:
+    if experts is None or experts.layout != "single":
+        return tuple(sources)
+    indices = [str(expert) for expert in range(experts.count)]
+    return tuple(name.replace("{expert}", index) for index in indices for name in sources)

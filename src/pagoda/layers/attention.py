@@ -1,5 +1,7 @@
 """Self-attention: over the paged KV cache, and of encoders, which have none."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -8,7 +10,29 @@ from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.norm import RMSNorm
+
+
+class Sinks(WeightedLayer):
+    """A logit for each of this rank's heads; fp32."""
+
+    params = ("weight",)
+
+    def __init__(self, context: LayerContext, num_heads: int, heads: slice):
+        super().__init__()
+        self._num_heads = num_heads
+        self._heads = heads
+        size = heads.stop - heads.start
+        self.weight = torch.empty(size, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        load = partial(load_vector, self.weight)
+        return (LoadTarget((self._num_heads,), load, rows=self._heads),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
 
 class Attention(nn.Module):
@@ -30,6 +54,7 @@ class Attention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
         assert spec.rope is not None  # decoders have no other positions here
         self.rotary = context.rotary.of(spec.rope)
@@ -69,6 +94,7 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
+            sinks=None if self.sinks is None else self.sinks.weight,
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)

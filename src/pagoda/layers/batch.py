@@ -17,15 +17,16 @@ class GroupInputs:
 
 @dataclass
 class StateInputs:
-    """Where the requests' recurrent states lie in the caches of one group's layers.
+    """Where requests' recurrent states lie in their cache.
 
-    A step that begins at a request's first token starts from zeros, whatever `read` says.
+    A request that begins at position 0 starts from zeros, whatever `read` says. Block 0 belongs to
+    nobody and may be other memory: it is neither read nor written.
     """
 
     read: torch.Tensor
-    """int32 [num_reqs]: the slot of the state before the step; unchanged unless written, too."""
+    """int32 [num_reqs]: the block with the state in front of the step."""
     write: torch.Tensor
-    """int32 [num_reqs]: the slot for the state after the step; 0: it is not kept."""
+    """int32 [num_reqs]: where the state behind the step goes; may be the same block."""
 
 
 @dataclass
@@ -49,9 +50,8 @@ class ForwardBatch:
     layer_group: list[int]
     """Group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer: K and V of `ops.kv_cache_shapes`, or slots of the inputs of the convolution and
-    of the states of a delta net, fp32 [slots, ...] of `ops.state_shapes`; slots lie any stride
-    apart."""
+    """Per layer, K and V of `ops.kv_cache_shapes`, or convolution and state. A block's part is
+    contiguous, blocks lie any stride apart."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None

@@ -23,6 +23,8 @@ class LoadTarget:
     rows: slice | None = None
     """Of the first dimension, in elements; None takes all."""
     columns: slice | None = None
+    expert: int | None = None
+    """Whose matrix or vector it is; `shape` is then that of this one alone."""
 
 
 class WeightedLayer(nn.Module, ABC):
@@ -35,10 +37,13 @@ class WeightedLayer(nn.Module, ABC):
 
     @abstractmethod
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        """Where the shards of `param` go, one target each; valid before `create`."""
+        """Where the shards of `param` go, one target each; valid before `create`.
+
+        Of experts' only those that this rank holds, an expert's one after the other.
+        """
 
     def create(self, storages: tuple[str, ...]) -> None:
-        """Make room for the weight, whose shards are stored so; a vector has its room already."""
+        """Make room for the weight, whose targets are stored so; a vector has its room already."""
 
     def finalize(self) -> None:
         """Called when all its targets are loaded."""

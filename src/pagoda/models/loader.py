@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from pagoda.arch.spec import ModelSpec, RowPiece, WeightRule
+from pagoda.arch.spec import ModelSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
@@ -16,6 +16,7 @@ from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
+from pagoda.models.pieces import Piece, pieces, valued
 from pagoda.models.registry import MODELS
 from pagoda.quant.base import ShardSource
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
@@ -31,20 +32,10 @@ _QUOTED = 5
 class _Item:
     """One use of a checkpoint tensor."""
 
+    piece: Piece
     target: LoadTarget
     layer: WeightedLayer | None
     """To be finalized when its last item is loaded."""
-    unpermute: int = 0
-    piece: RowPiece | None = None
-    value: str = "x"
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Of the checkpoint's tensor."""
-        rows, *columns = self.target.shape
-        if self.piece is not None:
-            rows = rows // self.piece.count * self.piece.period
-        return (rows, *columns)
 
 
 _Items = dict[str, list[_Item]]
@@ -88,7 +79,7 @@ def build_model(
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        shapes = {name: uses[0].stored_shape for name, uses in items.items()}
+        shapes = {name: uses[0].piece.shape for name, uses in items.items()}
         weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
@@ -130,20 +121,24 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
 
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
-    if _flat(info.shape) != _flat(item.stored_shape):
+    piece, target = item.piece, item.target
+    if _flat(info.shape) != _flat(piece.shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
-            f"{list(item.stored_shape)}. config.json (or the GGUF metadata) belongs to another "
-            "model."
+            f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
-    target = item.target
-    if target.columns is not None:
-        block = FORMATS[info.type].block_elements
-        if target.columns.start % block or target.columns.stop % block:
-            raise ConfigError(
-                f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
-                f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
-            )
+    block = FORMATS[info.type].block_elements
+    if piece.transposed and block > 1:
+        raise UnsupportedModelError(
+            f"Tensor {info.name} is stored in blocks of {block} ({info.type}) that run across its "
+            "matrix; take another version of the model."
+        )
+    columns = target.columns
+    if columns is not None and (columns.start % block or columns.stop % block):
+        raise ConfigError(
+            f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
+            f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
+        )
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,19 +152,15 @@ def _items(model: Model) -> _Items:
     for rule in model.spec.expanded_weights():
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
-        unpermute = rule.unpermute or (0,) * len(targets)
-        pieces = rule.pieces or (None,) * len(targets)
-        for source, target, size, piece in zip(
-            rule.sources, targets, unpermute, pieces, strict=True
-        ):
-            item = _Item(target, layer, size, piece, rule.value)
-            items.setdefault(source, []).append(item)
+        for piece, target in zip(pieces(rule, targets), targets, strict=True):
+            items.setdefault(piece.source, []).append(_Item(piece, target, layer))
     for table in model.context.rotary.tables.values():
         if table.spec.factors_tensor is not None:
             factors = torch.empty(table.spec.rotary_dim // 2)
             table.set_factors(factors)
             target = LoadTarget(tuple(factors.shape), partial(load_vector, factors))
-            items.setdefault(table.spec.factors_tensor, []).append(_Item(target, None))
+            piece = Piece(table.spec.factors_tensor, target.shape)
+            items.setdefault(piece.source, []).append(_Item(piece, target, None))
     _check_all_filled(model)
     return items
 
@@ -180,7 +171,8 @@ def _create(model: Model, checkpoint: Checkpoint) -> None:
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
-        storages = tuple(checkpoint.tensors[source].type for source in rule.sources)
+        used = (piece.source for piece in pieces(rule, layer.targets(param)))
+        storages = tuple(checkpoint.tensors[source].type for source in used)
         try:
             layer.create(storages)
         except RuntimeError as error:  # torch's way of saying that memory is short
@@ -226,56 +218,21 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
-    """The rank's slice of a tensor; a vector becomes a matrix of one column.
-
-    DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
-    """
     target = item.target
     rows = target.rows or slice(0, target.shape[0])
-    is_vector = len(info.shape) == 1
-    if is_vector:
-        width = 1
-    else:
-        columns = target.columns or slice(0, info.shape[-1])
-        width = columns.stop - columns.start
-
-    def read() -> torch.Tensor:
-        if is_vector:
-            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
-            raw = whole[rows] if item.piece is None else _piece(whole, item.piece)[rows]
-        elif item.piece is not None:
-            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
-            raw = _piece(whole, item.piece)[rows]
-        else:
-            raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
-        return _unpermuted(raw, item.unpermute) if item.unpermute else raw
-
-    source = ShardSource(info.type, rows.stop - rows.start, width, read)
-    return source if item.value == "x" else _with_value(source, item.value)
-
-
-def _piece(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
-    """A view where they lie together; the file's other pages are not read."""
-    blocks = rows.unflatten(0, (-1, piece.period))
-    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
-
-
-def _with_value(source: ShardSource, value: str) -> ShardSource:
-    """`WeightRule.value` of each element, in fp32."""
-
-    def read() -> torch.Tensor:
-        stored = ops.dequantize(source.read(), source.storage)
-        return (stored + 1 if value == "1 + x" else -stored.exp()).view(torch.uint8)
-
-    return replace(source, storage="F32", read=read)
-
-
-def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (pair, half) order back to (half, pair) order.
-
-    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
-    """
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    columns = target.columns or slice(0, target.shape[1] if len(target.shape) == 2 else 1)
+    piece = item.piece
+    source = ShardSource(
+        info.type,
+        rows.stop - rows.start,
+        columns.stop - columns.start,
+        lambda: piece.read(checkpoint, info, target),
+    )
+    if piece.value == "x":
+        return source
+    return replace(
+        source, storage="F32", read=lambda: valued(source.read(), info.type, piece.value)
+    )
 
 
 def _factors(spec: ModelSpec) -> set[str]:

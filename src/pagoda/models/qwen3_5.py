@@ -7,7 +7,7 @@ from pagoda.layers.attention import Attention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.delta_net import DeltaNet
-from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.moe import feed_forward
 from pagoda.layers.norm import RMSNorm
 from pagoda.models.base import CausalLM, DecoderLayer
 
@@ -17,7 +17,6 @@ class Qwen35Layer(DecoderLayer):
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
-        assert layer.mlp is not None
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.attention_norm = RMSNorm(context, hidden, eps)
         self.is_delta_net = isinstance(layer.mixer, DeltaNetSpec)
@@ -26,7 +25,7 @@ class Qwen35Layer(DecoderLayer):
         else:
             self.attention = Attention(context, layer.mixer, hidden, eps, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
-        self.mlp = GatedMlp(context, layer.mlp, hidden)
+        self.mlp = feed_forward(context, layer, hidden)
 
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch

@@ -10,6 +10,8 @@ MODELS = Registry(
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
         "Qwen3_5ForCausalLM": "pagoda.models.qwen3_5:Qwen35ForCausalLM",
+        "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
+        "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
         "BertForSequenceClassification": "pagoda.models.bert:Bert",
         "RobertaModel": "pagoda.models.bert:Bert",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from pagoda.arch.spec import ModelSpec
+from pagoda.arch.spec import ModelSpec, WeightRule
 from pagoda.base.errors import ConfigError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
@@ -28,6 +28,8 @@ def quantized_tensors(
     """
     changed = dict(tensors)
     for rule in spec.expanded_weights():
+        if not _is_rounded(rule):
+            continue
         storage = _TABLE_STORAGE if rule.param in _TABLES else _STORAGES[method]
         for name in set(rule.sources) & tensors.keys():
             info = tensors[name]
@@ -43,3 +45,10 @@ def quantized_tensors(
                 nbytes = FORMATS[storage].nbytes(prod(info.shape))
                 changed[name] = replace(info, type=storage, nbytes=nbytes)
     return changed
+
+
+def _is_rounded(rule: WeightRule) -> bool:
+    """Not routers, which are small and choose what all else of a layer is; and not matrices that
+    lie in the file on their side, whose blocks would run across rows."""
+    transposed = rule.experts is not None and rule.experts.layout == "transposed"
+    return rule.param.endswith(".weight") and ".router." not in rule.param and not transposed

@@ -10,6 +10,7 @@ from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
+from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 
 # llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
@@ -47,7 +48,7 @@ class ModelFiles:
         """The weights; CheckpointError when there are none, or broken ones."""
         if self.kind == "gguf":
             return GgufCheckpoint(self.path)
-        return SafetensorsCheckpoint(self.path)
+        return Mxfp4Checkpoint(SafetensorsCheckpoint(self.path))
 
     @property
     def metadata(self) -> Mapping[str, Any]:

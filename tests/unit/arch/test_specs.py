@@ -156,7 +156,7 @@ def test_wrong_fields_are_named(changes, message):
     ("changes", "message"),
     [
         ({"architectures": ["Lama4ForCausalLM"]}, "nearest known is 'LlamaForCausalLM'"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "type 'longrope'"),
         ({"torch_dtype": "int4"}, "dtype 'int4'"),

@@ -100,7 +100,7 @@ def test_a_number_of_blocks_must_hold_one_request():
         resolve(config, smollm2(), {}, machine())
     config = configure(cache={"num_gpu_blocks_override": 11})
     resolution = resolve(config, smollm2(), {}, machine())
-    assert (resolution.config.model.max_model_len, resolution.plan.num_blocks) == (160, 11)
+    assert (resolution.config.model.max_model_len, resolution.plan.num_slabs) == (160, 11)
 
 
 def test_what_the_user_sets_stays():

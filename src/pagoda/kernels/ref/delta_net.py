@@ -11,10 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pagoda.arch.spec import DeltaNetSpec
-
 Tensor = torch.Tensor
-Shape = tuple[int, ...]
 
 # Tokens whose influence on each other is solved for at once.
 _CHUNK = 64
@@ -40,12 +37,6 @@ class Decay(NamedTuple):
     """fp32 [value_heads], negative."""
     bias: Tensor
     """fp32 [value_heads]."""
-
-
-def state_shapes(spec: DeltaNetSpec, ranks: int = 1) -> tuple[Shape, Shape]:
-    keys, values = spec.num_key_heads // ranks, spec.num_value_heads // ranks
-    channels = 2 * keys * spec.key_head_dim + values * spec.value_head_dim
-    return (spec.conv_width - 1, channels), (values, spec.key_head_dim, spec.value_head_dim)
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:

@@ -1,0 +1,115 @@
+"""Which part of which checkpoint tensor becomes what in a layer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
+from pagoda.kernels import ops
+from pagoda.layers.loading import LoadTarget
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.formats import FORMATS
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A matrix or vector inside a checkpoint tensor, whole or cut by the layer's target."""
+
+    source: str
+    shape: tuple[int, ...]
+    """That the whole tensor must have."""
+    unpermute: int = 0
+    expert: int | None = None
+    """Place on the first dimension of a stack; None for a tensor that is one matrix."""
+    part: slice | None = None
+    """Its rows; None: all."""
+    transposed: bool = False
+    rows: RowPiece | None = None
+    """Those of its rows that count; the target's slice is one of these."""
+    value: str = "x"
+    """As in WeightRule."""
+
+    def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column.
+
+        DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
+        """
+        if self.expert is not None:
+            span = slice(self.expert, self.expert + 1)
+            whole = torch.from_dlpack(checkpoint.read(info.name, span))
+            return self._matrix(whole, info)[self.part or slice(None)]
+        if len(info.shape) == 1:
+            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
+            whole = whole if self.rows is None else _chosen(whole, self.rows)
+            return whole[self.part or target.rows or slice(None)]
+        if self.rows is not None:
+            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
+            return _chosen(whole, self.rows)[target.rows or slice(None)]
+        rows = self.part if target.rows is None else target.rows
+        raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+        return _unpermuted(raw, self.unpermute) if self.unpermute else raw
+
+    def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+        """One expert's bytes, as `read` returns them."""
+        if len(self.shape) == 2:
+            return raw.reshape(self.shape[1], -1)
+        if not self.transposed:
+            return raw
+        size = FORMATS[info.type].block_bytes
+        return raw.unflatten(1, (-1, size)).transpose(0, 1).flatten(1)
+
+
+def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
+    """What each target is made of; `rule` is an expanded one."""
+    if rule.experts is not None:
+        yield from _expert_pieces(rule, rule.experts, targets)
+        return
+    for index, (source, target) in enumerate(zip(rule.sources, targets, strict=True)):
+        chosen = rule.pieces[index] if rule.pieces else None
+        rows, *columns = target.shape
+        if chosen is not None:
+            rows = rows // chosen.count * chosen.period
+        unpermute = rule.unpermute[index] if rule.unpermute else 0
+        yield Piece(source, (rows, *columns), unpermute, rows=chosen, value=rule.value)
+
+
+def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
+    """What becomes of a storage format's bytes (`WeightRule.value`), as those of F32."""
+    x = ops.dequantize(raw, storage)
+    return (x + 1 if value == "1 + x" else -x.exp()).view(torch.uint8)
+
+
+def _expert_pieces(
+    rule: WeightRule, experts: ExpertTensors, targets: Sequence[LoadTarget]
+) -> Iterator[Piece]:
+    single, parts = experts.layout == "single", experts.parts
+    per_expert = len(rule.sources) // (experts.count if single else 1)
+    for index, target in enumerate(targets):
+        expert, (rows, *columns) = target.expert, target.shape
+        assert expert is not None, rule.param
+        source, part = divmod(index % (per_expert * parts), parts)
+        span = slice(part * rows, (part + 1) * rows)
+        if experts.interleaved:
+            span = slice(part, None, parts)
+        shape = (parts * rows, *columns)
+        if single:
+            yield Piece(rule.sources[expert * per_expert + source], shape, part=span)
+            continue
+        transposed = experts.layout == "transposed"
+        shape = (experts.count, *(reversed(shape) if transposed else shape))
+        yield Piece(rule.sources[source], shape, 0, expert, span, transposed)
+
+
+def _chosen(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
+    """A view where they lie together: the file's other pages are not read then."""
+    blocks = rows.unflatten(0, (-1, piece.period))
+    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+
+
+def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from (pair, half) order back to (half, pair) order.
+
+    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
+    """
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
