@@ -55,6 +55,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
+    """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False
     """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
 
@@ -106,6 +108,9 @@ class DeltaNetSpec:
     value_head_dim: int
     conv_width: int
     """Tokens that the causal convolution in front sees, the current one included."""
+    tiled: bool = False
+    """Value head i goes with key head i % num_key_heads (llama.cpp's order); else equal runs of
+    value heads share a key head."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,15 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True)
+class RowPiece:
+    """Rows `first : first + count` of every `period` rows of a matrix."""
+
+    period: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
 class ExpertTensors:
     """How a checkpoint holds something that each of `count` experts has: matrices [rows, columns]
     or vectors [rows]."""
@@ -211,6 +225,10 @@ class WeightRule:
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
+    pieces: tuple[RowPiece | None, ...] = ()
+    """Per source, which of its rows are meant (None: all)."""
+    value: Literal["x", "1 + x", "-exp(x)"] = "x"
+    """What an element x of the checkpoint becomes."""
     experts: ExpertTensors | None = None
     """Of matrices that experts have; the sources of one expert follow each other."""
 

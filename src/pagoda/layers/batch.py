@@ -50,7 +50,7 @@ class ForwardBatch:
     max_kv_len: int
     groups: list[GroupInputs | StateInputs]
     layer_group: list[int]
-    """KV group of each layer."""
+    """Group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
     """Per layer, K and V of `ops.kv_cache_shapes`, or convolution and state. A block's part is
     contiguous, blocks lie any stride apart."""

@@ -35,7 +35,7 @@ def _layer(layer: LayerSpec, hidden: int) -> int:
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    total = hidden * (q + 2 * kv) + q * hidden
+    total = hidden * (q + 2 * kv) + q * hidden * (2 if spec.output_gate else 1)
     return (
         total
         + (q + 2 * kv) * spec.qkv_bias
