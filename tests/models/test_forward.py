@@ -6,14 +6,21 @@ import torch
 from pagoda.models.base import CausalLM
 from tests.models import tiny
 from tests.models.driver import Driver
+from tests.models.test_transformers import LONGROPE, MULTIPLIERS
+
+MODELS = {
+    "llama": ("llama", {}),
+    "qwen3 windows": (
+        "qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
+    ),
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3 windows"])
+@pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory) -> CausalLM:
     folder = tmp_path_factory.mktemp("model")
-    changes = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}
-    family = "llama" if request.param == "llama" else "qwen3"
-    tiny.make(family, **({} if family == "llama" else changes)).save_pretrained(folder)
+    family, changes = MODELS[request.param]
+    tiny.make(family, **changes).save_pretrained(folder)
     return tiny.load(folder)
 
 
@@ -50,7 +57,7 @@ def test_given_embeddings_replace_rows(model: CausalLM):
     """A prompt whose rows are half given as embeddings equals the prompt of their ids."""
     ids = tiny.random_ids(20)
     rows = torch.arange(20) % 3 == 1
-    given = model.embed(torch.tensor(ids))
+    given = model.embed_tokens(torch.tensor(ids))
     hidden = [0 if row else token for token, row in zip(ids, rows.tolist(), strict=True)]
     embeds = torch.where(rows[:, None], given, torch.nan)
     logits = Driver(model).step({"r": hidden}, input_embeds=embeds, embed_rows=rows)["r"]
@@ -63,4 +70,4 @@ def test_reserved_rotary_tables_stay_where_they_are(model: CausalLM):
     before = table.upto(1).data_ptr()
     assert table.upto(5000).data_ptr() == before
     assert table.upto(5000).shape[0] >= 5000
-    assert all(layer.attention.rotary is table for layer in model.layers)
+    assert all(layer.attention.rotary in (table, None) for layer in model.layers)

@@ -5,7 +5,7 @@ import torch
 
 from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver
-from tests.models.test_transformers import LLAMA3, YARN
+from tests.models.test_transformers import LLAMA3, LONGROPE, MULTIPLIERS, YARN
 from tests.models.tiny_gguf import Storage
 
 MODELS = {

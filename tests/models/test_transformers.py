@@ -14,6 +14,21 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0],
+}  # fmt: skip
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.4,
+    "logits_scaling": 1.6,
+}  # fmt: skip
+# Granite 4's class computes no Mamba here, and wants its sizes to fit all the same.
+GRANITE4 = {
+    **MULTIPLIERS, "layer_types": ["attention"] * 3, "num_local_experts": 0,
+    "shared_intermediate_size": 96, "position_embedding_type": "rope", "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),

@@ -40,6 +40,7 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
+    "pad_token_id": None,
 }
 
 

@@ -16,7 +16,7 @@ PoolingMethod = Literal["mean", "cls", "last", "max"]
 class RopeScaling:
     """How rotary frequencies stretch past the trained context; `kind` as in config.json."""
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float
     original_max_position: int
     low_freq_factor: float = 1.0
@@ -26,7 +26,11 @@ class RopeScaling:
     truncate: bool = True
     """yarn: round the ramp's ends to whole dimensions."""
     attention_factor: float = 1.0
-    """yarn: what cosines and sines are multiplied with."""
+    """yarn, longrope: what cosines and sines are multiplied with."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: divisors of the frequencies for contexts up to `original_max_position`."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: divisors for longer contexts."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class RopeSpec:
     rotary_dim: int
     scaling: RopeScaling | None = None
     factors_tensor: str | None = None
-    """A GGUF tensor of per-frequency divisors that stands for `scaling` (Llama 3)."""
+    """A GGUF tensor of per-frequency divisors (Llama 3; longrope's short ones)."""
+    long_factors_tensor: str | None = None
+    """longrope's long ones."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class AttentionSpec:
     head_dim: int
     scale: float
     rope: RopeSpec | None
-    """None where positions are learned."""
+    """None where q and k are not rotated."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
     qkv_bias: bool = False
@@ -136,13 +142,13 @@ class WeightRule:
     """`param` of the model is made of `sources` of the checkpoint.
 
     `{layer}` in both stands for each layer's index. Several sources become the shards of one
-    merged linear layer, in order, and are stacked on rows.
+    merged linear layer, in order, and are stacked on rows; a single one holds all shards so.
     """
 
     param: str
     sources: tuple[str, ...]
     unpermute: tuple[int, ...] = ()
-    """Per source, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
+    """Per shard, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
@@ -169,6 +175,10 @@ class ModelSpec:
     encoder: EncoderSpec | None = None
     """None for a model that writes text."""
     pooling: PoolingSpec = PoolingSpec()
+    embedding_scale: float = 1.0
+    """What the embeddings of tokens are multiplied with."""
+    logit_scale: float = 1.0
+    """What logits are multiplied with."""
 
     def expanded_weights(self) -> list[WeightRule]:
         """The rules with `{layer}` filled in."""

@@ -12,7 +12,7 @@ from pagoda.layers.norm import RMSNorm
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; `spec` says whether q and k are normalized."""
+    """Grouped-query attention; `spec` says whether q and k are normalized, and how rotated."""
 
     def __init__(
         self, context: LayerContext, spec: AttentionSpec, hidden_size: int, eps: float, layer: int
@@ -30,8 +30,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
         self._eps = eps
-        assert spec.rope is not None  # decoders have no other positions here
-        self.rotary = context.rotary.of(spec.rope)
+        self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
@@ -48,7 +47,7 @@ class Attention(nn.Module):
         q = ops.rotary_store(
             self.qkv(hidden_states),
             batch.positions,
-            self.rotary.upto(batch.max_kv_len),
+            None if self.rotary is None else self.rotary.upto(batch.max_kv_len),
             k_cache,
             v_cache,
             where.slot_mapping,

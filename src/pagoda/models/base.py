@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
@@ -75,7 +76,7 @@ class CausalLM(Model):
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        hidden_states = self.embed(batch.token_ids)
+        hidden_states = self.embed_tokens(batch.token_ids)
         if batch.input_embeds is not None and batch.embed_rows is not None:
             given = batch.input_embeds.to(hidden_states.dtype)
             hidden_states = torch.where(batch.embed_rows[:, None], given, hidden_states)
@@ -84,5 +85,13 @@ class CausalLM(Model):
             hidden_states, residual = layer(hidden_states, residual, batch)
         return self.norm.add(hidden_states, residual)[0]
 
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] -> [tokens, hidden_size]: what the first layer reads."""
+        return _scaled(self.embed(token_ids), self.spec.embedding_scale)
+
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.head.logits(hidden_states)
+        return self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1.0 else ops.scale(x, factor)

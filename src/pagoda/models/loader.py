@@ -1,14 +1,15 @@
 """From a checkpoint to a model that runs: strict, one pass, one tensor in memory at a time."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import accumulate
 
 import torch
 
-from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
@@ -32,8 +33,12 @@ class _Item:
     """One use of a checkpoint tensor."""
 
     target: LoadTarget
-    layer: WeightedLayer | None
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    layer: WeightedLayer | None = None
     """To be finalized when its last item is loaded."""
+    first_row: int = 0
+    """Where the target's rows begin in a tensor that holds several shards."""
     unpermute: int = 0
 
 
@@ -78,11 +83,11 @@ def build_model(
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        shapes = {name: uses[0].target.shape for name, uses in items.items()}
+        shapes = {name: uses[0].shape for name, uses in items.items()}
         weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
-            _check_fits(weights.tensors[name], item.target, context.parallel.size)
+            _check_fits(weights.tensors[name], item, context.parallel.size)
     _create(model, weights)
     _load(items, weights, progress)
     return model
@@ -119,12 +124,13 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
     return checkpoint
 
 
-def _check_fits(info: TensorInfo, target: LoadTarget, world_size: int) -> None:
-    if info.shape != target.shape:
+def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
+    if info.shape != item.shape:
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
-            f"{list(target.shape)}. config.json (or the GGUF metadata) belongs to another model."
+            f"{list(item.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
+    target = item.target
     if target.columns is not None:
         block = FORMATS[info.type].block_elements
         if target.columns.start % block or target.columns.stop % block:
@@ -138,19 +144,34 @@ def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
     for rule in model.spec.expanded_weights():
-        layer, param = _layer_of(model, rule)
-        targets = layer.targets(param)
-        unpermute = rule.unpermute or (0,) * len(targets)
-        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-            items.setdefault(source, []).append(_Item(target, layer, size))
+        for source, item in _placed(rule, *_layer_of(model, rule)):
+            items.setdefault(source, []).append(item)
     for table in model.context.rotary.tables.values():
-        if table.spec.factors_tensor is not None:
-            factors = torch.empty(table.spec.rotary_dim // 2)
-            table.set_factors(factors)
-            target = LoadTarget(tuple(factors.shape), partial(load_vector, factors))
-            items.setdefault(table.spec.factors_tensor, []).append(_Item(target, None))
+        names = _factor_tensors(table.spec)
+        if names:
+            factors = [torch.empty(table.spec.rotary_dim // 2) for _ in names]
+            table.set_factors(*factors)
+            for name, vector in zip(names, factors, strict=True):
+                shape = tuple(vector.shape)
+                target = LoadTarget(shape, partial(load_vector, vector))
+                items.setdefault(name, []).append(_Item(target, shape))
     _check_all_filled(model)
     return items
+
+
+def _placed(rule: WeightRule, layer: WeightedLayer, param: str) -> Iterator[tuple[str, _Item]]:
+    """What each shard of a parameter is made of."""
+    targets = layer.targets(param)
+    unpermute = rule.unpermute or (0,) * len(targets)
+    if len(rule.sources) == len(targets):
+        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
+            yield source, _Item(target, target.shape, layer, unpermute=size)
+        return
+    (source,) = rule.sources
+    rows = [target.shape[0] for target in targets]
+    shape = (sum(rows), *targets[0].shape[1:])
+    for first, target, size in zip(accumulate(rows, initial=0), targets, unpermute, strict=False):
+        yield source, _Item(target, shape, layer, first, size)
 
 
 def _create(model: Model, checkpoint: Checkpoint) -> None:
@@ -159,7 +180,8 @@ def _create(model: Model, checkpoint: Checkpoint) -> None:
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
-        storages = tuple(checkpoint.tensors[source].type for source in rule.sources)
+        uses = _placed(rule, layer, param)
+        storages = tuple(checkpoint.tensors[source].type for source, _ in uses)
         try:
             layer.create(storages)
         except RuntimeError as error:  # torch's way of saying that memory is short
@@ -210,7 +232,8 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
     DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
     """
     target = item.target
-    rows = target.rows or slice(0, info.shape[0])
+    rows = target.rows or slice(0, target.shape[0])
+    rows = slice(item.first_row + rows.start, item.first_row + rows.stop)
     is_vector = len(info.shape) == 1
     if is_vector:
         width = 1
@@ -223,7 +246,7 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
             whole = torch.from_dlpack(checkpoint.read(info.name))
             raw = whole.reshape(info.shape[0], -1)[rows]
         else:
-            raw = torch.from_dlpack(checkpoint.read(info.name, target.rows, target.columns))
+            raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
         return _unpermuted(raw, item.unpermute) if item.unpermute else raw
 
     return ShardSource(info.type, rows.stop - rows.start, width, read)
@@ -238,9 +261,13 @@ def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _factors(spec: ModelSpec) -> set[str]:
-    ropes = {attention.rope for attention in spec.attentions}
-    names = {rope.factors_tensor for rope in ropes if rope is not None}
-    return {name for name in names if name is not None}
+    ropes = {attention.rope for attention in spec.attentions if attention.rope is not None}
+    return {name for rope in ropes for name in _factor_tensors(rope)}
+
+
+def _factor_tensors(rope: RopeSpec) -> list[str]:
+    names = (rope.factors_tensor, rope.long_factors_tensor)
+    return [name for name in names if name is not None]
 
 
 def _quoted(names: list[str]) -> str:

@@ -9,6 +9,10 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "gelu_tanh":
         return F.gelu(x, approximate="tanh")

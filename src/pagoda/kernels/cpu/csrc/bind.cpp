@@ -166,6 +166,11 @@ class Native {
                 Gelu{pointer<const float>(x), pointer<float>(y), size, tanh}, rows);
     }
 
+    void scale(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, float factor) {
+        compute("scale", kernels_->scale,
+                Scale{pointer<const float>(x), pointer<float>(y), size, factor}, rows);
+    }
+
     void layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t y,
                     int64_t rows, int64_t size, float eps) {
         compute("layer_norm", kernels_->layer_norm,
@@ -337,6 +342,7 @@ NB_MODULE(_native, module) {
         .def("paged_attention", &Native::paged_attention)
         .def("silu_and_mul", &Native::silu_and_mul)
         .def("gelu", &Native::gelu)
+        .def("scale", &Native::scale)
         .def("layer_norm", &Native::layer_norm)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)

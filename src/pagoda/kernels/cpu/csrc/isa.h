@@ -45,6 +45,7 @@ struct Kernels {
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);
     void (*gelu)(const Gelu&, int64_t rows, Pool&);
+    void (*scale)(const Scale&, int64_t rows, Pool&);
     void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);

@@ -27,6 +27,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     paged_attention,
     silu_and_mul,
     gelu,
+    scale,
     layer_norm,
     embed_rows,
     argmax,
