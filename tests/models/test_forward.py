@@ -13,6 +13,7 @@ MODELS = {
     "qwen3 windows": (
         "qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
     ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
 
 

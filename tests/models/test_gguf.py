@@ -18,6 +18,7 @@ MODELS = {
     "llama linear": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
 }  # fmt: skip

@@ -23,6 +23,7 @@ MODELS = {
     "llama tied, biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
 }
 
 

@@ -51,6 +51,14 @@ CASES = {
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3 options": (
+        "smollm3",
+        {
+            "no_rope_layers": [0, 1, 0], "attention_bias": True, "mlp_bias": True,
+            "use_sliding_window": True, "sliding_window": 19, "tie_word_embeddings": True,
+        },
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 windows": (

@@ -12,6 +12,7 @@ CONFIG_ARCHITECTURES = Registry(
     {
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
+        "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
@@ -27,6 +28,7 @@ GGUF_ARCHITECTURES = Registry(
     "GGUF architecture",
     {
         "llama": "pagoda.arch.llama:from_gguf",
+        "smollm3": "pagoda.arch.smollm3:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
     },
