@@ -14,6 +14,7 @@ MODELS = {
         "qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
     ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "phi3": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
 }  # fmt: skip
 
 

@@ -19,6 +19,18 @@ MODELS = {
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "phi3": (
+        "phi3",
+        {
+            "sliding_window": 40,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi3 longrope": (
+        "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
 }  # fmt: skip

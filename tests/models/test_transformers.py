@@ -59,6 +59,19 @@ CASES = {
             "use_sliding_window": True, "sliding_window": 19, "tie_word_embeddings": True,
         },
     ),
+    "phi3": ("phi3", {}),
+    "phi3 window, part of a head": (
+        "phi3",
+        {
+            "sliding_window": 13, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi3 longrope": (
+        "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 windows": (
@@ -115,6 +128,16 @@ def test_dynamic_scaling_equals_transformers_token_by_token(tmp_path):
             expected.append(out.logits[0, -1])
     logits = Driver(model).run(ids, chunk=16)
     torch.testing.assert_close(logits, torch.stack(expected), rtol=0, atol=1e-4)
+
+
+def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
+    reference = tiny.make("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
+    reference.save_pretrained(tmp_path)
+    model = tiny.load(tmp_path)
+    model.reserve(64)
+    ids = tiny.random_ids(64)
+    logits = Driver(model).run(ids, chunk=20)
+    torch.testing.assert_close(logits, tiny.reference_logits(reference, ids), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,6 +13,7 @@ CONFIG_ARCHITECTURES = Registry(
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
+        "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
@@ -29,6 +30,7 @@ GGUF_ARCHITECTURES = Registry(
     {
         "llama": "pagoda.arch.llama:from_gguf",
         "smollm3": "pagoda.arch.smollm3:from_gguf",
+        "phi3": "pagoda.arch.phi3:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
     },
