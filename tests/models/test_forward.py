@@ -15,6 +15,7 @@ MODELS = {
     ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    "granite": ("granite", MULTIPLIERS),
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ MODELS = {
     "phi3 longrope": (
         "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     ),
+    "granite": ("granite", MULTIPLIERS),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
 }  # fmt: skip

@@ -25,6 +25,7 @@ MODELS = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
+    "granite": ("granite", MULTIPLIERS),
 }
 
 

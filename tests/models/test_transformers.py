@@ -72,6 +72,13 @@ CASES = {
     "phi3 longrope": (
         "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     ),
+    "granite": ("granite", MULTIPLIERS),
+    "granite tied, biases": (
+        "granite",
+        {**MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granite 4": ("granite4", GRANITE4),
+    "granite 4 unrotated": ("granite4", {**GRANITE4, "position_embedding_type": None}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 windows": (
@@ -141,9 +148,12 @@ def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "changes"), [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS)]
+)
+def test_half_precision_stays_close(family, changes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""
-    reference = tiny.make("qwen3", head_dim=16)
+    reference = tiny.make(family, **changes)
     reference.save_pretrained(tmp_path)
     ids = tiny.random_ids(60)
     exact = tiny.reference_logits(reference, ids)

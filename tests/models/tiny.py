@@ -8,6 +8,10 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -30,6 +34,8 @@ from pagoda.weights.gguf import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 
 FAMILIES = {
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),

@@ -9,6 +9,8 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
