@@ -43,7 +43,7 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
-_SIZES = {
+SIZES = {
     "vocab_size": 211,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -60,13 +60,17 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     """A model with weights large enough that attention is far from uniform, in fp32."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**_SIZES, **changes})).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            base = 1.0 if "norm" in name else 0.0
-            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    model = model_class(config_class(**{**SIZES, **changes})).eval()
+    randomize(model)
     return model
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel) -> None:
+    for name, weight in model.named_parameters():
+        # Norms and biases too: fresh ones are constants and would hide a mix-up.
+        base = 1.0 if "norm" in name else 0.0
+        weight.copy_(base + 0.15 * torch.randn(weight.shape))
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
+from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
@@ -49,35 +51,50 @@ def spec_for(
     architecture or a quantization that is not known.
     """
     if "general.architecture" in metadata:
-        name = _known(GGUF_ARCHITECTURES, metadata["general.architecture"])
-        spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
-        return spec
+        return _gguf_spec(metadata, tensor_names)
     if config is None:
         raise CheckpointError(
             "The model has neither a config.json nor GGUF metadata that names its architecture; "
             "point to the folder that holds config.json."
         )
-    name = _known(CONFIG_ARCHITECTURES, _architecture(config))
+    name = _architecture(config)
+    known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
+    if known not in CONFIG_ARCHITECTURES:
+        raise _unknown(CONFIG_ARCHITECTURES, name)
     _check_not_quantized(config)
-    spec = CONFIG_ARCHITECTURES.get(name)(config)
-    return spec
+    spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
+    if spec.encoder is not None:
+        return spec
+    return with_config_head(spec, name, config_reader(config), tensor_names)
 
 
-def _architecture(config: Mapping[str, Any]) -> object:
+def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    name = metadata["general.architecture"]
+    if not isinstance(name, str):
+        raise CheckpointError(
+            f"GGUF metadata: general.architecture must be a text, not {name!r}. "
+            "The file is damaged; fetch it again."
+        )
+    if name not in GGUF_ARCHITECTURES:
+        raise _unknown(GGUF_ARCHITECTURES, name)
+    spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
+    return with_gguf_head(spec, Reader(metadata, "GGUF metadata", f"{name}."), tensor_names)
+
+
+def _unknown(known: Registry, name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"The {known.kind} {name!r} is not supported yet; {known.nearest(name)}."
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(
             f"config.json: architectures must list one class name, not {names!r}; "
             "write the class of the model, such as LlamaForCausalLM."
         )
-    return names[0]
-
-
-def _known(known: Registry, name: object) -> str:
-    if not isinstance(name, str) or name not in known:
-        raise UnsupportedModelError(
-            f"The {known.kind} {name!r} is not supported yet; {known.nearest(str(name))}."
-        )
+    name: str = names[0]
     return name
 
 

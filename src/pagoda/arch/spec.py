@@ -135,6 +135,9 @@ class PoolingSpec:
     """Names of the classifier's scores; empty where the model has none."""
     activation: Literal["sigmoid", "softmax", "identity"] = "identity"
     """From a classifier's logits to its scores."""
+    answers: tuple[int, int | None] | None = None
+    """Tokens that a reranker says yes and no with: its one score is what the output head gives the
+    first, less what it gives the second."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +175,15 @@ class ModelSpec:
     """Patterns (fnmatch) of checkpoint tensors that are left over on purpose."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    encoder: EncoderSpec | None = None
-    """None for a model that writes text."""
-    pooling: PoolingSpec = PoolingSpec()
     embedding_scale: float = 1.0
     """What the embeddings of tokens are multiplied with."""
     logit_scale: float = 1.0
     """What logits are multiplied with."""
+    encoder: EncoderSpec | None = None
+    """None for a decoder."""
+    writes_text: bool = True
+    """False where no layer gives logits of tokens: for vectors and scores alone."""
+    pooling: PoolingSpec = PoolingSpec()
 
     def expanded_weights(self) -> list[WeightRule]:
         """The rules with `{layer}` filled in."""

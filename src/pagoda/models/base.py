@@ -8,6 +8,7 @@ from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
+from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import RMSNorm
 
@@ -42,8 +43,8 @@ class Model(nn.Module):
         [rows, vocab_size]."""
         raise NotImplementedError
 
-    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Of a model with labels: hidden states [texts, hidden_size] of first tokens -> logits
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Of a model with labels: pooled hidden states [texts, hidden_size] -> logits
         [texts, labels]."""
         raise NotImplementedError
 
@@ -73,6 +74,8 @@ class CausalLM(Model):
             self.head = self.embed
         else:
             self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
+        if spec.pooling.labels and spec.pooling.answers is None:
+            self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
@@ -91,6 +94,14 @@ class CausalLM(Model):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        if self.spec.pooling.answers is None:
+            return self.score(pooled)
+        yes, no = self.spec.pooling.answers
+        logits = self.compute_logits(pooled)
+        scores = logits[:, yes] if no is None else logits[:, yes] - logits[:, no]
+        return scores[:, None]
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
