@@ -5,6 +5,7 @@ from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
 from pagoda.arch.read import Reader, config_reader
+from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
@@ -60,7 +61,8 @@ def spec_for(
     name = _architecture(config)
     known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
     if known not in CONFIG_ARCHITECTURES:
-        raise _unknown(CONFIG_ARCHITECTURES, name)
+        likeness = resembling_config(name, config, tensor_names, CONFIG_ARCHITECTURES)
+        raise _unknown(CONFIG_ARCHITECTURES, name, likeness)
     _check_not_quantized(config)
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is not None:
@@ -75,16 +77,20 @@ def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mo
             f"GGUF metadata: general.architecture must be a text, not {name!r}. "
             "The file is damaged; fetch it again."
         )
+    if name == "clip":
+        raise CheckpointError(
+            "This GGUF is a vision projector (mmproj): it goes with a model and is none. Name the "
+            "GGUF of the language model."
+        )
     if name not in GGUF_ARCHITECTURES:
-        raise _unknown(GGUF_ARCHITECTURES, name)
+        likeness = resembling_gguf(name, metadata, tensor_names, GGUF_ARCHITECTURES)
+        raise _unknown(GGUF_ARCHITECTURES, name, likeness)
     spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
     return with_gguf_head(spec, Reader(metadata, "GGUF metadata", f"{name}."), tensor_names)
 
 
-def _unknown(known: Registry, name: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"The {known.kind} {name!r} is not supported yet; {known.nearest(name)}."
-    )
+def _unknown(known: Registry, name: str, likeness: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"The {known.kind} {name!r} is not supported yet; {likeness}.")
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
