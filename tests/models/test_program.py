@@ -23,6 +23,7 @@ MODELS = {
     "llama tied, biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "mistral 3": ("mistral3", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
     "granite": ("granite", MULTIPLIERS),

@@ -51,6 +51,8 @@ CASES = {
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "mistral 3": ("mistral3", {}),
+    "mistral 3 tied": ("mistral3", {"tie_word_embeddings": True}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "smollm3 options": (
         "smollm3",

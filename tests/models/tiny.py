@@ -14,6 +14,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -33,11 +35,23 @@ from pagoda.models.loader import build_model
 from pagoda.weights.gguf import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 
+
+def _mistral3(**text) -> Mistral3Config:
+    vision = {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
+    }  # fmt: skip
+    tied = text["tie_word_embeddings"]
+    text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None, **text}
+    return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
 FAMILIES = {
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),

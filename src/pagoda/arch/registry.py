@@ -15,6 +15,7 @@ CONFIG_ARCHITECTURES = Registry(
     {
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
+        "Mistral3ForConditionalGeneration": "pagoda.arch.mistral3:from_config",
         "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
         "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
         "GraniteForCausalLM": "pagoda.arch.granite:from_config",
@@ -34,6 +35,7 @@ GGUF_ARCHITECTURES = Registry(
     "GGUF architecture",
     {
         "llama": "pagoda.arch.llama:from_gguf",
+        "mistral3": "pagoda.arch.mistral3:from_gguf",
         "smollm3": "pagoda.arch.smollm3:from_gguf",
         "phi3": "pagoda.arch.phi3:from_gguf",
         "granite": "pagoda.arch.granite:from_gguf",
