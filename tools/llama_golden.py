@@ -47,23 +47,48 @@ LONGROPE = {
     "short_factor": [1.0 + i / 8 for i in range(16)],
     "long_factor": [1.3**i for i in range(16)],
 }  # fmt: skip
-# Name: transformers' class, and what its configuration has beside SIZES.
+VISION = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
+}  # fmt: skip
+# Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama-3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
-    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 64}),
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
-    "phi3": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 64}),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
     "granite": (
-        "Granite",
+        "GraniteForCausalLM",
         {
             "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.25, "logits_scaling": 1.6,
         },
     ),
-    "qwen2": ("Qwen2", {}),
-    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
-    "qwen3": ("Qwen3", {"head_dim": 64}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 64}),
+    "qwen3moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "norm_topk_prob": True,
+        },
+    ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "intermediate_size": 32, "sliding_window": 8, "rope_parameters": YARN,
+        },
+    ),
 }  # fmt: skip
 
 # The prompt comes as ids, so any tokenizer does: one kind for all, and a name for how it splits
@@ -101,9 +126,9 @@ def main() -> None:
 
 
 def _make(name: str, folder: Path) -> None:
-    family, changes = MODELS[name]
+    architecture, changes = MODELS[name]
     checkpoint, gguf, logits = folder / "hf", folder / "model.gguf", folder / "logits.npy"
-    _write_checkpoint(checkpoint, family, changes)
+    _write_checkpoint(checkpoint, architecture, changes)
     _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf])
     ids = np.random.RandomState(1).randint(VOCABULARY, size=LENGTH)
     _run([LLAMA.ready(), "-c", READ, gguf, json.dumps(ids.tolist()), logits])
@@ -112,10 +137,13 @@ def _make(name: str, folder: Path) -> None:
     print(f"{target.relative_to(ROOT)}: {target.stat().st_size:,} bytes")
 
 
-def _write_checkpoint(folder: Path, family: str, changes: dict[str, Any]) -> None:
+def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) -> None:
     """Weights are eighths, so that the file compresses."""
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    model_class = getattr(transformers, architecture)
+    config = {**SIZES, **changes}
+    if architecture.endswith("ForConditionalGeneration"):
+        config = {"text_config": config, "vision_config": VISION, "tie_word_embeddings": False}
+    model = model_class(model_class.config_class(**config))
     chance = np.random.RandomState(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -84,7 +84,7 @@ def _golden() -> Counter[str]:
     found: Counter[str] = Counter()
     for name, value in _table(ROOT / "tools" / "llama_golden.py", "MODELS"):
         assert isinstance(value, ast.Tuple) and isinstance(value.elts[0], ast.Constant)
-        found[f"{value.elts[0].value}ForCausalLM"] += (GOLDEN / f"{name}.npz").is_file()
+        found[str(value.elts[0].value)] += (GOLDEN / f"{name}.npz").is_file()
     return found
 
 

@@ -92,7 +92,6 @@ def test_the_lines_of_a_2080_ti_command():
         "--enable-flashinfer-autotune",
         "--mode",
         "--enable-auto-tool-choice",
-        "--kv-cache-dtype",
     }
 
 

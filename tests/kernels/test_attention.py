@@ -8,6 +8,7 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.kernels.ref import attention
+from tests.kernels.caches import poisoned
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -30,18 +31,16 @@ class Case:
     block_size: int = 4
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self):
         torch.manual_seed(3)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
         cache_dtype = self.cache_dtype or self.dtype
-        # Four bytes of -1 are a NaN scale.
-        poison = -1 if cache_dtype == torch.int8 else torch.nan
-        shapes = ops.kv_cache_shapes(
+        self.k_cache, self.v_cache = poisoned(
             num_blocks, self.kv_heads, self.block_size, self.head_dim, cache_dtype
         )
-        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=cache_dtype) for s in shapes)
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         self.k, self.v = [], []
@@ -65,7 +64,7 @@ class Case:
         lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, lens,
-            scale=self.head_dim**-0.5, window=window,
+            scale=self.head_dim**-0.5, window=window, sinks=self.sinks,
         )  # fmt: skip
 
     def expected(self, window: int | None = None) -> np.ndarray:
@@ -80,8 +79,10 @@ class Case:
                     k = self.k[row][first:last, kv_head].double().numpy()
                     v = self.v[row][first:last, kv_head].double().numpy()
                     scores = k @ self.q[token, head].double().numpy() * self.head_dim**-0.5
-                    weights = np.exp(scores - scores.max())
-                    out[token, head] = weights @ v / weights.sum()
+                    sink = -np.inf if self.sinks is None else float(self.sinks[head])
+                    top = max(scores.max(), sink)
+                    weights = np.exp(scores - top)
+                    out[token, head] = weights @ v / (weights.sum() + np.exp(sink - top))
         return out
 
     def check(self, window: int | None = None) -> None:
@@ -113,6 +114,15 @@ def test_equals_definition(mix, window):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     Case(MIXES["mixed"], dtype=dtype).check()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [None, 5])
+def test_sinks(mix, dtype, window):
+    """fp16 has no native form, so that the reference is looked at, too."""
+    sinks = torch.tensor([-1.0, 0.0, 1.0, 4.0, 30.0, -30.0])
+    Case(MIXES[mix], dtype=dtype, sinks=sinks).check(window)
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.kernels import ops as doors
 from pagoda.kernels.ref import attention as ref
+from tests.kernels.caches import poisoned
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -34,17 +34,15 @@ class Case:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     window: int | None = None
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self):
         torch.manual_seed(7)
         per_request = [-(-kv_len // self.block_size) for _, kv_len in self.requests]
         num_blocks = sum(per_request) + 3
-        shapes = doors.kv_cache_shapes(
+        self.k_cache, self.v_cache = poisoned(
             num_blocks, self.kv_heads, self.block_size, self.head_dim, self.dtype
         )
-        # Four bytes of -1 are a NaN scale.
-        poison = -1 if self.dtype == torch.int8 else torch.nan
-        self.k_cache, self.v_cache = (torch.full(s, poison, dtype=self.dtype) for s in shapes)
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         for row, (queries, kv_len) in enumerate(self.requests):
@@ -67,13 +65,13 @@ class Case:
     def run(self, ops: CpuOps) -> torch.Tensor:
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window,
+            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
         )  # fmt: skip
 
     def check(self, ops: CpuOps) -> None:
         expected = ref.paged_attention(
             self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window,
+            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
         )  # fmt: skip
         torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -124,6 +122,16 @@ def test_block_sizes(isa, dtype, block_size):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("mix", ["first token", "one decode", "mixed", "idle requests"])
+@pytest.mark.parametrize("window", [None, 37])
+def test_sinks(isa, dtype, mix, window):
+    """Some far below all scores, some far above."""
+    sinks = torch.tensor([-200.0, -1.0, 0.0, 3.0, 20.0, 200.0])
+    Case(MIXES[mix], dtype=dtype, window=window, sinks=sinks).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_no_bit(isa, dtype, threads):
@@ -159,9 +167,9 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, out, both_ways = args
+        *first, max_kv_len, scale, window, sinks, out, both_ways = args
         assert max_kv_len > 0
-        self._kernels.paged_attention(*first, 0, scale, window, out, both_ways)
+        self._kernels.paged_attention(*first, 0, scale, window, sinks, out, both_ways)
 
 
 @pytest.mark.parametrize("isa", ISAS)

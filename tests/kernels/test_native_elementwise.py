@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from pagoda.kernels import ops as doors
 from pagoda.kernels.ref import attention, kv_cache, norm, rope
+from tests.kernels.caches import poisoned
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -124,9 +125,9 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
         part.unflatten(1, (-1, dim)).clone()
         for part in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
     )
-    shapes = doors.kv_cache_shapes(num_blocks, kv_heads, block_size, dim, dtype)
-    poison = -1 if dtype == torch.int8 else torch.nan
-    caches = [torch.full(shape, poison, dtype=dtype) for shape in shapes * 2]
+    caches = [
+        cache for _ in range(2) for cache in poisoned(num_blocks, kv_heads, block_size, dim, dtype)
+    ]
     slots = torch.randperm(num_blocks * block_size)[:rows]
     positions = torch.randint(200, (rows,))
     cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None

@@ -16,6 +16,8 @@ MODELS = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
     "granite": ("granite", MULTIPLIERS),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
 }  # fmt: skip
 
 

@@ -34,6 +34,9 @@ MODELS = {
     "granite": ("granite", MULTIPLIERS),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    # llama.cpp has the clamp of the published models alone.
+    "gpt-oss": ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}),
 }  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from tests.models.tiny_gguf import Storage
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
-def _write(folder, kind: str, **changes) -> Callable[[], tuple]:
-    """A tiny Llama; returns what opens it: (spec, recording checkpoint)."""
-    reference = tiny.make("llama", **{"hidden_size": 128, "intermediate_size": 192, **changes})
+def _write(folder, kind: str, family: str = "llama", **changes) -> Callable[[], tuple]:
+    """A tiny model; returns what opens it: (spec, recording checkpoint)."""
+    reference = tiny.make(family, **{"hidden_size": 128, "intermediate_size": 192, **changes})
     if kind == "safetensors":
         reference.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
@@ -113,6 +113,42 @@ def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int
         row_bytes = info.nbytes // info.shape[0]
         assert checkpoint.bytes_read[name] <= info.nbytes // share + row_bytes, name
         assert checkpoint.bytes_read[name] > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "kind"),
+    [
+        ("qwen3_moe", tiny.QWEN3_MOE, "safetensors"),
+        ("gpt_oss", tiny.GPT_OSS, "safetensors"),
+        ("qwen3_moe", tiny.QWEN3_MOE, "Q8_0"),
+        ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}, "MXFP4"),
+    ],
+)
+def test_ranks_share_experts(family, changes, kind, tmp_path):
+    """Each rank reads its own experts and no others."""
+    open_model = _write(tmp_path, kind, family, **changes)
+    options = {"dtype": torch.float32, "device": "cpu"}
+    ids = tiny.random_ids(30)
+    expected = Driver(build_model(*open_model(), **options)).run(ids, chunk=30)
+    ranks, read = [], []
+    for rank in range(2):
+        spec, checkpoint = open_model()
+        ranks.append(build_model(spec, checkpoint, parallel=Parallel(rank, 2), **options))
+        experts = [name for name in checkpoint.tensors if "experts" in name or "_exps" in name]
+        read.append(sum(checkpoint.bytes_read.get(name, 0) for name in experts))
+        # Gate and up of one tensor are read one after the other.
+        all_bytes = sum(checkpoint.tensors[name].nbytes for name in experts)
+        assert read[-1] <= all_bytes * (1 if "gate_up_proj" in str(experts) else 1 / 2)
+    assert read[0] == read[1] > 0
+    for logits in _Ranks(ranks).run(ids):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+def test_experts_that_ranks_cannot_share_are_an_error(tmp_path):
+    sizes = {**tiny.QWEN3_MOE, "num_experts": 5}
+    spec, checkpoint = _write(tmp_path, "F32", "qwen3_moe", **sizes)()
+    with pytest.raises(ConfigError, match="5 experts cannot be split over 2"):
+        build_model(spec, checkpoint, dtype=torch.float32, device="cpu", parallel=Parallel(0, 2))
 
 
 def test_blocks_that_ranks_cannot_share_are_an_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ MODELS = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
     "granite": ("granite", MULTIPLIERS),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
 }
 
 
@@ -38,10 +41,9 @@ def load(family: str, folder, **changes):
 def record(driver: Driver) -> StepProgram | None:
     spec = driver.model.spec
     driver.model.reserve(LIMITS.max_model_len)
-    layer_group = [0] * len(spec.layers)
-    sizes = [driver.block_size]
+    cache = SimpleNamespace(layers=driver.caches, layer_group=[0] * len(spec.layers))
     with torch.inference_mode():
-        return StepProgram.record(driver.model, driver.caches, layer_group, sizes, LIMITS)
+        return StepProgram.record(driver.model, cache, [driver.block_size], LIMITS)
 
 
 def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):

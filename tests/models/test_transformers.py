@@ -97,6 +97,19 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "qwen3 moe, some layers dense": (
+        "qwen3_moe", {**tiny.QWEN3_MOE, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
+    "qwen3 moe, every second layer": (
+        "qwen3_moe",
+        {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 28},
+    ),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "gpt-oss all windows": (
+        "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},
+    ),
 }  # fmt: skip
 
 

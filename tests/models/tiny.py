@@ -3,11 +3,12 @@
 Nothing here is computed by Pagoda but what `load` returns.
 """
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
@@ -25,6 +26,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -32,8 +35,8 @@ from transformers import (
 from pagoda.arch.registry import spec_for
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
+from pagoda.weights.files import open_model
 from pagoda.weights.gguf import GgufCheckpoint
-from pagoda.weights.safetensors import SafetensorsCheckpoint
 
 
 def _mistral3(**text) -> Mistral3Config:
@@ -55,8 +58,22 @@ FAMILIES = {
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
+QWEN3_MOE = {
+    "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}  # fmt: skip
+GPT_OSS = {
+    "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64,
+    "sliding_window": 13, "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
 SIZES = {
     "vocab_size": 211,
     "hidden_size": 64,
@@ -93,8 +110,9 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalL
         checkpoint = GgufCheckpoint(folder)
         spec = spec_for(None, checkpoint.metadata, checkpoint.tensors)
     else:
-        checkpoint = SafetensorsCheckpoint(folder)
-        spec = spec_for(json.loads((folder / "config.json").read_text()), {}, checkpoint.tensors)
+        files = open_model(folder)
+        checkpoint = files.checkpoint
+        spec = spec_for(files.config, {}, checkpoint.tensors)
     return build_model(spec, checkpoint, dtype=dtype, device="cpu", **options)
 
 

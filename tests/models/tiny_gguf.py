@@ -5,7 +5,7 @@ Written from those facts with llama.cpp's own gguf package; nothing of Pagoda ta
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -26,37 +26,47 @@ _TENSORS = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate_proj": "ffn_gate",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 _PERMUTED = ("llama", "smollm3", "granite")
+# Where an architecture's names differ.
+_OWN = {"gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
+_ARCHS = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 Storage = gguf.GGMLQuantizationType
 
 
 def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storage]) -> None:
     """Write `model` to `path` and give it the weights that the file then holds.
 
-    `storage_of` is asked for each matrix; vectors are F32 as in every GGUF.
+    `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
     """
-    arch = model.config.model_type
+    arch = _ARCHS.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, model.config)
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    for name, weight in state.items():
-        stored_name = _stored_name(name)
+    for name, weight in _tensors(state, model.config.model_type):
+        stored_name = _stored_name(name, arch)
         values = weight.numpy()
         heads = _permuted_heads(name, model.config)
         if heads:
             values = _permute(values, heads)
-        storage = storage_of(stored_name) if values.ndim == 2 else Storage.F32
-        raw = gguf.quantize(values, storage)
+        plain = values.ndim == 1 or name.endswith("bias") or "ffn_gate_inp" in stored_name
+        storage = Storage.F32 if plain else storage_of(stored_name)
+        raw = gguf.quantize(np.ascontiguousarray(values), storage)
         writer.add_tensor(stored_name, raw, raw_dtype=storage)
         seen = gguf.dequantize(raw, storage).reshape(values.shape)
-        state[name].copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
+        weight.copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
     _write_rope_factors(writer, model.config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -64,11 +74,43 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     writer.close()
 
 
+def _tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names as checkpoints have them, and views of the model's own tensors."""
+    for name, weight in state.items():
+        stem, _, kind = name.rpartition(".")
+        if kind == "sinks":
+            yield stem + ".sinks.weight", weight
+        elif not stem.endswith(".experts"):
+            yield name, weight
+        else:
+            # transformers keeps experts as parameters of one tensor each.
+            kind, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
+            if model_type == "gpt_oss" and not bias:
+                weight = weight.transpose(1, 2)
+            end = ".bias" if bias else ".weight"
+            if kind == "down_proj":
+                yield f"{stem}.down_proj{end}", weight
+                continue
+            half = weight.shape[1] // 2
+            whole = model_type == "gpt_oss"  # rows of gate and up in turn, or one behind the other
+            yield f"{stem}.gate_proj{end}", weight[:, ::2] if whole else weight[:, :half]
+            yield f"{stem}.up_proj{end}", weight[:, 1::2] if whole else weight[:, half:]
+
+
 def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
+    if config.model_type in _ARCHS:
+        gpt_oss = config.model_type == "gpt_oss"
+        writer.add_expert_count(config.num_local_experts if gpt_oss else config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(
+            config.intermediate_size if gpt_oss else config.moe_intermediate_size
+        )
+        if gpt_oss:
+            writer.add_sliding_window(config.sliding_window)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -154,9 +196,10 @@ def _unpermute(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
 
 
-def _stored_name(name: str) -> str:
+def _stored_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, stem = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{_TENSORS[stem]}.{kind}"
+        stored = _OWN.get(arch, {}).get(stem) or _TENSORS[stem]
+        return f"blk.{layer}.{stored}.{kind}"
     return f"{_TENSORS[stem]}.{kind}"

@@ -39,8 +39,10 @@ class CacheModel:
         hidden_states = torch.zeros(batch.num_tokens, 32, dtype=torch.float64)
         for layer, (k_cache, v_cache) in enumerate(batch.kv_caches):
             group = batch.groups[batch.layer_group[layer]]
-            k_cache.view(-1)[group.slot_mapping] = batch.token_ids.to(k_cache.dtype)
-            v_cache.view(-1)[group.slot_mapping] = batch.positions.to(v_cache.dtype)
+            size = k_cache.shape[3]
+            blocks, offsets = group.slot_mapping // size, group.slot_mapping % size
+            k_cache[blocks, 0, 0, offsets] = batch.token_ids.to(k_cache.dtype)
+            v_cache[blocks, 0, offsets, 0] = batch.positions.to(v_cache.dtype)
             window = WINDOW if layer == 1 else 10**6
             for i in range(batch.num_reqs):
                 rows = slice(int(batch.query_start[i]), int(batch.query_start[i + 1]))
@@ -95,10 +97,12 @@ class Driver:
         self.new_rows: list[NewRow] = []
         self.freed: list[str] = []
         self.step_id = 0
-        # Block 0 is the null block; scattered ones show whether tables are read.
+        # Block 0 is the null block; scattered ones show whether tables are read. Groups share one
+        # memory: as their blocks are equally large, each block belongs to one of them.
+        count = len(runner.groups)
         self.pools = [
-            random.Random(g).sample(range(1, NUM_BLOCKS), NUM_BLOCKS - 1)
-            for g in range(len(runner.groups))
+            random.Random(g).sample(range(count + g, runner.num_slabs, count), NUM_BLOCKS - 1)
+            for g in range(count)
         ]
 
     def add(self, *requests: AddRequest) -> None:
@@ -198,12 +202,11 @@ def make_runner(model: CacheModel) -> Callable[..., ModelRunner]:
     def make(**changes: object) -> ModelRunner:
         spec = ModelSpec("Cache", VOCAB, 32, (), 1e-5, True, 512, "float32", ())
         groups = [
-            KVGroupSpec("full", (0,), 1, 1, 16),
-            KVGroupSpec("sliding", (1,), 1, 1, 4, WINDOW),
+            KVGroupSpec("full", (0,), 1, 1, 16, kv_dtype="float32"),
+            KVGroupSpec("sliding", (1,), 1, 1, 4, WINDOW, "float32"),
         ]
         settings: dict[str, object] = {
-            "num_blocks": NUM_BLOCKS,
-            "kv_dtype": torch.float32,
+            "num_slabs": 2 * NUM_BLOCKS + 1,
             "device": make_device("cpu"),
             "max_num_reqs": 4,
             "max_num_batched_tokens": 512,

@@ -195,8 +195,9 @@ def test_min_tokens_counts_output_only(make_request, driver, make_driver):
 
 def test_kv_caches_are_reserved_and_zero(make_runner):
     """A pool of 512 MiB takes no memory until it is written."""
-    runner = make_runner(num_blocks=50)
-    shapes = [(tuple(k.shape), tuple(v.shape)) for k, v in runner.kv_caches]
+    runner = make_runner(num_slabs=50)
+    shapes = [(tuple(k.shape), tuple(v.shape)) for k, v in runner.cache.layers]
+    assert all(not cache.any() for pair in runner.cache.layers for cache in pair)
     assert shapes == [((50, 1, 1, 16), (50, 1, 16, 1)), ((50, 1, 1, 4), (50, 1, 4, 1))]
     before = runner.device.memory_used()
     pool = runner.device.reserve((1 << 28,), torch.bfloat16)

@@ -72,10 +72,12 @@ def spec_from_gguf(
     traits: Traits,
     tensor_names: Collection[str],
     interleaved: bool = False,
+    windows: tuple[int | None, ...] = (),
     unrotated: Collection[int] = (),
 ) -> ModelSpec:
-    """Read GGUF metadata; `interleaved` says that q and k rows hold rotary pairs side by side, and
-    `unrotated` are the layers without rotary embedding."""
+    """Read GGUF metadata; `interleaved` says that q and k rows hold rotary pairs side by side,
+    `windows` gives each layer's sliding window, if there are any, and `unrotated` the layers
+    without rotary embedding."""
     num_layers = reader.integer("block_count", MAX_LAYERS)
     hidden = reader.integer("embedding_length", MAX_WIDTH)
     heads = reader.integers("attention.head_count", num_layers, MAX_HEADS)
@@ -90,10 +92,9 @@ def spec_from_gguf(
     # llama.cpp's converter can write one tensor of q, k and v for any architecture.
     traits = replace(traits, fused_qkv="blk.0.attn_qkv.weight" in tensor_names)
     ropes = _ropes(rope, num_layers, unrotated)
-    window = _window_from_gguf(reader)
     layers = tuple(
         _layer(heads[i], kv_heads[i], head_dim, ropes[i], widths[i], traits, window)
-        for i in range(num_layers)
+        for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = "output.weight" not in tensor_names
     bos = tokenizer.token_ids("bos_token_id")
@@ -160,11 +161,6 @@ def _check_gguf_shape(reader: Reader, head_dim: int, rotary_dim: int, interleave
         raise reader.error("attention.value_length", f"is {value_dim}, but keys have {head_dim}")
     if interleaved and rotary_dim != head_dim:
         raise reader.error("rope.dimension_count", f"is {rotary_dim}, but heads have {head_dim}")
-
-
-def _window_from_gguf(reader: Reader) -> int | None:
-    """Phi-3's files write 0 for none."""
-    return reader.integer("attention.sliding_window", MAX_CONTEXT, 0, minimum=0) or None
 
 
 def _gguf_vocab_size(reader: Reader, tokenizer: Reader) -> int:

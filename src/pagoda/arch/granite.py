@@ -39,7 +39,13 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     rotated = reader.flag("rope.scaling.finetuned", True)
     unrotated = () if rotated else range(reader.integer("block_count", MAX_LAYERS))
     spec = spec_from_gguf(
-        reader, tokenizer, "GraniteForCausalLM", traits, tensor_names, True, unrotated
+        reader,
+        tokenizer,
+        "GraniteForCausalLM",
+        traits,
+        tensor_names,
+        interleaved=True,
+        unrotated=unrotated,
     )
     head_dim = spec.attentions[0].head_dim
     return _multiplied(

@@ -1,6 +1,7 @@
 """Which architectures are known, by their names in config.json and in GGUF files."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
@@ -9,6 +10,7 @@ from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
+from pagoda.weights.published.select import method_of
 
 CONFIG_ARCHITECTURES = Registry(
     "architecture",
@@ -22,6 +24,8 @@ CONFIG_ARCHITECTURES = Registry(
         "GraniteMoeHybridForCausalLM": "pagoda.arch.granite:hybrid_from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
+        "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
+        "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -41,6 +45,8 @@ GGUF_ARCHITECTURES = Registry(
         "granite": "pagoda.arch.granite:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
+        "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
+        "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
     },
 )
 
@@ -65,11 +71,11 @@ def spec_for(
     if known not in CONFIG_ARCHITECTURES:
         likeness = resembling_config(name, config, tensor_names, CONFIG_ARCHITECTURES)
         raise _unknown(CONFIG_ARCHITECTURES, name, likeness)
-    _check_not_quantized(config)
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
-    if spec.encoder is not None:
-        return spec
-    return with_config_head(spec, name, config_reader(config), tensor_names)
+    if spec.encoder is None:
+        spec = with_config_head(spec, name, config_reader(config), tensor_names)
+    method = method_of(config)
+    return spec if method is None else replace(spec, quantization=method.description)
 
 
 def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -104,14 +110,3 @@ def _architecture(config: Mapping[str, Any]) -> str:
         )
     name: str = names[0]
     return name
-
-
-def _check_not_quantized(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    raise UnsupportedModelError(
-        f"The weights are quantized by {method or quantization!r}, which is not supported yet; "
-        "take the unquantized checkpoint or a GGUF of the model."
-    )

@@ -29,7 +29,13 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     unrotated = _every(_INTERVAL, reader.integer("block_count", MAX_LAYERS))
     return spec_from_gguf(
-        reader, tokenizer, "SmolLM3ForCausalLM", Traits(), tensor_names, True, unrotated
+        reader,
+        tokenizer,
+        "SmolLM3ForCausalLM",
+        Traits(),
+        tensor_names,
+        interleaved=True,
+        unrotated=unrotated,
     )
 
 

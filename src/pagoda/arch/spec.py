@@ -3,7 +3,7 @@
 Torch-free, so that the planner can reason about a model that is never loaded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -58,6 +58,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
+    """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,14 @@ class MlpSpec:
     bias: bool = False
     gated: bool = True
     """down(act(gate(x)) * up(x)); else down(act(up(x)))."""
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`, up within +-`limit`."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ class MoeSpec:
     sigmoid of its own logit."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
-    activation: Activation = "silu"
+    clamped: ClampedSwiglu | None = None
+    """Instead of silu(gate) * up."""
     bias: bool = False
     """On experts and router."""
 
@@ -141,6 +152,21 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True)
+class ExpertTensors:
+    """How a checkpoint holds something that each of `count` experts has: matrices [rows, columns]
+    or vectors [rows]."""
+
+    count: int
+    layout: Literal["single", "stacked", "transposed"]
+    """A tensor per expert, whose index `{expert}` stands for; one of [count, rows, columns]; or
+    one of [count, columns, rows]."""
+    parts: int = 1
+    """Matrices that lie in each tensor, one behind the other on rows."""
+    interleaved: bool = False
+    """Rows belong to the parts in turn, instead."""
+
+
+@dataclass(frozen=True)
 class WeightRule:
     """`param` of the model is made of `sources` of the checkpoint.
 
@@ -155,6 +181,8 @@ class WeightRule:
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
+    experts: ExpertTensors | None = None
+    """Of matrices that experts have; the sources of one expert follow each other."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +212,11 @@ class ModelSpec:
     writes_text: bool = True
     """False where no layer gives logits of tokens: for vectors and scores alone."""
     pooling: PoolingSpec = PoolingSpec()
+    quantization: str = ""
+    """How config.json says that the weights are quantized, in words; empty if they are not."""
 
     def expanded_weights(self) -> list[WeightRule]:
-        """The rules with `{layer}` filled in."""
+        """The rules with `{layer}` and `{expert}` filled in."""
         expanded = []
         for rule in self.weights:
             if "{layer}" not in rule.param:
@@ -196,10 +226,18 @@ class ModelSpec:
                 param, *sources = (
                     text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
                 )
-                expanded.append(WeightRule(param, tuple(sources), rule.unpermute))
+                names = _each_expert(sources, rule.experts)
+                expanded.append(replace(rule, param=param, sources=names, layers=None))
         return expanded
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Of the layers that have attention, in order."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+
+def _each_expert(sources: list[str], experts: ExpertTensors | None) -> tuple[str, ...]:
+    if experts is None or experts.layout != "single":
+        return tuple(sources)
+    indices = [str(expert) for expert in range(experts.count)]
+    return tuple(name.replace("{expert}", index) for index in indices for name in sources)

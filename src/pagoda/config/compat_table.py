@@ -350,7 +350,7 @@ _SCALED_CACHE = ("auto", "keys and values are cached unscaled")
 _OWN_READER = ("auto", "Pagoda has its own reader")
 _UNREAD = (None, "only safetensors and GGUF are read")
 _SCALED_CACHE_TYPES = (
-    "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "fp8_per_token_head",
+    "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "fp8_per_token_head",
     "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
     "ultraquant_4bit",
 )  # fmt: skip
@@ -384,8 +384,9 @@ None refuses."""
 QUANTIZATION_IN_CHECKPOINT = frozenset((
     "awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin", "auto_gptq", "compressed-tensors",
     "gguf", "mxfp4", "modelopt", "modelopt_fp4", "quark", "torchao", "auto-round", "inc",
+    "fbgemm_fp8",
 ))  # fmt: skip
 """`--quantization` values that only repeat what the checkpoint says."""
 
-QUANTIZATION_AT_LOAD = ("none", "int8", "int4")
+QUANTIZATION_AT_LOAD = ("none", "fp8", "int8", "int4")
 """`--quantization` values of Pagoda's own."""

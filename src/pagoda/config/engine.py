@@ -57,9 +57,10 @@ class ModelConfig(Options):
     quantization: str = option(
         "none",
         "Round bf16, fp16 and fp32 weights while they load, for a CPU's native kernels: `int8` "
-        "(a scale per 32 weights, 8.5 bits each) or `int4` (scale and minimum per 32, 5 bits; "
-        "token table and output head in `int8`).",
-        choices=("none", "int8", "int4"),
+        "(a scale per 32 weights, 8.5 bits each), `int4` (scale and minimum per 32, 5 bits; token "
+        "table and output head in `int8`) or `fp8` (there as `int8`, which is closer). Weights "
+        "that the checkpoint has quantized need no flag.",
+        choices=("none", "fp8", "int8", "int4"),
     )
     max_model_len: int | str | None = option(
         None,
@@ -117,8 +118,18 @@ class CacheConfig(Options):
     kv_cache_dtype: str = option(
         "auto",
         "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
-        "scale per token and head: about half the bytes of `bfloat16`.",
-        choices=("auto", "float16", "bfloat16", "float32", "int8", "int8_per_token_head"),
+        "scale per token and head: about half the bytes of `bfloat16`. `fp8` means the same "
+        "here: it would take as much and be less close.",
+        choices=(
+            "auto",
+            "float16",
+            "bfloat16",
+            "float32",
+            "int8",
+            "int8_per_token_head",
+            "fp8",
+            "fp8_e4m3",
+        ),  # fmt: skip
     )
     kv_cache_memory_bytes: int | None = option(
         None,

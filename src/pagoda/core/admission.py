@@ -23,8 +23,8 @@ class Start:
     hit: PrefixHit
     num_tokens: int
     """Tokens to compute in this step, behind the hit."""
-    num_blocks: int
-    """Free blocks that all its known tokens take."""
+    num_bytes: int
+    """Free memory that all its known tokens take."""
 
 
 _NO_PREFIX: list[bytes] = []
@@ -42,20 +42,22 @@ class Admission:
         self._kv = kv
         self._sharing = sharing
 
-    def spare_blocks(self, running: Iterable[Request]) -> int:
-        """Free blocks that no running request will want soon: the rest of its prompt, or the
-        next block of its output. Admitting into those would only lead to preemption."""
-        return self._kv.num_free_blocks - sum(self._claim(req) for req in running)
+    def spare_bytes(self, running: Iterable[Request]) -> int:
+        """Free memory that no running request will want soon: for the rest of its prompt, or the
+        next block of its output. Admitting into that would only lead to preemption."""
+        return self._kv.free_bytes - sum(self._claim(req) for req in running)
+
+    def growth(self, req: Request) -> int:
+        """Bytes of the next block of a request's output."""
+        return self._kv.unit_bytes if req.generates else 0
 
     def _claim(self, req: Request) -> int:
         if req.generates and req.num_expected_tokens - req.num_computed_tokens <= 1:
-            return 1
-        return max(int(req.generates), self._required(req) - req.tables.num_held)
+            return self.growth(req)
+        return max(self.growth(req), self._required(req) - self._kv.bytes_held(req.tables))
 
     def _required(self, req: Request) -> int:
-        return self._kv.blocks_required(
-            req.num_expected_tokens, self._limits.max_num_batched_tokens
-        )
+        return self._kv.bytes_required(req.num_expected_tokens, self._limits.max_num_batched_tokens)
 
     def consider(self, req: Request, room: StepRoom, spare: int) -> Start | Refusal:
         # A preempted request whose last plans are still in flight may have nothing to compute
@@ -74,10 +76,10 @@ class Admission:
         num_tokens = room.prompt_tokens(hit.num_tokens, missing)
         if num_tokens <= 0:
             return Refusal.FULL
-        num_blocks = self._required(req) - self._kv.blocks_shared(hit)
-        if num_blocks > spare:
+        num_bytes = self._required(req) - self._kv.bytes_shared(hit)
+        if num_bytes > spare:
             return Refusal.FULL
-        return Start(hit, num_tokens, num_blocks)
+        return Start(hit, num_tokens, num_bytes)
 
     def _match(self, req: Request) -> PrefixHit:
         """The cached prefix. At least the last token is left to compute, for its logits. Sets
@@ -91,6 +93,11 @@ class Admission:
         hit = self._kv.match_prefix(hashes, max_tokens)
         following = hit.num_tokens // block_size
         usable = min(len(hashes), max_tokens // block_size)
-        if following < usable and hashes[following] in self._sharing:
+        if self._kv.has_states:
+            # Few blocks come with the state that makes them of use; only these are claimed.
+            coming = [block_hash for block_hash in hashes[following:usable]
+                      if block_hash in self._sharing]  # fmt: skip
+            req.waiting_for = coming[-1] if coming else None
+        elif following < usable and hashes[following] in self._sharing:
             req.waiting_for = hashes[following]
         return hit

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
+from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.block_hash import MAX_TOKEN_ID
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import POOLING_TASKS, AddRequest
@@ -78,11 +79,12 @@ def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
 
 def check_capacity(req: Request, limits: SchedulerLimits, kv: KVCacheManager) -> None:
     """RequestError for a request that would not fit if it ran alone."""
-    required = kv.blocks_required(req.compute_limit, limits.max_num_batched_tokens)
-    if required > kv.num_blocks:
+    chunk = limits.max_num_batched_tokens
+    if not kv.fits_alone(req.compute_limit, chunk):
         raise RequestError(
-            f"The request needs {required} KV blocks of {kv.block_size} tokens "
-            f"({req.prompt_len} prompt tokens and up to {req.max_tokens_total - req.prompt_len} "
-            f"generated ones), but the cache has {kv.num_blocks}. Lower max_tokens or shorten the "
-            "prompt, or give the KV cache more memory.", param="max_tokens",
+            f"The request needs {format_bytes(kv.bytes_required(req.compute_limit, chunk))} of KV "
+            f"cache ({req.prompt_len} prompt tokens and up to "
+            f"{req.max_tokens_total - req.prompt_len} generated ones), but there are "
+            f"{format_bytes(kv.total_bytes)}. Lower max_tokens or shorten the prompt, or give the "
+            "KV cache more memory.", param="max_tokens",
         )  # fmt: skip

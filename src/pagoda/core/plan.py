@@ -18,8 +18,11 @@ class PlannedRequest(msgspec.Struct, kw_only=True):
     num_tokens: int
     """1 or more; drafts counted in."""
     new_block_ids: list[list[int]]
-    """Per KV group, blocks appended to the request's tables since the last plan; read only.
+    """Per attention group, blocks appended to the request's tables since the last plan; read only.
     Block 0 stands where a sliding window no longer reaches."""
+    states: tuple[int, int] = (0, 0)
+    """Of a model with recurrent layers: the block whose state the step goes on from (not read
+    where it begins at position 0), and the block it writes."""
     draft_token_ids: list[int] = msgspec.field(default_factory=list)
     samples: bool = True
     """False for a prefill chunk that does not reach the last known token. For kind `pool` the

@@ -57,7 +57,11 @@ class Progress:
             num_blocks = num_computed // self._kv.block_size
             hashes = req.block_hashes.extend(req.token_ids, num_blocks)
         self._kv.advance(req.tables, hashes, num_computed)
-        self._sharing.release(req, hashes[before : req.tables.num_cached])
+        done = hashes[before : req.tables.num_cached]
+        if self._kv.has_states:
+            # A state is published once the step that goes on from it is planned.
+            done = self._kv.hashes_with_states(req.tables, hashes, num_computed - 1)
+        self._sharing.release(req, done)
 
 
 def _roll_back(req: Request) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 
 from pagoda.core.kvcache.block_hash import BlockHashes
-from pagoda.core.kvcache.manager import BlockTables
+from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest
 
 

@@ -8,7 +8,8 @@ import msgspec
 from pagoda.base.errors import RequestError
 from pagoda.core.admission import Admission, Refusal, Start
 from pagoda.core.kvcache.block_hash import BlockHashes
-from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
+from pagoda.core.kvcache.spec import attention_groups
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
@@ -22,6 +23,7 @@ from pagoda.core.step_time import StepTimes, only_decodes, size_of
 __all__ = ["Scheduler", "SchedulerLimits"]
 
 _NOTHING = RequestResult(req_id="")
+NO_STATES = (0, 0)
 
 
 class Scheduler:
@@ -56,7 +58,7 @@ class Scheduler:
             blocks_total=kv.num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1)
         )
         # Most decode steps add no block; runners only read plans, so one object serves all.
-        self._no_blocks: list[list[int]] = [[] for _ in kv.groups]
+        self._no_blocks: list[list[int]] = [[] for _ in attention_groups(kv.groups)]
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
@@ -126,10 +128,11 @@ class Scheduler:
         """Guess what follows a running request's delivered tokens; its next plan verifies it.
 
         A request with drafts in flight sits out until their result is in, because where it
-        stands depends on how many are accepted. Ids that do not run are passed over.
+        stands depends on how many are accepted. Ids that do not run are passed over, and so are
+        models with recurrent layers, whose states cannot go back.
         """
         req = self._requests.get(req_id)
-        if req is not None and req.is_running and req.generates:
+        if req is not None and req.is_running and req.generates and not self.kv.has_states:
             req.draft_token_ids = list(draft_token_ids)
 
     def schedule(self) -> StepPlan | None:
@@ -172,6 +175,9 @@ class Scheduler:
             delta = self._progress.apply(req, planned, entry, plan.step_id)
             if req.num_prompt_counted < req.prompt_len:
                 self._count_prompt(req, planned)
+            if self.kv.has_states and req.is_running and _went_back(req, planned):
+                self._running.remove(req)
+                self._preempt(req)
             if delta is None:
                 continue
             stats.generation_tokens += len(delta.token_ids)
@@ -261,7 +267,9 @@ class Scheduler:
         """Tokens to compute of a request that misses several or has drafts; trims the drafts."""
         num_tokens = 1
         if missing > 1:
-            num_tokens = room.prompt_tokens(req.num_computed_tokens, missing, reserved)
+            start = req.num_computed_tokens
+            num_tokens = room.prompt_tokens(start, missing, reserved)
+            num_tokens = self.kv.until_kept(req.tables, start, num_tokens)
         if req.draft_token_ids:
             most = room.tokens - reserved - num_tokens
             most = min(most, req.compute_limit - req.num_expected_tokens)
@@ -287,29 +295,41 @@ class Scheduler:
         running, waiting = self._running, self._waiting
         if room.tokens <= 0 or not len(waiting) or len(running) >= self.limits.max_num_reqs:
             return
-        spare = self._admission.spare_blocks(running)
+        spare = self._admission.spare_bytes(running)
         index = 0
         while index < len(waiting) and room.tokens > 0 and len(running) < self.limits.max_num_reqs:
             req = waiting[index]
             start = self._admission.consider(req, room, spare)
             if start is Refusal.LATER:
                 index += 1
-            elif isinstance(start, Start):
-                plan.rows.append(NewRow(request=None if req.has_row else req.message,
-                                        req_id=req.req_id))  # fmt: skip
-                plan.requests.append(self._start(req, start))
-                in_flight.append(req)
-                room.take_prompt(start.hit.num_tokens, start.num_tokens)
-                # One more for the block that its output will grow into.
-                spare -= start.num_blocks + int(req.generates)
-            else:
+                continue
+            known = req.has_row
+            if not isinstance(start, Start) or (planned := self._start(req, start)) is None:
                 break
+            plan.rows.append(NewRow(request=None if known else req.message, req_id=req.req_id))
+            plan.requests.append(planned)
+            in_flight.append(req)
+            room.take_prompt(planned.num_computed_tokens, planned.num_tokens)
+            # One more for the block that its output will grow into.
+            spare -= start.num_bytes + self._admission.growth(req)
 
-    def _start(self, req: Request, start: Start) -> PlannedRequest:
+    def _start(self, req: Request, start: Start) -> PlannedRequest | None:
+        """Let a request run; None, with nothing changed, where its blocks find no room although
+        the bytes would."""
+        hit = start.hit
+        num_tokens = self._take_blocks(req, hit, start.num_tokens)
+        if not num_tokens:
+            if len(self._running):
+                return None
+            # Cached blocks can lie so that nothing fits between them; without, any request fits.
+            self.kv.reset_prefix_cache()
+            hit = self.kv.match_prefix([], 0)
+            num_tokens = self._take_blocks(req, hit, start.num_tokens)
+            if not num_tokens:
+                return None  # somebody who is no request holds blocks
         self._waiting.remove(req)
         self._running.push(req)
         req.status = RequestStatus.RUNNING
-        hit = start.hit
         if not req.has_row:
             req.has_row = True
             req.num_cached_tokens = req.num_prompt_counted = hit.num_tokens
@@ -320,15 +340,30 @@ class Scheduler:
                 self._stats.prefix_hits += hit.num_tokens
                 if req.block_hashes is not None:
                     req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
-        self.kv.attach(req.tables, hit)
-        if self.kv.allocate(req.tables, hit.num_tokens + start.num_tokens) is None:
-            raise RuntimeError(f"Request {req.req_id} was admitted but does not fit.")
         req.num_computed_tokens = hit.num_tokens
         if req.block_hashes is not None:
             num_full = len(req.token_ids) // self.kv.block_size
-            hashes = req.block_hashes.extend(req.token_ids, num_full)
-            self._sharing.claim(req, hashes[req.tables.num_cached :])
-        return self._advance(req, start.num_tokens, [list(t) for t in req.tables.tables])
+            req.block_hashes.extend(req.token_ids, num_full)
+            self._sharing.claim(req, self._coming(req, req.block_hashes))
+        return self._advance(req, num_tokens, [list(table) for table in req.tables.tables])
+
+    def _take_blocks(self, req: Request, hit: PrefixHit, num_tokens: int) -> int:
+        """Give a request its first blocks, for at most `num_tokens` tokens behind the hit: for how
+        many; 0, with nothing changed, where they find no room."""
+        message, tables = req.message, req.tables
+        self.kv.attach(tables, hit)
+        self.kv.want_states(tables, message.prompt_token_ids, message.eos_token_ids, hit)
+        num_tokens = self.kv.until_kept(tables, hit.num_tokens, num_tokens)
+        if self.kv.allocate(tables, hit.num_tokens + num_tokens) is None:
+            self.kv.free(tables)
+            return 0
+        return num_tokens
+
+    def _coming(self, req: Request, known: BlockHashes) -> list[bytes]:
+        """Hashes of the blocks that others may wait for a request to compute."""
+        if self.kv.has_states:
+            return self.kv.hashes_with_states(req.tables, known.hashes)
+        return known.hashes[req.tables.num_cached :]
 
     def _advance(self, req: Request, num_tokens: int, blocks: list[list[int]]) -> PlannedRequest:
         """Plan a request's next tokens, drafts last, and count them as computed and expected."""
@@ -347,6 +382,7 @@ class Scheduler:
             num_computed_tokens=start,
             num_tokens=num_tokens,
             new_block_ids=blocks,
+            states=self.kv.plan_states(req.tables, start) if self.kv.has_states else NO_STATES,
             draft_token_ids=drafts,
             samples=last and (req.generates or req.pools),
         )
@@ -375,7 +411,7 @@ class Scheduler:
 
     def _give_up_blocks(self, req: Request) -> None:
         if req.block_hashes is not None:
-            self._sharing.release(req, req.block_hashes.hashes[req.tables.num_cached :])
+            self._sharing.release(req, self._coming(req, req.block_hashes))
         self.kv.free(req.tables)
 
     def _count_prompt(self, req: Request, planned: PlannedRequest) -> None:
@@ -383,3 +419,8 @@ class Scheduler:
         if done > req.num_prompt_counted:
             self._stats.prompt_tokens += done - req.num_prompt_counted
             req.num_prompt_counted = done
+
+
+def _went_back(req: Request, planned: PlannedRequest) -> bool:
+    """Whether a request computes tokens again that its states have seen already."""
+    return req.num_computed_tokens < planned.num_computed_tokens + planned.num_tokens

@@ -9,8 +9,10 @@ them); the file is named by a hash of the model and of all that its KV depends o
 import hashlib
 import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -195,7 +197,8 @@ def _adopt_all(
     data: Bytes, index: _Index, starts: list[int], cache: KVCacheManager, store: BlockStore
 ) -> int:
     """The most useful blocks come first in the file and last here: they are evicted last."""
-    room = min(len(index.hashes), cache.num_free_blocks)
+    sizes = accumulate(cache.layout.block_bytes[group] for group in index.groups)
+    room = bisect_right(list(sizes), cache.free_bytes)
     adopted = 0
     for number in reversed(range(room)):
         raw = data[starts[number] : starts[number + 1]]

@@ -22,7 +22,6 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.messages import EngineMessage, EngineProgress, EngineReady
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore, describe
@@ -125,7 +124,7 @@ class _Startup:
         model = self._load(files, spec, device, resolution, libraries.result())
         grammars = Grammars(partial(_vocabulary, self.config.model, files), spec.vocab_size)
         runner = self._make_runner(model, spec, device, resolution, libraries.result(), grammars)
-        scheduler = _make_scheduler(spec, resolution)
+        scheduler = _make_scheduler(resolution)
         core = EngineCore(
             scheduler,
             LocalExecutor(runner),
@@ -135,7 +134,7 @@ class _Startup:
         ready = EngineReady(
             max_model_len=max_model_len,
             vocab_size=spec.vocab_size,
-            num_blocks=resolution.plan.num_blocks,
+            num_blocks=max(1, resolution.plan.num_slabs),
             block_size=resolution.config.cache.block_size,
             kv_tokens=resolution.plan.kv_tokens,
             max_num_seqs=_resolved(resolution.config.scheduler.max_num_seqs),
@@ -302,9 +301,8 @@ class _Startup:
             runner = libraries.runner(
                 model,
                 spec,
-                kv_groups(spec, config.cache.block_size),
-                num_blocks=resolution.plan.num_blocks,
-                kv_dtype=device.dtype(config.cache.kv_cache_dtype),
+                list(resolution.plan.groups),
+                num_slabs=resolution.plan.num_slabs,
                 device=device,
                 max_num_reqs=_resolved(config.scheduler.max_num_seqs),
                 max_num_batched_tokens=_resolved(config.scheduler.max_num_batched_tokens),
@@ -321,7 +319,7 @@ class _Startup:
         return runner
 
 
-def _make_scheduler(spec: ModelSpec, resolution: Resolution) -> Scheduler:
+def _make_scheduler(resolution: Resolution) -> Scheduler:
     config = resolution.config
     limits = SchedulerLimits(
         max_num_reqs=_resolved(config.scheduler.max_num_seqs),
@@ -333,8 +331,8 @@ def _make_scheduler(spec: ModelSpec, resolution: Resolution) -> Scheduler:
         **_step_bound(config.scheduler.max_step_ms),
     )
     cache = KVCacheManager(
-        kv_groups(spec, config.cache.block_size),
-        resolution.plan.num_blocks,
+        resolution.plan.groups,
+        resolution.plan.num_slabs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     return Scheduler(limits, cache)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pagoda.kernels import cpu
+from pagoda.kernels.cpu import experts as packed_experts
 from pagoda.kernels.cpu import packed
 from pagoda.kernels.ref import (
     activation,
@@ -17,6 +18,7 @@ from pagoda.kernels.ref import (
     dequant,
     embedding,
     encoder,
+    experts,
     kv_cache,
     linear,
     norm,
@@ -195,21 +197,20 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
     Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
-    sees all `kv_lens[i]` tokens (the last `window` of them, if given). Returns q's shape; rows
-    behind `query_start[-1]` (a step padded to a captured size) are zero.
+    sees all `kv_lens[i]` tokens (the last `window` of them, if given). fp32 `sinks` [heads] are
+    logits of one more key each, whose value is zero. Returns q's shape; rows behind
+    `query_start[-1]` (a step padded to a captured size) are zero.
     """
-    native = _native(q)
-    if native is not None:
-        return native.paged_attention(
-            q, k_cache, v_cache, block_table, query_start, kv_lens, scale=scale, window=window
-        )
-    return attention.paged_attention(
-        q, k_cache, v_cache, block_table, query_start, kv_lens, scale=scale, window=window
-    )
+    form = _native(q) or attention
+    return form.paged_attention(
+        q, k_cache, v_cache, block_table, query_start, kv_lens,
+        scale=scale, window=window, sinks=sinks,
+    )  # fmt: skip
 
 
 def encoder_attention(
@@ -249,6 +250,47 @@ def scale(x: Tensor, factor: float) -> Tensor:
     if native is not None and x.dim() == 2:
         return native.scale(x, factor)
     return activation.scale(x, factor)
+
+
+def route(
+    logits: Tensor, top_k: int, scoring: str = "softmax", renormalize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(int64 ids, fp32 weights) [tokens, top_k] of the experts with the largest logits of
+    [tokens, experts], falling, the lower ids first of equals.
+
+    A weight is the expert's share of a `softmax` over all, its share of one over the chosen
+    (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum.
+    """
+    form = _native(logits) or experts
+    return form.route(logits, top_k, scoring, renormalize)
+
+
+Gating = experts.Gating
+PlainExperts = experts.PlainExperts
+PackedExperts = packed_experts.PackedExperts
+packed_experts_matrix = packed_experts.matrix
+load_packed_expert = packed_experts.load
+
+
+def mix_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: PlainExperts | PackedExperts,
+    down: PlainExperts | PackedExperts,
+    gating: Gating,
+    first: int = 0,
+) -> Tensor:
+    """The sum over each token's experts of weight * down(gated(up(x))), in x's shape and dtype.
+
+    x [tokens, hidden]; `ids` and `weights` as `route` returns them. `up` and `down` hold the
+    experts from `first` on, whose matrices have the rows (gate, then up) and hidden; experts that
+    they do not hold add nothing. Both are packed or neither is.
+    """
+    if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):
+        return packed_experts.mix(x, ids, weights, up, down, gating, first)
+    assert isinstance(up, PlainExperts) and isinstance(down, PlainExperts)
+    return experts.mix(x, ids, weights, up, down, gating, first)
 
 
 def matmul(

@@ -1,14 +1,38 @@
 """Self-attention: over the paged KV cache, and of encoders, which have none."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from pagoda.arch.spec import AttentionSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.batch import ForwardBatch, GroupInputs
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.norm import RMSNorm
+
+
+class Sinks(WeightedLayer):
+    """A logit for each of this rank's heads; fp32."""
+
+    params = ("weight",)
+
+    def __init__(self, context: LayerContext, num_heads: int, heads: slice):
+        super().__init__()
+        self._num_heads = num_heads
+        self._heads = heads
+        size = heads.stop - heads.start
+        self.weight = torch.empty(size, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        load = partial(load_vector, self.weight)
+        return (LoadTarget((self._num_heads,), load, rows=self._heads),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
 
 class Attention(nn.Module):
@@ -29,6 +53,7 @@ class Attention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
         self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
@@ -43,6 +68,7 @@ class Attention(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
         spec = self.spec
         where = batch.groups[batch.layer_group[self.layer]]
+        assert isinstance(where, GroupInputs)
         k_cache, v_cache = batch.kv_caches[self.layer]
         q = ops.rotary_store(
             self.qkv(hidden_states),
@@ -62,6 +88,7 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
+            sinks=None if self.sinks is None else self.sinks.weight,
         )
         return self.output(attended.flatten(1))
 

@@ -16,6 +16,20 @@ class GroupInputs:
 
 
 @dataclass
+class StateInputs:
+    """Where requests' recurrent states lie in their cache.
+
+    A request that begins at position 0 starts from zeros, whatever `read` says. Block 0 belongs to
+    nobody and may be other memory: it is neither read nor written.
+    """
+
+    read: torch.Tensor
+    """int32 [num_reqs]: the block with the state in front of the step."""
+    write: torch.Tensor
+    """int32 [num_reqs]: where the state behind the step goes; may be the same block."""
+
+
+@dataclass
 class ForwardBatch:
     """Tokens of several requests, end to end: request i owns rows
     `query_start[i] : query_start[i + 1]`, and its KV holds `kv_lens[i]` tokens when the step
@@ -32,11 +46,12 @@ class ForwardBatch:
     """int32 [num_reqs]."""
     max_query_len: int
     max_kv_len: int
-    groups: list[GroupInputs]
+    groups: list[GroupInputs | StateInputs]
     layer_group: list[int]
     """KV group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer, K and V of `ops.kv_cache_shapes`."""
+    """Per layer, K and V of `ops.kv_cache_shapes`, or convolution and state. A block's part is
+    contiguous, blocks lie any stride apart."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None

@@ -10,7 +10,7 @@ from torch import nn
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.quant.base import ShardSource
-from pagoda.quant.plain import STORAGES
+from pagoda.quant.plain import STORAGES, check_range
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class LoadTarget:
     rows: slice | None = None
     """Of the first dimension, in elements; None takes all."""
     columns: slice | None = None
+    expert: int | None = None
+    """Whose matrix or vector it is; `shape` is then that of this one alone."""
 
 
 class WeightedLayer(nn.Module, ABC):
@@ -35,10 +37,13 @@ class WeightedLayer(nn.Module, ABC):
 
     @abstractmethod
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        """Where the shards of `param` go, one target each; valid before `create`."""
+        """Where the shards of `param` go, one target each; valid before `create`.
+
+        Of experts' only those that this rank holds, an expert's one after the other.
+        """
 
     def create(self, storages: tuple[str, ...]) -> None:
-        """Make room for the weight, whose shards are stored so; a vector has its room already."""
+        """Make room for the weight, whose targets are stored so; a vector has its room already."""
 
     def finalize(self) -> None:
         """Called when all its targets are loaded."""
@@ -56,3 +61,4 @@ def load_vector(target: torch.Tensor, source: ShardSource) -> None:
             f"A vector stored as {source.storage} is not supported; convert the model anew."
         )
     target.copy_(ops.dequantize(source.read(), source.storage, target.dtype).flatten())
+    check_range(target)

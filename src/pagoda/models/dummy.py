@@ -37,9 +37,13 @@ class DummyCheckpoint:
         shape = self.tensors[name].shape
         if len(shape) == 1 and not name.endswith(".bias"):
             return self._stored(np.ones((1, *shape), np.float32))
-        generator = np.random.Generator(np.random.SFC64(zlib.crc32(name.encode())))
-        values = generator.random(shape, np.float32).reshape(-1, shape[-1])
-        values = values[rows or slice(None), columns or slice(None)]
+        seed = zlib.crc32(name.encode())
+        if len(shape) == 3:  # of a stack only what is asked for is made: it may be large
+            stack = range(shape[0])[rows or slice(None)]
+            values = np.concatenate([_uniform((seed, i), shape[1:]) for i in stack])
+        else:
+            values = _uniform((seed,), shape).reshape(-1, shape[-1])[rows or slice(None)]
+        values = values[:, columns or slice(None)]
         # In place: a large model's token table has gigabytes.
         values -= np.float32(0.5)
         values *= np.float32(2 * _SCALE)
@@ -56,3 +60,8 @@ class DummyCheckpoint:
             torch.from_numpy(values).to(self._dtype).view(torch.uint8).numpy()
         )
         return stored
+
+
+def _uniform(seed: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Between 0 and 1."""
+    return np.random.Generator(np.random.SFC64(seed)).random(shape, np.float32)

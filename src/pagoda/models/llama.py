@@ -6,7 +6,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.attention import Attention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
-from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.moe import feed_forward
 from pagoda.layers.norm import RMSNorm
 from pagoda.models.base import CausalLM, DecoderLayer
 
@@ -16,12 +16,12 @@ class LlamaLayer(DecoderLayer):
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
-        assert isinstance(layer.mixer, AttentionSpec) and layer.mlp is not None
+        assert isinstance(layer.mixer, AttentionSpec)
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.attention_norm = RMSNorm(context, hidden, eps)
         self.attention = Attention(context, layer.mixer, hidden, eps, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
-        self.mlp = GatedMlp(context, layer.mlp, hidden)
+        self.mlp = feed_forward(context, layer, hidden)
 
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch

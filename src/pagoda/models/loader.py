@@ -1,11 +1,10 @@
 """From a checkpoint to a model that runs: strict, one pass, one tensor in memory at a time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -17,6 +16,7 @@ from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
+from pagoda.models.pieces import Piece, pieces
 from pagoda.models.registry import MODELS
 from pagoda.quant.base import ShardSource
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
@@ -32,14 +32,10 @@ _QUOTED = 5
 class _Item:
     """One use of a checkpoint tensor."""
 
+    piece: Piece
     target: LoadTarget
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    layer: WeightedLayer | None = None
+    layer: WeightedLayer | None
     """To be finalized when its last item is loaded."""
-    first_row: int = 0
-    """Where the target's rows begin in a tensor that holds several shards."""
-    unpermute: int = 0
 
 
 _Items = dict[str, list[_Item]]
@@ -83,7 +79,7 @@ def build_model(
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
     if weights is None:
-        shapes = {name: uses[0].shape for name, uses in items.items()}
+        shapes = {name: uses[0].piece.shape for name, uses in items.items()}
         weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
     for name, uses in items.items():
         for item in uses:
@@ -115,6 +111,7 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
         for name in names
         if name not in wanted
         and not any(fnmatchcase(name, pattern) for pattern in spec.ignored_weights)
+        and not _adds_nothing(checkpoint, name, wanted)
     ]
     if leftover:
         raise CheckpointError(
@@ -124,54 +121,51 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
     return checkpoint
 
 
+def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
+    """Whether it is a bias of zeros, as AutoGPTQ gives every layer that it quantizes."""
+    layer, stored = name.removesuffix(".bias"), checkpoint.tensors[name].name
+    return layer != name and f"{layer}.weight" in wanted and not checkpoint.read(stored).any()
+
+
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
-    if info.shape != item.shape:
+    piece, target = item.piece, item.target
+    if info.shape != piece.shape:
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
-            f"{list(item.shape)}. config.json (or the GGUF metadata) belongs to another model."
+            f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
-    target = item.target
-    if target.columns is not None:
-        block = FORMATS[info.type].block_elements
-        if target.columns.start % block or target.columns.stop % block:
-            raise ConfigError(
-                f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
-                f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
-            )
+    block = FORMATS[info.type].block_elements
+    if piece.transposed and block > 1:
+        raise UnsupportedModelError(
+            f"Tensor {info.name} is stored in blocks of {block} ({info.type}) that run across its "
+            "matrix; take another version of the model."
+        )
+    columns = target.columns
+    if columns is not None and (columns.start % block or columns.stop % block):
+        raise ConfigError(
+            f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
+            f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
+        )
 
 
 def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
     for rule in model.spec.expanded_weights():
-        for source, item in _placed(rule, *_layer_of(model, rule)):
-            items.setdefault(source, []).append(item)
+        layer, param = _layer_of(model, rule)
+        targets = layer.targets(param)
+        for piece, target in zip(pieces(rule, targets), targets, strict=True):
+            items.setdefault(piece.source, []).append(_Item(piece, target, layer))
     for table in model.context.rotary.tables.values():
         names = _factor_tensors(table.spec)
-        if names:
-            factors = [torch.empty(table.spec.rotary_dim // 2) for _ in names]
+        factors = [torch.empty(table.spec.rotary_dim // 2) for _ in names]
+        if factors:
             table.set_factors(*factors)
-            for name, vector in zip(names, factors, strict=True):
-                shape = tuple(vector.shape)
-                target = LoadTarget(shape, partial(load_vector, vector))
-                items.setdefault(name, []).append(_Item(target, shape))
+        for name, vector in zip(names, factors, strict=True):
+            target = LoadTarget(tuple(vector.shape), partial(load_vector, vector))
+            items.setdefault(name, []).append(_Item(Piece(name, target.shape), target, None))
     _check_all_filled(model)
     return items
-
-
-def _placed(rule: WeightRule, layer: WeightedLayer, param: str) -> Iterator[tuple[str, _Item]]:
-    """What each shard of a parameter is made of."""
-    targets = layer.targets(param)
-    unpermute = rule.unpermute or (0,) * len(targets)
-    if len(rule.sources) == len(targets):
-        for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-            yield source, _Item(target, target.shape, layer, unpermute=size)
-        return
-    (source,) = rule.sources
-    rows = [target.shape[0] for target in targets]
-    shape = (sum(rows), *targets[0].shape[1:])
-    for first, target, size in zip(accumulate(rows, initial=0), targets, unpermute, strict=False):
-        yield source, _Item(target, shape, layer, first, size)
 
 
 def _create(model: Model, checkpoint: Checkpoint) -> None:
@@ -180,8 +174,8 @@ def _create(model: Model, checkpoint: Checkpoint) -> None:
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
-        uses = _placed(rule, layer, param)
-        storages = tuple(checkpoint.tensors[source].type for source, _ in uses)
+        used = (piece.source for piece in pieces(rule, layer.targets(param)))
+        storages = tuple(checkpoint.tensors[source].type for source in used)
         try:
             layer.create(storages)
         except RuntimeError as error:  # torch's way of saying that memory is short
@@ -227,37 +221,15 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
-    """The rank's slice of a tensor; a vector becomes a matrix of one column.
-
-    DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
-    """
     target = item.target
     rows = target.rows or slice(0, target.shape[0])
-    rows = slice(item.first_row + rows.start, item.first_row + rows.stop)
-    is_vector = len(info.shape) == 1
-    if is_vector:
-        width = 1
-    else:
-        columns = target.columns or slice(0, info.shape[1])
-        width = columns.stop - columns.start
-
-    def read() -> torch.Tensor:
-        if is_vector:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            raw = whole.reshape(info.shape[0], -1)[rows]
-        else:
-            raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
-        return _unpermuted(raw, item.unpermute) if item.unpermute else raw
-
-    return ShardSource(info.type, rows.stop - rows.start, width, read)
-
-
-def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (pair, half) order back to (half, pair) order.
-
-    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
-    """
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    columns = target.columns or slice(0, target.shape[1] if len(target.shape) == 2 else 1)
+    return ShardSource(
+        info.type,
+        rows.stop - rows.start,
+        columns.stop - columns.start,
+        lambda: item.piece.read(checkpoint, info, target),
+    )
 
 
 def _factors(spec: ModelSpec) -> set[str]:

@@ -14,6 +14,8 @@ MODELS = Registry(
         "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
+        "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
         "BertForSequenceClassification": "pagoda.models.bert:Bert",
         "RobertaModel": "pagoda.models.bert:Bert",

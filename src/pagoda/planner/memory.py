@@ -1,14 +1,17 @@
 """Bytes that a model will take, predicted from its spec and its tensor headers alone."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
-from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
+from pagoda.core.kvcache.spec import GroupSpec, attention_groups
 from pagoda.planner.parameters import parameter_count
 from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import FORMATS, held_as
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -29,20 +32,54 @@ class MemoryPlan:
     weights: int
     activations: int
     process: int
-    kv_bytes_per_token: int
-    block_size: int
-    num_blocks: int
-    """Blocks of every KV group together; block 0 is never handed out."""
-    bytes_per_block: int
+    groups: tuple[GroupSpec, ...]
+    max_chunk: int
+    """Tokens of a step."""
+    num_slabs: int = 0
+    """Of the KV pool; the first is never handed out. A model with one group has blocks for
+    slabs."""
+    max_model_len: int = 0
+
+    @property
+    def slab_bytes(self) -> int:
+        return slab_bytes(self.groups)
 
     @property
     def kv_pool(self) -> int:
-        return self.num_blocks * self.bytes_per_block
+        return self.num_slabs * self.slab_bytes if self.groups else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a long context: windows and states stop growing."""
+        full = [g for g in attention_groups(self.groups) if g.window is None]
+        growing = full or attention_groups(self.groups)
+        return sum(group.block_bytes // group.block_size for group in growing)
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of `max_model_len` tokens that the pool holds at once."""
+        return self.kv_tokens / max(1, self.max_model_len)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens the pool holds when all of them belong to full-attention requests."""
-        return max(0, self.num_blocks - 1) * self.block_size
+        """Tokens in requests of `max_model_len` that the pool holds at once."""
+        usable = max(0, self.num_slabs - 1) * self.slab_bytes
+        attention = attention_groups(self.groups)
+        if len(attention) == len(self.groups) and all(g.window is None for g in attention):
+            unit = sum(group.block_bytes for group in attention)
+            return usable // unit * attention[0].block_size if attention else 0
+        required = blocks_required(self.groups, self.max_model_len, self.max_chunk)
+        nbytes = sum(n * g.block_bytes for n, g in zip(required, self.groups, strict=True))
+        return usable * self.max_model_len // nbytes if nbytes else 0
+
+    def slabs_for(self, num_tokens: int) -> int:
+        """What a request of so many tokens takes, and the slab that is never handed out."""
+        required = blocks_required(self.groups, num_tokens, self.max_chunk)
+        return SlabLayout(self.groups, 1).slabs_for(required) + 1
+
+    def longest(self, num_slabs: int, most: int) -> int:
+        """The most tokens, up to `most`, of a request that so many slabs hold; 0 where none."""
+        return bisect_right(range(1, most + 1), num_slabs, key=self.slabs_for)
 
     @property
     def total(self) -> int:
@@ -63,22 +100,27 @@ class MemoryPlan:
 def weight_bytes(
     spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str, packed: frozenset[str]
 ) -> int:
-    """Weights as loaded: matrices in a storage format of `packed` keep their bits; without any,
-    every tensor of the checkpoint is expanded to the compute type.
+    """Weights as loaded: matrices keep their bits in the storage formats of `packed`, or take
+    those of the nearest; without any, every tensor is expanded to the compute type.
 
     Without a checkpoint (dummy loads) the shapes follow from the spec.
     """
     if not tensors:
         return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
-    names = {source for rule in spec.expanded_weights() for source in rule.sources}
-    return sum(_loaded(info, dtype, packed) for name, info in tensors.items() if name in names)
+    params = {name: rule.param for rule in spec.expanded_weights() for name in rule.sources}
+    return sum(
+        _loaded(info, params[name], dtype, packed)
+        for name, info in tensors.items()
+        if name in params
+    )
 
 
-def _loaded(info: TensorInfo, dtype: str, packed: frozenset[str]) -> int:
-    if not packed or len(info.shape) == 1:
+def _loaded(info: TensorInfo, param: str, dtype: str, packed: frozenset[str]) -> int:
+    # Experts' biases are matrices in the file, and vectors all the same.
+    if not packed or len(info.shape) == 1 or param.endswith(".bias"):
         return _elements(info) * DTYPE_BYTES[dtype]
     # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
-    return info.nbytes if info.type in packed else 2 * _elements(info)
+    return FORMATS[held_as(info.type, info.shape[-1], packed)].nbytes(_elements(info))
 
 
 def activation_bytes(
@@ -115,15 +157,6 @@ def _per_token(layer: LayerSpec, width: int) -> int:
     if layer.experts is not None:
         wide += layer.experts.top_k * layer.experts.intermediate_size
     return (width + 4) * mixed + 4 * width * wide
-
-
-def kv_bytes_per_token(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
-    return sum(g.bytes_per_block(kv_dtype) // g.block_size for g in groups)
-
-
-def bytes_per_block(groups: Sequence[KVGroupSpec], kv_dtype: str) -> int:
-    """Bytes of one block id: each group's layers own a cache of `num_blocks` blocks."""
-    return sum(group.bytes_per_block(kv_dtype) for group in groups)
 
 
 def _elements(info: TensorInfo) -> int:

@@ -42,6 +42,7 @@ def _attention(spec: AttentionSpec, hidden: int) -> int:
         + (q + 2 * kv) * spec.qkv_bias
         + hidden * spec.output_bias
         + (2 * spec.head_dim * spec.qk_norm)
+        + spec.num_heads * spec.sinks
     )
 
 

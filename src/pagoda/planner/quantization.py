@@ -4,23 +4,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from pagoda.arch.spec import ModelSpec
+from pagoda.arch.spec import ModelSpec, WeightRule
 from pagoda.base.errors import ConfigError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
-_STORAGES = {"int8": "Q8_0", "int4": "Q4_1"}
+# A CPU has no products in fp8; of the 8 bits that it has, those of Q8_0 keep more of a weight: an
+# rms error of 0.54% instead of 2.65% (tools/quantization_error.py).
+_STORAGES = {"fp8": "Q8_0", "int8": "Q8_0", "int4": "Q4_1"}
 # Of large models the token table and the output head are a small part, and their errors are every
 # token's: with theirs in 4 bits too the default model's mean KL to fp32 is 0.33 instead of 0.28.
 _TABLE_STORAGE = "Q8_0"
 _TABLES = frozenset(("embed.weight", "head.weight"))
+# A vision tower is small too, and what it misreads no later layer can mend.
+_VISION = "vision."
 
 
 def quantized_tensors(
     spec: ModelSpec, tensors: Mapping[str, TensorInfo], method: str
 ) -> Mapping[str, TensorInfo]:
-    """The tensors as they are once plain matrices are rounded by `method` (int8, int4).
+    """The tensors as they are once plain matrices are rounded by `method` (fp8, int8, int4).
 
     Rows that are no whole blocks of 32 stay as they are. ConfigError where the checkpoint is
     quantized already: a second rounding adds error, and leaving those matrices as they are would
@@ -28,7 +32,10 @@ def quantized_tensors(
     """
     changed = dict(tensors)
     for rule in spec.expanded_weights():
-        storage = _TABLE_STORAGE if rule.param in _TABLES else _STORAGES[method]
+        if not _is_rounded(rule):
+            continue
+        wide = rule.param in _TABLES or rule.param.startswith(_VISION)
+        storage = _TABLE_STORAGE if wide else _STORAGES[method]
         for name in set(rule.sources) & tensors.keys():
             info = tensors[name]
             if len(info.shape) == 1:
@@ -43,3 +50,10 @@ def quantized_tensors(
                 nbytes = FORMATS[storage].nbytes(prod(info.shape))
                 changed[name] = replace(info, type=storage, nbytes=nbytes)
     return changed
+
+
+def _is_rounded(rule: WeightRule) -> bool:
+    """Not routers, which are small and choose what all else of a layer is; and not matrices that
+    lie in the file on their side, whose blocks would run across rows."""
+    transposed = rule.experts is not None and rule.experts.layout == "transposed"
+    return rule.param.endswith(".weight") and ".router." not in rule.param and not transposed

@@ -13,17 +13,20 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
-from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
+from pagoda.core.kvcache.spec import GroupSpec, kv_groups
 from pagoda.planner import memory
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
+from pagoda.planner.storage import quantization_reason
 from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import PUBLISHED, held_as
 
 _DTYPES = {"half": "float16", "float": "float32"}
-_KV_DTYPES = {"int8_per_token_head": "int8"}
+_ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
+_KV_DTYPES = {"int8_per_token_head": "int8", "fp8": "int8", "fp8_e4m3": "int8"}
 # On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
@@ -56,26 +59,32 @@ def resolve(
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
     packed = config.model.dtype == "auto" and bool(facts.packed_storages)
+    if storage == "FP8" and config.model.quantization == "fp8":  # only repeats it
+        config = replace(config, model=replace(config.model, quantization="none"))
     if config.model.quantization != "none":
         _check_can_quantize(config, packed)
         tensors = quantized_tensors(spec, tensors, config.model.quantization)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
     config = _resolve_types(config, spec, storage, facts, reasons)
+    published = quantization_reason(spec, tensors, facts.packed_storages, config.model.dtype)
+    if published is not None:
+        reasons.append(published)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = _resolve_scheduler(config, facts, reasons)
-    groups = kv_groups(spec, config.cache.block_size)
+    groups = kv_groups(spec, config.cache.block_size, str(config.cache.kv_cache_dtype))
     plan = _empty_plan(config, spec, tensors, facts, groups)
     limit = _pool_limit(config, plan, facts)
     if not groups:
-        return Resolution(config, replace(plan, num_blocks=1), reasons, packed)
+        return Resolution(config, plan, reasons, packed)
     if limit > facts.free_memory - plan.weights:
         why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
         reasons.append(Reason("kv_cache_memory_bytes", limit, why))
     config = _resolve_length(config, spec, plan, limit, reasons)
-    num_blocks = _num_blocks(config, plan, limit, reasons)
-    return Resolution(config, replace(plan, num_blocks=num_blocks), reasons, packed)
+    plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
+    plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
+    return Resolution(config, plan, reasons, packed)
 
 
 def _check_parallel(config: EngineConfig) -> None:
@@ -129,13 +138,17 @@ def _resolve_types(
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
         method = config.model.quantization
-        kept = f"stay {_kept(storage, facts)}" if method == "none" else f"are rounded to {method}"
+        kept = f"stay {_kept(storage, facts)}"
+        if method != "none":
+            kept = f"are rounded to {_ROUNDED.get(method, method)}"
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
     elif dtype == "auto" and spec.encoder is not None and storage == "F32":
         dtype = cached = "float32" if facts.device == "cpu" else "float16"
         reasons.append(Reason("dtype", dtype, DTYPE_REASON))
     elif dtype == "auto":
         dtype = "float16" if storage == "F16" else "bfloat16"
+        if storage in PUBLISHED and spec.dtype == "float16":
+            dtype = spec.dtype
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
         why = f"the checkpoint is {storage}{expanded}"
         if dtype == "bfloat16" and not facts.supports_bf16:
@@ -143,6 +156,9 @@ def _resolve_types(
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
     kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
+    if config.cache.kv_cache_dtype.startswith("fp8"):
+        why = "in place of fp8: as many bits, and closer with its scale per token and head"
+        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     if kv_dtype == "auto":
         kv_dtype = cached
         why = "as the activations" if cached == dtype else "half the bytes of float32"
@@ -157,7 +173,8 @@ def _resolve_types(
 
 
 def _kept(storage: str, facts: DeviceFacts) -> str:
-    return storage if storage in facts.packed_storages else "BF16, for which there are kernels"
+    held = held_as(storage, 0, facts.packed_storages)
+    return held if held == storage else f"{held}, for which there are kernels"
 
 
 def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
@@ -201,20 +218,17 @@ def _empty_plan(
     spec: ModelSpec,
     tensors: Mapping[str, TensorInfo],
     facts: DeviceFacts,
-    groups: Sequence[KVGroupSpec],
+    groups: Sequence[GroupSpec],
 ) -> MemoryPlan:
-    dtype, kv_dtype = config.model.dtype, config.cache.kv_cache_dtype
-    scheduler = config.scheduler
+    dtype, scheduler = config.model.dtype, config.scheduler
     return MemoryPlan(
         weights=memory.weight_bytes(spec, tensors, dtype, facts.packed_storages),
         activations=memory.activation_bytes(
             spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
         ),
         process=memory.PROCESS_BYTES[facts.device],
-        kv_bytes_per_token=memory.kv_bytes_per_token(groups, kv_dtype),
-        block_size=config.cache.block_size,
-        num_blocks=0,
-        bytes_per_block=memory.bytes_per_block(groups, kv_dtype),
+        groups=tuple(groups),
+        max_chunk=int(scheduler.max_num_batched_tokens),
     )
 
 
@@ -226,7 +240,8 @@ def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> i
     reserve = CPU_RESERVE if facts.device == "cpu" else 0
     usable = min(share, facts.free_memory - reserve)
     limit = usable - plan.weights - plan.activations - plan.process
-    if limit < plan.bytes_per_block * 2 and config.cache.num_gpu_blocks_override is None:
+    least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
+    if limit < least and config.cache.num_gpu_blocks_override is None:
         raise CapacityError(
             f"The model needs {format_bytes(plan.weights)} for weights and "
             f"{format_bytes(plan.activations + plan.process)} to run, and "
@@ -255,20 +270,19 @@ def _resolve_length(
     if wanted is None and capped and limit > _CPU_POOL_CAP:
         pool = _CPU_POOL_CAP
         why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
-    fits = (_fitting_blocks(config, plan, pool) - 1) * plan.block_size
-    if fits < plan.block_size:
-        raise CapacityError(_too_few_blocks(config, plan))
-    length = min(spec.max_position, fits)
+    length = plan.longest(_fitting_slabs(config, plan, pool), spec.max_position)
+    if not length:
+        raise CapacityError(_too_few_slabs(config, plan))
     if length == spec.max_position:
         why = "the model's own"
     reasons.append(Reason("max_model_len", length, why))
     return replace(config, model=replace(config.model, max_model_len=length))
 
 
-def _fitting_blocks(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
-    """Blocks in a pool of so many bytes, unless their number is given; block 0 included."""
+def _fitting_slabs(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
+    """Slabs in a pool of so many bytes, unless their number is given; the first included."""
     override = config.cache.num_gpu_blocks_override
-    return pool // plan.bytes_per_block if override is None else override
+    return pool // plan.slab_bytes if override is None else override
 
 
 def _cache_is_chosen(config: EngineConfig) -> bool:
@@ -284,36 +298,37 @@ def _more_cache(config: EngineConfig) -> str:
     return "free memory"
 
 
-def _too_few_blocks(config: EngineConfig, plan: MemoryPlan) -> str:
+def _too_few_slabs(config: EngineConfig, plan: MemoryPlan) -> str:
+    size = config.cache.block_size
     return (
-        f"The KV cache needs two blocks of {plan.block_size} tokens at least, one of them spare: "
-        f"{format_bytes(2 * plan.bytes_per_block)} for this model; {_more_cache(config)}, or lower "
-        "--block-size."
+        f"The KV cache needs two blocks of {size} tokens at least, one of them spare: "
+        f"{format_bytes(plan.slabs_for(1) * plan.slab_bytes)} for this model; "
+        f"{_more_cache(config)}, or lower --block-size."
     )
 
 
-def _num_blocks(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list[Reason]) -> int:
-    """Blocks of the pool, block 0 included; CapacityError if one request would not fit."""
-    length = int(config.model.max_model_len or 0)
-    per_request = -(-length // plan.block_size)
-    fits = _fitting_blocks(config, plan, limit)
-    if fits < 2:
-        raise CapacityError(_too_few_blocks(config, plan))
-    if fits < per_request + 1:
+def _num_slabs(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list[Reason]) -> int:
+    """Slabs of the pool, the first included; CapacityError if one request would not fit."""
+    length = plan.max_model_len
+    alone = plan.slabs_for(length)
+    fits = _fitting_slabs(config, plan, limit)
+    longest = plan.longest(fits, length)
+    if not longest:
+        raise CapacityError(_too_few_slabs(config, plan))
+    if longest < length:
         raise CapacityError(
-            f"One request of {length:,} tokens needs "
-            f"{format_bytes((per_request + 1) * plan.bytes_per_block)} of KV cache and "
-            f"{format_bytes(fits * plan.bytes_per_block)} is available: lower --max-model-len to "
-            f"at most {(fits - 1) * plan.block_size:,}, or {_more_cache(config)}."
+            f"One request of {length:,} tokens needs {format_bytes(alone * plan.slab_bytes)} of "
+            f"KV cache and {format_bytes(fits * plan.slab_bytes)} is available: lower "
+            f"--max-model-len to at most {longest:,}, or {_more_cache(config)}."
         )
     if _cache_is_chosen(config):
         return fits
-    useful = per_request * int(config.scheduler.max_num_seqs) + 1
-    blocks, why = min(fits, useful), "every running request at full length"
-    cap = max(_CPU_POOL_CAP // plan.bytes_per_block, per_request + 1)
-    if config.device.device == "cpu" and blocks > cap:
-        blocks, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
-    elif blocks < useful:
+    useful = (alone - 1) * int(config.scheduler.max_num_seqs) + 1
+    slabs, why = min(fits, useful), "every running request at full length"
+    cap = max(_CPU_POOL_CAP // plan.slab_bytes, alone)
+    if config.device.device == "cpu" and slabs > cap:
+        slabs, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
+    elif slabs < useful:
         why = "all memory that is left"
-    reasons.append(Reason("kv_cache_memory_bytes", blocks * plan.bytes_per_block, why))
-    return blocks
+    reasons.append(Reason("kv_cache_memory_bytes", slabs * plan.slab_bytes, why))
+    return slabs

@@ -1,4 +1,4 @@
-"""ggml's block formats, decoded to the dtype of activations while loading."""
+"""Block formats, decoded to the dtype of activations while loading."""
 
 from pagoda.kernels import ops
 from pagoda.quant.base import ShardSource

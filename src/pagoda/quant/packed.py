@@ -1,5 +1,6 @@
-"""Weights in the checkpoint's own bits, packed for the native kernels of a CPU."""
+"""Weights in the checkpoint's own bits, or the nearest, packed for the native kernels of a CPU."""
 
+from collections.abc import Callable
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -7,11 +8,27 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.repack import repacked
+from pagoda.weights.formats import held_as
 
-# Elements decoded at a time where a format has no packed form.
+# Elements converted at a time where a format has no packed form.
 _CHUNK_ELEMENTS = 1 << 20
-# What those become.
-_DECODED = "BF16"
+
+
+def kept_storage(storage: str, columns: int) -> str:
+    """How rows of so many columns, stored so, are held in a packed matrix."""
+    return held_as(storage, columns, ops.packed_storages())
+
+
+def load_rows(load: Callable[[int, torch.Tensor], None], source: ShardSource, kept: str) -> None:
+    """Call `load` with a first row and rows' bytes as `kept` has them, one run after another."""
+    raw = source.read()
+    if source.storage == kept:
+        load(0, raw)
+        return
+    step = max(1, _CHUNK_ELEMENTS // max(1, source.in_features))
+    for start in range(0, source.out_features, step):
+        load(start, repacked(raw[start : start + step], source.storage, kept))
 
 
 class PackedLinear(LinearFormat):
@@ -28,7 +45,7 @@ class PackedLinear(LinearFormat):
         self._dtype = dtype
         self._matrices: list[Any] = []
         self._places: list[tuple[Any, int]] = []
-        kept = [name if name in ops.packed_storages() else _DECODED for name in storages]
+        kept = [kept_storage(name, in_features) for name in storages]
         for storage, run in groupby(zip(kept, shard_sizes, strict=True), lambda pair: pair[0]):
             sizes = [size for _, size in run]
             matrix = ops.packed_matrix(storage, sum(sizes), in_features)
@@ -38,14 +55,9 @@ class PackedLinear(LinearFormat):
 
     def load(self, shard: int, source: ShardSource) -> None:
         matrix, first_row = self._places[shard]
-        raw = source.read()
-        if source.storage == matrix.storage:
-            ops.load_packed(matrix, first_row, raw)
-            return
-        step = max(1, _CHUNK_ELEMENTS // max(1, source.in_features))
-        for start in range(0, source.out_features, step):
-            part = ops.dequantize(raw[start : start + step], source.storage, torch.bfloat16)
-            ops.load_packed(matrix, first_row + start, part.view(torch.uint8))
+        load_rows(
+            lambda row, raw: ops.load_packed(matrix, first_row + row, raw), source, matrix.storage
+        )
 
     def finalize(self) -> None:
         del self._places

@@ -2,10 +2,20 @@
 
 import torch
 
+from pagoda.base.errors import CheckpointError
 from pagoda.kernels import ops
 from pagoda.quant.base import LinearFormat, ShardSource
 
 STORAGES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def check_range(weight: torch.Tensor) -> None:
+    """CheckpointError where fp16, whose largest number is 65504, lost weights to infinity."""
+    if weight.dtype == torch.float16 and not weight.isfinite().all():
+        raise CheckpointError(
+            "The checkpoint has weights beyond 65504, which float16 cannot hold; pass --dtype "
+            "float32, or bfloat16 where the device has it."
+        )
 
 
 class PlainLinear(LinearFormat):
@@ -28,6 +38,7 @@ class PlainLinear(LinearFormat):
         self._shards[shard].copy_(source.read().view(STORAGES[source.storage]))
 
     def finalize(self) -> None:
+        check_range(self.weight)
         del self._shards
 
     def apply(

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagoda.layers.batch import ForwardBatch, GroupInputs
+from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.states import BlockTable, Ints, RequestStates, Scheduled
 
-KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 Ints32 = npt.NDArray[np.int32]
 
 
@@ -28,6 +28,14 @@ class GroupArrays:
 
 
 @dataclass
+class StateArrays:
+    """`StateInputs` in numpy."""
+
+    read: Ints32
+    write: Ints32
+
+
+@dataclass
 class StepArrays:
     """What changes from step to step of a ForwardBatch, in numpy."""
 
@@ -37,6 +45,8 @@ class StepArrays:
     kv_lens: Ints32
     max_query_len: int
     groups: list[GroupArrays]
+    states: StateArrays | None = None
+    """Where a model has recurrent layers."""
     token_types: Ints | None = None
     """Where a model has them."""
 
@@ -67,15 +77,20 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
         groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
+        states=StateArrays(*plan.states.T) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
     )
 
 
-def build_batch(
-    arrays: StepArrays, layer_group: list[int], kv_caches: KVCaches, device: torch.device
-) -> ForwardBatch:
+def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) -> ForwardBatch:
     """Each array is moved to the device once."""
-    types = arrays.token_types
+    types, states = arrays.token_types, arrays.states
+    groups: list[GroupInputs | StateInputs] = [
+        GroupInputs(to_tensor(x.block_table, device), to_tensor(x.slot_mapping, device))
+        for x in arrays.groups
+    ]
+    if states is not None:
+        groups.append(StateInputs(to_tensor(states.read, device), to_tensor(states.write, device)))
     return ForwardBatch(
         token_ids=to_tensor(arrays.token_ids, device),
         positions=to_tensor(arrays.positions, device),
@@ -83,12 +98,9 @@ def build_batch(
         kv_lens=to_tensor(arrays.kv_lens, device),
         max_query_len=arrays.max_query_len,
         max_kv_len=int(arrays.kv_lens.max()),
-        groups=[
-            GroupInputs(to_tensor(x.block_table, device), to_tensor(x.slot_mapping, device))
-            for x in arrays.groups
-        ],
-        layer_group=layer_group,
-        kv_caches=kv_caches,
+        groups=groups,
+        layer_group=cache.layer_group,
+        kv_caches=cache.layers,
         token_types=None if types is None else to_tensor(types, device),
     )
 

@@ -77,6 +77,9 @@ class DecodeRun:
         arrays.positions[:] = scheduled.starts
         arrays.kv_lens += 1
         arrays.token_ids[:] = states.token_ids[scheduled.rows, scheduled.starts]
+        if arrays.states is not None:
+            moved = np.array([request.states for request in plan.requests], np.int32)
+            arrays.states.read[:], arrays.states.write[:] = moved.T
         self._steps_in_block -= 1
         if next_blocks:
             self._enter_blocks()

@@ -10,8 +10,9 @@ import torch
 from pagoda.base.log import get_logger
 from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
-from pagoda.layers.batch import ForwardBatch, GroupInputs
-from pagoda.runtime.inputs import GroupArrays, KVCaches, StepArrays
+from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampler import FirstMax
 from pagoda.runtime.states import Ints
@@ -49,7 +50,7 @@ class Computed:
 class _Inputs:
     """The memory from which every replay reads its inputs."""
 
-    def __init__(self, limits: StepLimits, block_sizes: Sequence[int]):
+    def __init__(self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool):
         self.token_ids = np.zeros(limits.max_tokens, np.int64)
         self.positions = np.zeros(limits.max_tokens, np.int64)
         self.query_start = np.zeros(limits.max_reqs + 1, np.int32)
@@ -62,6 +63,9 @@ class _Inputs:
             )
             for size in block_sizes
         ]
+        self.states: StateArrays | None = None
+        if has_states:
+            self.states = StateArrays(*np.zeros((2, limits.max_reqs), np.int32))
         self._loaded: list[object] = [None] * len(self.groups)
         self._adopted: StepArrays | None = None
 
@@ -75,6 +79,9 @@ class _Inputs:
         arrays.positions = self.positions[:num_tokens]
         for theirs, mine in zip(arrays.groups, self.groups, strict=True):
             theirs.slot_mapping = mine.slot_mapping[:num_tokens]
+        if self.states is not None:
+            num_reqs = arrays.num_reqs
+            arrays.states = StateArrays(self.states.read[:num_reqs], self.states.write[:num_reqs])
         self._adopted = arrays
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
@@ -92,6 +99,9 @@ class _Inputs:
         self.samples[: len(samples)] = samples
         for theirs, mine in zip(arrays.groups, self.groups, strict=True):
             mine.slot_mapping[:num_tokens] = theirs.slot_mapping
+        if self.states is not None and arrays.states is not None:
+            self.states.read[:num_reqs] = arrays.states.read
+            self.states.write[:num_reqs] = arrays.states.write
 
     def _load_tables(self, arrays: StepArrays) -> None:
         for index, (theirs, mine) in enumerate(zip(arrays.groups, self.groups, strict=True)):
@@ -100,10 +110,18 @@ class _Inputs:
                 mine.block_table[: len(table), : table.shape[1]] = table
                 self._loaded[index] = table
 
-    def batch(
-        self, num_tokens: int, limits: StepLimits, layer_group: list[int], kv_caches: KVCaches
-    ) -> ForwardBatch:
+    def batch(self, num_tokens: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """Per request everything, per token the first `num_tokens`; no copies."""
+        groups: list[GroupInputs | StateInputs] = [
+            GroupInputs(
+                torch.from_numpy(group.block_table),
+                torch.from_numpy(group.slot_mapping[:num_tokens]),
+            )
+            for group in self.groups
+        ]
+        if self.states is not None:
+            read, write = self.states.read, self.states.write
+            groups.append(StateInputs(torch.from_numpy(read), torch.from_numpy(write)))
         return ForwardBatch(
             token_ids=torch.from_numpy(self.token_ids[:num_tokens]),
             positions=torch.from_numpy(self.positions[:num_tokens]),
@@ -111,25 +129,19 @@ class _Inputs:
             kv_lens=torch.from_numpy(self.kv_lens),
             max_query_len=limits.max_tokens,
             max_kv_len=limits.max_model_len,
-            groups=[
-                GroupInputs(
-                    torch.from_numpy(group.block_table),
-                    torch.from_numpy(group.slot_mapping[:num_tokens]),
-                )
-                for group in self.groups
-            ],
-            layer_group=layer_group,
-            kv_caches=kv_caches,
+            groups=groups,
+            layer_group=cache.layer_group,
+            kv_caches=cache.layers,
         )
 
 
 class StepProgram:
     """Forward pass, output head and greedy choice of any step within its limits."""
 
-    def __init__(self, recording: "Recording", limits: StepLimits, block_sizes: Sequence[int]):
+    def __init__(self, recording: "Recording", limits: StepLimits, inputs: _Inputs):
         self._recording = recording
         self._limits = limits
-        self._inputs = _Inputs(limits, block_sizes)
+        self._inputs = inputs
         self._outputs: Computed
         self._parts: dict[tuple[int, int], Computed] = {}
 
@@ -137,24 +149,24 @@ class StepProgram:
     def record(
         cls,
         model: Model,
-        kv_caches: KVCaches,
-        layer_group: list[int],
+        cache: CacheMemory,
         block_sizes: Sequence[int],
         limits: StepLimits,
+        has_states: bool = False,
     ) -> Self | None:
         """The program of a model, checked against the pass that it was recorded from; None, with
         the reason in the log, where a model's steps cannot be replayed.
 
         Writes keys and values of a few meaningless tokens to block 0.
         """
-        device = str(kv_caches[0][0].device) if kv_caches else ""
+        device = str(cache.layers[0][0].device) if cache.layers else ""
         recording = ops.recording(device, (limits.max_tokens, limits.max_reqs))
         if recording is None:
             return None
-        program = cls(recording, limits, block_sizes)
+        program = cls(recording, limits, _Inputs(limits, block_sizes, has_states))
         num_tokens = min(limits.max_tokens, limits.max_model_len, *block_sizes, 3)
-        arrays = _meaningless(num_tokens, len(block_sizes))
-        program._trace(model, arrays, kv_caches, layer_group)
+        arrays = _meaningless(num_tokens, len(block_sizes), has_states)
+        program._trace(model, arrays, cache)
         if recording.foreign:
             names = ", ".join(sorted(recording.foreign))
             logger.info("Steps run op by op: %s cannot be replayed.", names)
@@ -191,12 +203,10 @@ class StepProgram:
         """Compute the last step once more: each op's name and seconds, in order."""
         return self._recording.profile(self._rows)
 
-    def _trace(
-        self, model: Model, arrays: StepArrays, kv_caches: KVCaches, layer_group: list[int]
-    ) -> None:
+    def _trace(self, model: Model, arrays: StepArrays, cache: CacheMemory) -> None:
         limits, recording, inputs = self._limits, self._recording, self._inputs
         inputs.load(arrays, np.array([arrays.num_tokens - 1]))
-        batch = inputs.batch(arrays.num_tokens, limits, layer_group, kv_caches)
+        batch = inputs.batch(arrays.num_tokens, limits, cache)
         samples = torch.from_numpy(inputs.samples)
         with recording.rows(_TOKENS, arrays.num_tokens):
             hidden_states = model.forward(batch)
@@ -238,8 +248,8 @@ class StepProgram:
         return all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
 
 
-def _meaningless(num_tokens: int, num_groups: int) -> StepArrays:
-    """One request's first tokens, in block 0 of every group."""
+def _meaningless(num_tokens: int, num_groups: int, has_states: bool) -> StepArrays:
+    """One request's first tokens, in block 0 of every attention group; no state is stored."""
     ids = np.arange(num_tokens)
     return StepArrays(
         token_ids=np.zeros(num_tokens, np.int64),
@@ -248,4 +258,5 @@ def _meaningless(num_tokens: int, num_groups: int) -> StepArrays:
         kv_lens=np.array([num_tokens], np.int32),
         max_query_len=num_tokens,
         groups=[GroupArrays(np.zeros((1, 1), np.int32), ids) for _ in range(num_groups)],
+        states=StateArrays(*np.zeros((2, 1), np.int32)) if has_states else None,
     )

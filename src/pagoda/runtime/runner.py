@@ -11,17 +11,15 @@ import torch
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
-from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, TokenLogprobs
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
-from pagoda.kernels import ops
 from pagoda.planner.memory import PROMPT_LOGITS
-from pagoda.runtime import blocks as blocks_io
 from pagoda.runtime import params as need
-from pagoda.runtime.blocks import Bytes
+from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.inputs import KVCaches, build_batch
+from pagoda.runtime.inputs import build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
@@ -43,9 +41,8 @@ class ModelRunner:
 
     model: Model
     spec: ModelSpec
-    groups: list[KVGroupSpec]
-    num_blocks: int
-    kv_dtype: torch.dtype
+    groups: list[GroupSpec]
+    num_slabs: int
     device: Device
     max_num_reqs: int
     max_num_batched_tokens: int
@@ -64,9 +61,10 @@ class ModelRunner:
             self.model.classify if self.spec.pooling.labels else None,
             whole=self.spec.encoder is not None,
         )
-        self.layer_group, self.kv_caches = self._allocate()
+        self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
-            [group.block_size for group in self.groups],
+            self._block_sizes(),
+            has_states=bool(state_groups(self.groups)),
             vocab_size=self.spec.vocab_size,
             max_num_reqs=self.max_num_reqs,
             max_model_len=self.max_model_len,
@@ -92,14 +90,11 @@ class ModelRunner:
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
-        return blocks_io.read_blocks(self.kv_caches, self._layers_of(group), blocks)
+        return self.cache.read(group, blocks)
 
     def write_blocks(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
         """Put back what `read_blocks` gave, into blocks that nobody reads meanwhile."""
-        blocks_io.write_blocks(self.kv_caches, self._layers_of(group), blocks, data)
-
-    def _layers_of(self, group: int) -> list[int]:
-        return [layer for layer, owner in enumerate(self.layer_group) if owner == group]
+        self.cache.write(group, blocks, data)
 
     def warm_up(self) -> int:
         """Record a step where that can be done, and run a prefill and a decode step, so that the
@@ -112,12 +107,11 @@ class ModelRunner:
             return self._warm_up_encoder()
         with torch.inference_mode():
             self.program = self._record()
-        smallest = min(group.block_size for group in self.groups)
-        length = max(1, min(smallest, 16, self.max_model_len) - 1)
+        length = max(1, min(*self._block_sizes(), 16, self.max_model_len) - 1)
         sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
         request = AddRequest(req_id="warm-up", prompt_token_ids=[0] * length, sampling=sampling)
-        blocks: list[list[int]] = [[0] for _ in self.groups]
-        empty: list[list[int]] = [[] for _ in self.groups]
+        blocks: list[list[int]] = [[0] for _ in self._block_sizes()]
+        empty: list[list[int]] = [[] for _ in self._block_sizes()]
         for start, num_tokens, block_ids in ((0, length, blocks), (length, 1, empty)):
             planned = PlannedRequest(
                 req_id=request.req_id,
@@ -155,21 +149,13 @@ class ModelRunner:
 
     def _record(self) -> StepProgram | None:
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
-        sizes = [group.block_size for group in self.groups]
-        return StepProgram.record(self.model, self.kv_caches, self.layer_group, sizes, limits)
+        return StepProgram.record(
+            self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
+        )
 
-    def _allocate(self) -> tuple[list[int], KVCaches]:
-        placed = {}
-        for index, group in enumerate(self.groups):
-            shapes = ops.kv_cache_shapes(
-                self.num_blocks, group.num_kv_heads, group.block_size, group.head_dim,
-                self.kv_dtype,
-            )  # fmt: skip
-            for layer in group.layers:
-                k, v = (self.device.reserve(shape, self.kv_dtype) for shape in shapes)
-                placed[layer] = (index, (k, v))
-        layers = sorted(placed)
-        return [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]
+    def _block_sizes(self) -> list[int]:
+        """Of the attention groups."""
+        return [group.block_size for group in attention_groups(self.groups)]
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         """What is to be computed of a plan; None if nothing is."""
@@ -208,9 +194,7 @@ class ModelRunner:
         if program is not None:
             return program.run(arrays, samples)
         device = self.device.torch_device
-        hidden_states = self.model.forward(
-            build_batch(arrays, self.layer_group, self.kv_caches, device)
-        )
+        hidden_states = self.model.forward(build_batch(arrays, self.cache, device))
         logits = None
         if len(samples):
             logits = self.model.compute_logits(_take(hidden_states, samples))

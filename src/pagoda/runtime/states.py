@@ -80,6 +80,8 @@ class Scheduled:
     """One past the last, drafts counted in."""
     num_drafts: Ints
     samples: npt.NDArray[np.bool_]
+    states: npt.NDArray[np.int32]
+    """[requests, 2]: the state block that is read, and the one that is written."""
 
     @property
     def known(self) -> Ints:
@@ -94,6 +96,7 @@ class Scheduled:
             ends=self.ends[index],
             num_drafts=self.num_drafts[index],
             samples=self.samples[index],
+            states=self.states[index],
         )
 
 
@@ -135,12 +138,15 @@ class RequestStates:
         self,
         block_sizes: Sequence[int],
         *,
+        has_states: bool = False,
         vocab_size: int,
         max_num_reqs: int,
         max_model_len: int,
         seed: int,
         grammars: Grammars | None = None,
     ):
+        self.has_states = has_states
+        """Whether the model has recurrent layers."""
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.seed = seed
@@ -372,6 +378,7 @@ def _arrays(requests: list[PlannedRequest], rows: Ints) -> Scheduled:
         ends=starts + np.array([request.num_tokens for request in requests], np.int64),
         num_drafts=np.array([len(request.draft_token_ids) for request in requests], np.int64),
         samples=np.array([request.samples for request in requests], np.bool_),
+        states=np.array([request.states for request in requests], np.int32).reshape(-1, 2),
     )
 
 

@@ -11,6 +11,9 @@ from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.choice import is_gguf_model
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
+from pagoda.weights.mxfp4 import Mxfp4Checkpoint
+from pagoda.weights.published.checkpoint import PublishedCheckpoint
+from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 
 # llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
@@ -45,10 +48,13 @@ class ModelFiles:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The weights; CheckpointError when there are none, or broken ones."""
+        """The weights; CheckpointError when there are none, or broken ones, and
+        UnsupportedModelError for a quantization that is not known."""
         if self.kind == "gguf":
             return GgufCheckpoint(self.path)
-        return SafetensorsCheckpoint(self.path)
+        method = method_of(self.config)
+        plain = SafetensorsCheckpoint(self.path)
+        return Mxfp4Checkpoint(plain) if method is None else PublishedCheckpoint(plain, method)
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 Sizes are facts of the formats: ggml's block structs (ggml-common.h) and the safetensors README.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -76,14 +76,51 @@ _TABLE = (
     ("C64", 1, 8, None),
 )
 
-FORMATS: Mapping[str, StorageFormat] = {row[0]: StorageFormat(*row) for row in _TABLE}
+# What quantized safetensors say with several tensors per matrix (`weights.published`), put into
+# rows of blocks. The fp32 scale holds any published one, which covers whole blocks and often more.
+_PUBLISHED = (
+    ("INT4", 32, 20),  # scale, codes as in Q4_0: scale * (code - 8)
+    ("UINT4", 32, 21),  # scale, byte of zero point, codes as in Q4_0: scale * (code - zero)
+    ("INT8", 32, 36),  # scale, 32 signed bytes
+    ("FP8", 32, 36),  # scale, 32 numbers of E4M3
+    ("DECODED", 1, 4),  # fp32, where scales cover no whole blocks: nothing above 8 bits is in them
+)
+
+FORMATS: Mapping[str, StorageFormat] = {
+    row[0]: StorageFormat(*row) for row in (*_TABLE, *_PUBLISHED)
+}
+
+PUBLISHED = frozenset(row[0] for row in _PUBLISHED)
+"""What `weights.published` makes of quantized safetensors."""
+
+_NEAREST: Mapping[str, str] = {
+    "INT4": "Q4_0",
+    "UINT4": "Q4_1",
+    "INT8": "Q8_0",
+    "FP8": "Q8_0",
+    "DECODED": "Q8_0",
+}
+
+
+def held_as(storage: str, columns: int, kernels: Collection[str]) -> str:
+    """Which of the storage formats that kernels compute with holds rows of so many columns.
+
+    BF16 where none is near: 8 bits of mantissa are enough for what has fewer than 8 bits.
+    """
+    if storage in kernels:
+        return storage
+    nearest = _NEAREST.get(storage, "BF16")
+    if nearest in kernels and columns % FORMATS[nearest].block_elements == 0:
+        return nearest
+    return "BF16"
+
 
 GGML_FORMATS: Mapping[int, StorageFormat] = {
     entry.ggml_id: entry for entry in FORMATS.values() if entry.ggml_id is not None
 }
 
 SAFETENSORS_NAMES = frozenset(
-    entry.name for entry in FORMATS.values() if entry.block_elements == 1 or entry.ggml_id is None
+    name for name, block_elements, _, ggml_id in _TABLE if block_elements == 1 or ggml_id is None
 )
 """The types a safetensors header may name."""
 

@@ -37,7 +37,7 @@ def quantize_rows(raw: Bytes, source: str, storage: str) -> Bytes:
     step = max(1, _CHUNK_ELEMENTS // max(1, columns))
     for start in range(0, len(raw), step):
         rows = raw[start : start + step]
-        x = np.ascontiguousarray(_widened(rows, source).reshape(-1, BLOCK).T)
+        x = np.ascontiguousarray(widened(rows, source).reshape(-1, BLOCK).T)
         if x.size and not max(x.max(), -x.min()) <= _LARGEST:
             raise ValueError("weights are infinite, NaN or too large for a scale in fp16")
         out[start : start + step] = to_blocks(x).reshape(len(rows), -1)
@@ -119,7 +119,8 @@ def _inverse(x: Floats) -> Floats:
     return np.divide(1, x, out=np.zeros_like(x), where=x != 0)
 
 
-def _widened(raw: Bytes, source: str) -> Floats:
+def widened(raw: Bytes, source: str) -> Floats:
+    """uint8 [rows, bytes per row] of BF16, F16 or F32 as fp32 [rows, columns]."""
     raw = np.ascontiguousarray(raw)
     if source == "BF16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

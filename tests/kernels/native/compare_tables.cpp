@@ -261,7 +261,7 @@ void test_attention(Test& test) {
                     k.randomize(), v.randomize();
                     const KvCache cache{k.bytes.data(), v.bytes.data(), CacheType(type), kv_heads,
                                         block_size, dim};
-                    const auto q = normals(rows * heads * dim);
+                    const auto q = normals(rows * heads * dim), sinks = normals(heads);
                     const auto run = [&](const Kernels& kernels, Pool& pool) {
                         auto out = poisoned(rows * heads * dim);
                         const int64_t bytes =
@@ -272,7 +272,8 @@ void test_attention(Test& test) {
                         kernels.paged_attention(
                             {q.data(), heads * dim, heads, cache, blocks.data(), max_blocks,
                              start.data(), lens.data(), reqs, 0.3f, window > 0 ? window : 0,
-                             window < 0, out.data(), aligned, bytes}, rows, pool);
+                             group == 3 ? sinks.data() : nullptr, window < 0, out.data(), aligned,
+                             bytes}, rows, pool);
                         return out;
                     };
                     test.compare("paged_attention", run(test.kernels, test.pool),

@@ -157,11 +157,11 @@ def test_wrong_fields_are_named(changes, message):
     ("changes", "message"),
     [
         ({"architectures": ["Lama4ForCausalLM"]}, "nearest known is 'LlamaForCausalLM'"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         ({"torch_dtype": "int4"}, "dtype 'int4'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quantized by 'hqq'.*awq"),
     ],
 )
 def test_what_is_not_supported_is_named(changes, message):

@@ -60,14 +60,14 @@ def test_a_switch_turned_off_is_no_request():
     ]
 
 
-@pytest.mark.parametrize("method", ["none", "int8", "int4"])
+@pytest.mark.parametrize("method", ["none", "fp8", "int8", "int4"])
 def test_quantizing_at_load(method):
     namespace = parse(["-q", method])
     assert compat.answers(namespace) == []
     assert flags.engine_config(namespace).model.quantization == method
 
 
-@pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "int8_per_channel_weight_only"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "nf4", "int8_per_channel_weight_only"])
 def test_quantizing_at_load_in_other_ways_is_refused(method):
     with pytest.raises(ConfigError, match=f"--quantization {method} is not supported yet"):
         answer(f"-q {method}")
@@ -81,10 +81,10 @@ def test_quantization_that_the_checkpoint_has_is_only_repeated():
 
 
 def test_foreign_values_of_own_flags_are_said_and_replaced():
-    namespace = parse(["--kv-cache-dtype", "fp8", "--load-format", "runai_streamer"])
+    namespace = parse(["--kv-cache-dtype", "fp8_e5m2", "--load-format", "runai_streamer"])
     lines = compat.answers(namespace)
     assert len(lines) == 2
-    assert lines[0].startswith("--kv-cache-dtype fp8 is not supported yet")
+    assert lines[0].startswith("--kv-cache-dtype fp8_e5m2 is not supported yet")
     config = flags.engine_config(namespace)
     assert config.cache.kv_cache_dtype == "auto"
     assert config.model.load_format == "auto"

@@ -9,9 +9,16 @@ beforehand, whatever is preempted, shared or rolled back.
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import gcd
 
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.kvcache.spec import (
+    GroupSpec,
+    KVGroupSpec,
+    StateGroupSpec,
+    attention_groups,
+    state_groups,
+)
 from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
 from pagoda.core.plan import PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
@@ -72,10 +79,12 @@ class Row:
 
 @dataclass
 class FakeRunner:
-    groups: list[KVGroupSpec]
+    groups: list[GroupSpec]
     rows: dict[str, Row] = field(default_factory=dict)
     kv: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
-    """(group, block, offset) -> digest."""
+    """(group, block, offset) -> digest; of a state, offset 0, that of the last token it saw."""
+    memory: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Which (group, block) lies at each piece of the memory that groups share."""
     mute: set[str] = field(default_factory=set)
     """Requests whose next sampling yields no token."""
     broken: set[str] = field(default_factory=set)
@@ -85,7 +94,7 @@ class FakeRunner:
         for req_id in plan.freed:
             del self.rows[req_id]
         for new in plan.rows:
-            tables: list[list[int]] = [[] for _ in self.groups]
+            tables: list[list[int]] = [[] for _ in attention_groups(self.groups)]
             if new.request is None:
                 self.rows[new.req_id].tables = tables
             else:
@@ -93,9 +102,13 @@ class FakeRunner:
                 tokens = list(new.request.prompt_token_ids)
                 self.rows[new.req_id] = Row(new.request, tokens, tables)
         good = [planned for planned in plan.requests if self._prepare(planned)]
+        for planned in good:
+            self._read_state(planned)
         written: set[tuple[int, int, int]] = set()
         for planned in good:  # A layer stores the whole batch before it attends.
             self._write(planned, written)
+        for planned in good:
+            self._write_state(planned, good)
         results = {planned.req_id: self._attend_and_sample(planned) for planned in good}
         empty = [RequestResult(req_id=planned.req_id) for planned in plan.requests]
         return StepResult(
@@ -131,20 +144,46 @@ class FakeRunner:
 
     def _write(self, planned: PlannedRequest, written: set[tuple[int, int, int]]) -> None:
         row, start, end, content = self._inputs(planned)
-        for group in range(len(self.groups)):
+        for group in range(len(attention_groups(self.groups))):
             for position in range(start, end):
                 entry = self._entry(row, group, position)
-                assert entry[1] != 0, "the null block is written"
                 assert entry not in written, "two tokens of a step share an entry"
                 written.add(entry)
-                # Groups draw from one pool and may share memory: a block belongs to one.
-                for other in range(len(self.groups)):
-                    self.kv.pop((other, *entry[1:]), None)
-                self.kv[entry] = content[position]
+                self._store(entry, content[position])
+
+    def _store(self, entry: tuple[int, int, int], content: bytes) -> None:
+        """What lay in the same memory is lost."""
+        group, block, _ = entry
+        assert block != 0, "the null block is written"
+        unit = gcd(*(spec.block_bytes for spec in self.groups))
+        size = self.groups[group].block_bytes // unit
+        for place in range(block * size, (block + 1) * size):
+            lost = self.memory.get(place, (group, block))
+            if lost != (group, block):
+                for offset in range(self.groups[lost[0]].block_size):
+                    self.kv.pop((*lost, offset), None)
+            self.memory[place] = (group, block)
+        self.kv[entry] = content
+
+    def _read_state(self, planned: PlannedRequest) -> None:
+        if not state_groups(self.groups) or not planned.num_computed_tokens:
+            return
+        _, start, _, content = self._inputs(planned)
+        found = self.kv.get((len(self.groups) - 1, planned.states[0], 0))
+        assert found == content[start - 1], f"{planned.req_id} goes on at {start} from wrong state"
+
+    def _write_state(self, planned: PlannedRequest, good: list[PlannedRequest]) -> None:
+        if not state_groups(self.groups):
+            return
+        _, _, end, content = self._inputs(planned)
+        block = planned.states[1]
+        for other in good:
+            assert other is planned or block not in other.states, "a state has two users"
+        self._store((len(self.groups) - 1, block, 0), content[end - 1])
 
     def _attend_and_sample(self, planned: PlannedRequest) -> RequestResult:
         row, start, end, content = self._inputs(planned)
-        for group, spec in enumerate(self.groups):
+        for group, spec in enumerate(attention_groups(self.groups)):
             first = 0 if spec.window is None else max(0, start - spec.window + 1)
             for position in range(first, end):
                 found = self.kv.get(self._entry(row, group, position))
@@ -191,12 +230,24 @@ class FakeRunner:
             result.logprobs = [TokenLogprobs(t, -1.0, 1, [], []) for t in result.token_ids]
 
 
-def make_groups(*windows: int | None, block_size: int = 4) -> list[KVGroupSpec]:
-    """A KV group of one layer for each window; None is full attention."""
-    return [
-        KVGroupSpec("full" if window is None else "sliding", (layer,), 1, 8, block_size, window)
-        for layer, window in enumerate(windows)
-    ]
+def make_groups(
+    *windows: int | None,
+    block_size: int = 4,
+    num_layers: tuple[int, ...] = (),
+    num_states: int = 0,
+) -> list[GroupSpec]:
+    """A KV group for each window, of one layer or of as many as `num_layers` says; None is full
+    attention. With `num_states` recurrent layers, whose states are as large as a layer's block."""
+    attention = [
+        KVGroupSpec(
+            "full" if window is None else "sliding",
+            (group,) * (num_layers[group] if num_layers else 1),
+            1, 8, block_size, window,
+        )
+        for group, window in enumerate(windows)
+    ]  # fmt: skip
+    states = StateGroupSpec((0,) * num_states, (1, 16), (1, 4, 4), block_size)
+    return [*attention, *([states] if num_states else [])]
 
 
 def make_scheduler(
@@ -205,10 +256,14 @@ def make_scheduler(
     windows: tuple[int | None, ...] = (None,),
     block_size: int = 4,
     prefix_caching: bool = True,
+    num_layers: tuple[int, ...] = (),
+    num_states: int = 0,
     **limits: object,
 ) -> tuple[Scheduler, FakeRunner]:
-    """A scheduler with `num_blocks` blocks to hold, and a runner for its plans."""
-    groups = make_groups(*windows, block_size=block_size)
+    """A scheduler with `num_blocks` blocks (or slabs) to hold, and a runner for its plans."""
+    groups = make_groups(
+        *windows, block_size=block_size, num_layers=num_layers, num_states=num_states
+    )
     values = {"max_num_reqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, **limits}
     kv = KVCacheManager(groups, num_blocks + 1, prefix_caching)
     return Scheduler(SchedulerLimits(**values), kv), FakeRunner(groups)

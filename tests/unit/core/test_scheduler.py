@@ -158,7 +158,7 @@ def test_small_request_behind_one_that_does_not_fit_waits():
 
 def test_request_that_can_never_fit_is_refused_with_numbers():
     scheduler, _ = make_scheduler(num_blocks=4, max_model_len=128)
-    with pytest.raises(RequestError, match=r"5 KV blocks of 4 tokens.*10 prompt.*8 gen.*has 4"):
+    with pytest.raises(RequestError, match=r"640 B of KV cache.*10 prompt.*8 gen.*are 512 B"):
         add_request(scheduler, "a", PROMPT, max_tokens=8)
     add_request(scheduler, "a", PROMPT, max_tokens=7)  # The last token needs no KV.
     assert scheduler.num_requests == 1

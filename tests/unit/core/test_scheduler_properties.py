@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hypothesis.stateful import (
 )
 
 from pagoda.base.errors import RequestError
-from pagoda.core.kvcache.manager import BlockTables
+from pagoda.core.kvcache import manager
+from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem, RequestDelta
 from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
@@ -40,10 +42,29 @@ class Tracked:
     deltas: int = 0
 
 
+SHAPES = [
+    {"windows": (None,)},
+    {"windows": (None, 6)},
+    {"windows": (9,)},
+    {"windows": (None, 3, 10)},
+    {"windows": (None, 6), "num_layers": (1, 5)},
+    {"windows": (6, None), "num_layers": (2, 3)},
+    {"windows": (None,), "num_states": 2},
+    {"windows": (None, 5), "num_layers": (2, 3), "num_states": 7},
+]
+"""Groups of one size and of several, with and without recurrent layers."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        # A context of 40 tokens would never keep a reply's state.
+        self.patch = patch.object(manager, "REPLY_INTERVAL", 8)
+        self.patch.start()
+
     @initialize(
         num_blocks=st.sampled_from([6, 10, 11, 12, 14, 20]),
-        windows=st.sampled_from([(None,), (None, 6), (9,), (None, 3, 10)]),
+        shape=st.sampled_from(SHAPES),
         budget=st.integers(1, 24),
         max_num_reqs=st.integers(1, 5),
         policy=st.sampled_from(["fcfs", "priority"]),
@@ -55,12 +76,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         chance=st.randoms(use_true_random=False),
     )
     def start(
-        self, num_blocks, windows, budget, max_num_reqs, policy, chunked, threshold, depth,
+        self, num_blocks, shape, budget, max_num_reqs, policy, chunked, threshold, depth,
         caching, bound, chance,
     ):  # fmt: skip
         self.scheduler, self.runner = make_scheduler(
-            num_blocks=num_blocks * len(windows),
-            windows=windows,
+            num_blocks=num_blocks * len(shape["windows"]) + 4 * ("num_states" in shape),
+            **shape,
             prefix_caching=caching,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=budget,
@@ -246,6 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """Without interference everything ends, in few steps, and all blocks come back."""
+        self.patch.stop()
         if not hasattr(self, "scheduler") or not self.healthy:
             return  # A failure that hypothesis is about to report.
         for tables in self.holders:

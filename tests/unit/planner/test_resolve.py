@@ -100,7 +100,7 @@ def test_a_number_of_blocks_must_hold_one_request():
         resolve(config, smollm2(), {}, machine())
     config = configure(cache={"num_gpu_blocks_override": 11})
     resolution = resolve(config, smollm2(), {}, machine())
-    assert (resolution.config.model.max_model_len, resolution.plan.num_blocks) == (160, 11)
+    assert (resolution.config.model.max_model_len, resolution.plan.num_slabs) == (160, 11)
 
 
 def test_what_the_user_sets_stays():
@@ -118,7 +118,7 @@ def test_what_the_user_sets_stays():
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
+@pytest.mark.parametrize("name", ["int8", "int8_per_token_head", "fp8", "fp8_e4m3"])
 def test_an_int8_cache_has_a_scale_per_token_and_head(name):
     resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, machine())
     assert resolution.config.cache.kv_cache_dtype == "int8"
@@ -134,7 +134,7 @@ def test_a_budget_below_one_token_per_request_is_refused():
 PACKS = frozenset({"Q4_1", "Q8_0", "BF16"})
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", ["fp8", "int8", "int4"])
 def test_rounded_weights_are_planned_as_they_will_be(method):
     spec = with_weights()
     config = configure(model={"quantization": method})
@@ -146,7 +146,7 @@ def test_rounded_weights_are_planned_as_they_will_be(method):
     shape = (64, 576)
     blocks = {f"blk.{i}.weight": TensorInfo("", shape, "F16", 2 * 64 * 576) for i in range(2)}
     resolution = resolve(config, spec, blocks, machine(packed_storages=PACKS))
-    assert resolution.plan.weights == 2 * 64 * 18 * {"int8": 34, "int4": 20}[method]
+    assert resolution.plan.weights == 2 * 64 * 18 * {"fp8": 34, "int8": 34, "int4": 20}[method]
     assert resolution.config.cache.kv_cache_dtype == "float16"
 
 

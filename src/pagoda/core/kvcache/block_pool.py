@@ -1,24 +1,38 @@
-"""Who holds which KV block: reference counts, and the free blocks in order of reuse."""
+"""Who holds which of a group's blocks: reference counts, and the free blocks in order of reuse."""
 
 from collections.abc import Container, Iterable
 
 NULL_BLOCK = 0
-"""Stands in block tables for positions that nobody reads; never allocated, never written."""
+"""Stands in block tables for positions that nobody reads; never allocated."""
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks - 1. Every operation is O(1) per block.
+    """Blocks with ids below `num_ids`, as far as they were granted. O(1) per block.
 
     Free blocks form a doubly linked list over two arrays, with the null block as its head. Its
     front is reused first; blocks whose content may still be wanted go to its end.
     """
 
-    def __init__(self, num_blocks: int):
-        self.num_blocks = num_blocks
-        self.ref_counts = [0] * num_blocks
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
-        self.num_free = num_blocks - 1
+    def __init__(self, num_ids: int):
+        self.ref_counts = [0] * num_ids
+        self._next = [NULL_BLOCK] * num_ids
+        self._prev = [NULL_BLOCK] * num_ids
+        self.num_free = 0
+
+    @property
+    def front(self) -> int:
+        """The free block that is reused next; the null block where none is free."""
+        return self._next[NULL_BLOCK] if self._next else NULL_BLOCK
+
+    def grant(self, blocks: range) -> None:
+        """Blocks that are free from now on, the first of them reused next."""
+        for block in reversed(blocks):
+            self._insert(NULL_BLOCK, block)
+
+    def withdraw(self, blocks: range) -> None:
+        """Take free blocks back."""
+        for block in blocks:
+            self._unlink(block)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks; there must be as many free ones."""
@@ -40,10 +54,7 @@ class BlockPool:
             if block == NULL_BLOCK:
                 continue
             if self.ref_counts[block] == 0:
-                before, after = self._prev[block], self._next[block]
-                self._next[before] = after
-                self._prev[after] = before
-                self.num_free -= 1
+                self._unlink(block)
             self.ref_counts[block] += 1
 
     def release(self, blocks: Iterable[int], cached: Container[int]) -> None:
@@ -56,17 +67,30 @@ class BlockPool:
                 continue
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
-                before = self._prev[NULL_BLOCK] if block in cached else NULL_BLOCK
-                after = self._next[before]
-                self._next[before] = self._prev[after] = block
-                self._prev[block], self._next[block] = before, after
-                self.num_free += 1
+                self._insert(self._prev[NULL_BLOCK] if block in cached else NULL_BLOCK, block)
+
+    def reuse_next(self, block: int) -> None:
+        """Move a free block to the front: nobody wants what it holds."""
+        self._unlink(block)
+        self._insert(NULL_BLOCK, block)
 
     def free_blocks(self) -> list[int]:
-        """The free blocks, next to be reused first; for checks."""
+        """The free blocks, next to be reused first."""
         blocks: list[int] = []
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK and len(blocks) <= self.num_blocks:
+        block = self.front
+        while block != NULL_BLOCK and len(blocks) <= len(self._next):
             blocks.append(block)
             block = self._next[block]
         return blocks
+
+    def _insert(self, before: int, block: int) -> None:
+        after = self._next[before]
+        self._next[before] = self._prev[after] = block
+        self._prev[block], self._next[block] = before, after
+        self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_free -= 1

@@ -1,38 +1,19 @@
-"""Block tables over one pool of KV blocks, and the prefixes they share."""
+"""Block tables over shared memory, and the prefixes they share."""
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pagoda.base.errors import CapacityError
-from pagoda.core.kvcache.block_pool import NULL_BLOCK, BlockPool
+from pagoda.core.kvcache.block_pool import NULL_BLOCK
+from pagoda.core.kvcache.checkpoints import MOST_SHARE, REPLY_INTERVAL, wanted_positions
+from pagoda.core.kvcache.layout import SlabLayout, blocks_required
+from pagoda.core.kvcache.pools import BlockPools
 from pagoda.core.kvcache.prefix_cache import PrefixCache
-from pagoda.core.kvcache.spec import KVGroupSpec
-
-
-class BlockTables:
-    """The blocks one owner holds: a request, or anything else that needs them to stay.
-
-    A loader from disk, say, opens tables of its own, allocates, fills the blocks, lets
-    `advance` publish their hashes, and frees the tables again.
-    """
-
-    __slots__ = ("capacity", "next_advance", "num_cached", "num_held", "owner", "tables")
-
-    def __init__(self, owner: str, num_groups: int, block_size: int):
-        self.owner = owner
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        """Per group, the block of each `block_size` positions; all equally long."""
-        self.capacity = 0
-        """Tokens that the tables have room for."""
-        self.num_cached = 0
-        """Leading blocks that are in the prefix cache, or had an equal one there."""
-        self.num_held = 0
-        """Blocks in the tables that are not null."""
-        self.next_advance = block_size
-        """`advance` has something to do from this many computed tokens on."""
-
+from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
+from pagoda.core.kvcache.tables import BlockTables, KeptState
 
 Miss = Literal["new", "evicted"]
 """No request computed a block with this content behind this prefix, or it made room for others."""
@@ -50,69 +31,92 @@ class PrefixHit:
 
     num_tokens: int
     tables: list[list[int]]
-    """Blocks per group; null where a sliding window no longer reaches."""
+    """Blocks per group; null where nothing of it will be read."""
+    num_attended: int
+    """Tokens that attention alone could have taken."""
 
 
 class KVCacheManager:
-    """Hands out blocks to block tables, one per KV group, and finds cached prefixes.
+    """Hands out blocks to block tables, one per attention group, and finds cached prefixes.
 
-    All groups draw from one pool, so a block id belongs to one group at a time. `num_blocks`
-    counts the null block 0, like the first dimension of the runner's tensors. Without groups (an
-    encoder) nobody ever needs a block.
+    All groups share `num_slabs` slabs of memory (`SlabLayout`); of the slabs of a model with one
+    group, which are its blocks, the first is the null block. Without groups (an encoder) nobody
+    ever needs a block. Recurrent layers come as one group, the last.
     """
 
     def __init__(
-        self, groups: Sequence[KVGroupSpec], num_blocks: int, enable_prefix_caching: bool = True
+        self, groups: Sequence[GroupSpec], num_slabs: int, enable_prefix_caching: bool = True
     ):
-        if groups and num_blocks < 2:
-            raise CapacityError(
-                f"The KV cache has {num_blocks} blocks; it needs two at least. Give it more memory."
-            )
         if len({group.block_size for group in groups}) > 1:
             raise ValueError("All KV groups must have the same block size.")
+        if len(state_groups(groups)) > 1:
+            raise ValueError("Recurrent layers of two kinds in one model are not supported.")
         self.groups = list(groups)
+        self.layout = SlabLayout(groups, num_slabs)
         self.block_size = groups[0].block_size if groups else 1
         self.enable_prefix_caching = enable_prefix_caching and bool(groups)
-        self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self.groups)
+        self._pools = BlockPools(self.groups, self.layout, self._cache)
+        if groups and not self._pools.num_slabs:
+            raise CapacityError(
+                f"The KV cache has {num_slabs} blocks; it needs two at least. Give it more memory."
+            )
         self._open: dict[int, BlockTables] = {}
+        attention = attention_groups(groups)
+        self._num_attention = len(attention)
         self._windows = [
-            (index, group.window) for index, group in enumerate(groups) if group.window is not None
+            (index, group.window)
+            for index, group in enumerate(attention)
+            if group.window is not None
         ]
+        self.has_states = len(attention) < len(groups)
+        """Whether the model has recurrent layers."""
+        sizes = self.layout.block_bytes
+        self.unit_bytes = sum(sizes[: len(attention)]) or 1
+        """Of one block in every attention group."""
+
+    @property
+    def total_bytes(self) -> int:
+        """What can be held."""
+        return self._pools.num_slabs * self.layout.slab_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody holds; cached blocks among it."""
+        return self._pools.free_bytes
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that can be held."""
-        return self._pool.num_blocks - 1
+        """Blocks that can be held; of a model with several groups, slabs."""
+        return self._pools.num_slabs
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks without a holder; cached ones among them."""
-        return self._pool.num_free
+        """As `num_blocks`, of what nobody holds."""
+        return self.free_bytes // self.layout.slab_bytes
 
     def open(self, owner: str) -> BlockTables:
         """Empty tables; `owner` is a name for messages."""
-        return BlockTables(owner, len(self.groups), self.block_size)
+        return BlockTables(owner, len(self.groups), self._num_attention, self.block_size)
 
-    def blocks_required(self, num_tokens: int, max_chunk: int) -> int:
-        """The most blocks held while computing `num_tokens` tokens, `max_chunk` a step.
+    def bytes_required(self, num_tokens: int, max_chunk: int) -> int:
+        """The most that is held while computing `num_tokens` tokens, `max_chunk` a step."""
+        required = blocks_required(self.groups, num_tokens, max_chunk)
+        return sum(n * size for n, size in zip(required, self.layout.block_bytes, strict=True))
 
-        A sliding group gives blocks back in `advance`, at every block's end and when a step's
-        result is in. Meanwhile the next step may be planned, so two chunks lie past the window.
-        """
-        blocks = -(-num_tokens // self.block_size)
-        total = 0
-        for group in self.groups:
-            held = blocks
-            if group.window is not None:
-                held = min(blocks, (group.window + 2 * max_chunk) // self.block_size + 3)
-            total += held
-        return total
+    def bytes_held(self, tables: BlockTables) -> int:
+        return sum(n * size for n, size in zip(tables.held, self.layout.block_bytes, strict=True))
+
+    def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
+        """Whether a request of so many tokens can be computed with nobody else there."""
+        required = blocks_required(self.groups, num_tokens, max_chunk)
+        return self.layout.slabs_for(required) <= self.layout.num_whole
 
     def match_prefix(self, hashes: Sequence[bytes], max_tokens: int) -> PrefixHit:
         """The longest cached prefix of whole blocks, of at most `max_tokens` tokens."""
-        count, tables = self._cache.match(hashes, max_tokens // self.block_size)
-        return PrefixHit(count * self.block_size, tables)
+        found = self._cache.match(hashes, max_tokens // self.block_size)
+        size = self.block_size
+        return PrefixHit(found.num_blocks * size, found.tables, found.num_attended * size)
 
     def why_missed(self, hashes: Sequence[bytes], hit: PrefixHit) -> Miss | None:
         """Why the block behind a hit was not found; None where all whole blocks were."""
@@ -121,44 +125,113 @@ class KVCacheManager:
             return None
         return "evicted" if self._cache.was_evicted(hashes[index]) else "new"
 
-    def blocks_shared(self, hit: PrefixHit) -> int:
-        """How many of the hit's blocks somebody holds already, so that they cost nothing."""
-        refs = self._pool.ref_counts
-        return sum(refs[block] > 0 for table in hit.tables for block in table)
+    def bytes_shared(self, hit: PrefixHit) -> int:
+        """Of the hit's blocks, what somebody holds already, so that it costs nothing."""
+        total = 0
+        for pool, table, size in zip(
+            self._pools.pools, hit.tables, self.layout.block_bytes, strict=True
+        ):
+            total += size * sum(pool.ref_counts[block] > 0 for block in table)
+        return total
 
     def attach(self, tables: BlockTables, hit: PrefixHit) -> None:
         """Start empty tables with the blocks of a hit."""
-        for table, blocks in zip(tables.tables, hit.tables, strict=True):
-            self._pool.share(blocks)
-            table.extend(blocks)
-            tables.num_held += len(blocks) - blocks.count(NULL_BLOCK)
-        count = hit.num_tokens // self.block_size
-        tables.num_cached = count
+        for group, blocks in enumerate(hit.tables):
+            self._pools.share(group, blocks)
+            tables.held[group] += len(blocks) - blocks.count(NULL_BLOCK)
+            if group < self._num_attention:
+                tables.tables[group].extend(blocks)
+            elif blocks:
+                tables.started_from = blocks[-1]
+        tables.num_cached = hit.num_tokens // self.block_size
         tables.capacity = hit.num_tokens
         tables.next_advance = hit.num_tokens + self.block_size
         self._open[id(tables)] = tables
 
     def has_room(self, tables: BlockTables, num_tokens: int) -> bool:
-        """Whether `allocate` would succeed."""
+        """Whether `allocate` would succeed, as far as the free bytes tell."""
         count = -(-(num_tokens - tables.capacity) // self.block_size)
-        return count * len(self.groups) <= self._pool.num_free
+        return count * self.unit_bytes <= self._pools.free_bytes
 
     def allocate(self, tables: BlockTables, num_tokens: int) -> list[list[int]] | None:
-        """Make room for `num_tokens` tokens: the new blocks per group, or None when too few
-        are free (then nothing changes)."""
-        if not self.has_room(tables, num_tokens):
-            return None
+        """Make room for `num_tokens` tokens, and for a state: the new blocks per attention group,
+        or None when too few are free (then nothing changes)."""
         count = max(0, -(-(num_tokens - tables.capacity) // self.block_size))
-        added = []
-        for table in tables.tables:
-            blocks = self._pool.allocate(count)
-            self._cache.evict(blocks)
-            table.extend(blocks)
+        added: list[list[int]] = []
+        for group in range(self._num_attention):
+            blocks = self._pools.allocate(group, count)
+            if blocks is None:
+                self._give_back(added)
+                return None
             added.append(blocks)
+        if self.has_states and tables.state == NULL_BLOCK:
+            state = self._pools.allocate(self._num_attention, 1)
+            if state is None:
+                self._give_back(added)
+                return None
+            tables.state = state[0]
+            tables.held[-1] += 1
+        for group, blocks in enumerate(added):
+            tables.tables[group].extend(blocks)
+            tables.held[group] += count
         tables.capacity += count * self.block_size
-        tables.num_held += count * len(added)
         self._open[id(tables)] = tables
         return added
+
+    def _give_back(self, added: list[list[int]]) -> None:
+        for group, blocks in enumerate(added):
+            self._pools.release(group, blocks[::-1])
+
+    def want_states(
+        self, tables: BlockTables, prompt: Sequence[int], turn_ends: Collection[int], hit: PrefixHit
+    ) -> None:
+        """Choose behind which of a prompt's tokens states are kept."""
+        if not self.has_states or not self.enable_prefix_caching:
+            return
+        tables.prompt_len = len(prompt)
+        positions = wanted_positions(prompt, turn_ends, self.block_size, hit.num_attended)
+        tables.wanted = [position for position in positions if position > hit.num_tokens]
+
+    def hashes_with_states(
+        self, tables: BlockTables, hashes: Sequence[bytes], num_tokens: int = 1 << 62
+    ) -> list[bytes]:
+        """Of the blocks within the first `num_tokens` tokens behind which states are wanted."""
+        size, last = self.block_size, min(num_tokens, len(hashes) * self.block_size)
+        return [hashes[end // size - 1] for end in tables.wanted if end <= last]
+
+    def until_kept(self, tables: BlockTables, start: int, num_tokens: int) -> int:
+        """At most `num_tokens`, so that a step from `start` ends where a state is wanted."""
+        place = bisect_right(tables.wanted, start)
+        if place == len(tables.wanted):
+            return num_tokens
+        return min(num_tokens, tables.wanted[place] - start)
+
+    def plan_states(self, tables: BlockTables, start: int) -> tuple[int, int]:
+        """(state read, state written) by the step that is planned from `start` on.
+
+        What the step before wrote is kept where that is wanted and memory is left: then this one
+        writes elsewhere. A block that this step reads is given back when the next one is planned:
+        whoever gets it writes it in a later step.
+        """
+        if not tables.started:
+            tables.started = True
+            return tables.started_from, tables.state
+        group = self._num_attention
+        if tables.started_from != NULL_BLOCK:
+            self._pools.release(group, (tables.started_from,))
+            tables.started_from = NULL_BLOCK
+            tables.held[group] -= 1
+        read = tables.state
+        rolling = start > tables.prompt_len and start % REPLY_INTERVAL == 0
+        if self.enable_prefix_caching and (rolling or start in tables.wanted):
+            self._limit_kept()
+            block = self._pools.allocate(group, 1)
+            if block is not None:
+                tables.kept.append(KeptState(start, read, rolling))
+                tables.next_advance = min(tables.next_advance, start)
+                tables.state = block[0]
+                tables.held[group] += 1
+        return read, tables.state
 
     def advance(self, tables: BlockTables, hashes: Sequence[bytes], num_computed: int) -> None:
         """The first `num_computed` tokens are in the cache for good: put full blocks into the
@@ -174,6 +247,46 @@ class KVCacheManager:
         if self._windows:
             self._free_passed(tables, num_computed)
         tables.next_advance = (full + 1) * self.block_size
+        if tables.kept:
+            self._publish_states(tables, hashes, num_computed)
+
+    def _publish_states(
+        self, tables: BlockTables, hashes: Sequence[bytes], num_computed: int
+    ) -> None:
+        group, waiting = self._num_attention, []
+        for kept in tables.kept:
+            index = kept.num_tokens // self.block_size - 1
+            if kept.num_tokens > num_computed:
+                waiting.append(kept)
+                continue
+            if index < len(hashes):
+                self._cache.insert(group, hashes[index], kept.block)
+            self._pools.release(group, (kept.block,))
+            tables.held[group] -= 1
+            if kept.rolling and kept.block in self._cache.hash_of[group]:
+                if tables.latest is not None:
+                    self._forget_state(*tables.latest)
+                tables.latest = (hashes[index], kept.block)
+        tables.kept = waiting
+
+    def _forget_state(self, block_hash: bytes, block: int) -> None:
+        """Unless somebody uses it, or it is something else by now."""
+        group = self._num_attention
+        known = self._cache.hash_of[group].get(block) == block_hash
+        if known and not self._pools.pools[group].ref_counts[block]:
+            self._pools.forget(group, (block,))
+
+    def _limit_kept(self) -> None:
+        """Let the state that was used least lately go where they take too much."""
+        group = self._num_attention
+        cached = self._cache.hash_of[group]
+        most = int(MOST_SHARE * self.total_bytes / self.layout.block_bytes[group])
+        if len(cached) < max(1, most):
+            return
+        for block in self._pools.pools[group].free_blocks():
+            if block in cached:
+                self._pools.forget(group, (block,))
+                return
 
     def _free_passed(self, tables: BlockTables, num_computed: int) -> None:
         """The next query is at `num_computed` and sees `window` positions, its own included."""
@@ -183,27 +296,24 @@ class KVCacheManager:
             first = passed
             while first > 0 and table[first - 1] != NULL_BLOCK:
                 first -= 1
-            self._pool.release(reversed(table[first:passed]), self._cache.key_of)
+            self._pools.release(group, table[first:passed][::-1])
             table[first:passed] = [NULL_BLOCK] * (passed - first)
-            tables.num_held -= passed - first
+            tables.held[group] -= passed - first
 
     def free(self, tables: BlockTables) -> None:
         """Give everything back. The end of a prefix is reused before its start."""
-        for table in tables.tables:
-            self._pool.release(reversed(table), self._cache.key_of)
-            table.clear()
-        tables.capacity = tables.num_cached = tables.num_held = 0
-        tables.next_advance = self.block_size
+        for group, table in enumerate(tables.tables):
+            self._pools.release(group, table[::-1])
+        if self.has_states:
+            self._pools.release(self._num_attention, _states(tables))
+        tables.reset(self.block_size)
         self._open.pop(id(tables), None)
 
     def cached_blocks(self) -> list[CachedBlock]:
         """All of the prefix cache: what is held first, then what would be evicted last."""
-        free = self._pool.free_blocks()[::-1]
-        held = [block for block in self._cache.key_of if self._pool.ref_counts[block]]
         return [
-            CachedBlock(*self._cache.key_of[block], block)
-            for block in (*held, *free)
-            if block in self._cache.key_of
+            CachedBlock(group, self._cache.hash_of[group][block], block)
+            for group, block in self._pools.in_order_of_use()
         ]
 
     def adopt(self, group: int, block_hash: bytes) -> int | None:
@@ -212,42 +322,55 @@ class KVCacheManager:
 
         It is evicted later than what was adopted before it.
         """
-        if not self.enable_prefix_caching or not self._pool.num_free:
+        if not self.enable_prefix_caching or self._cache.has(group, block_hash):
             return None
-        if self._cache.has(group, block_hash):
+        found = self._pools.allocate(group, 1)
+        if found is None:
             return None
-        (block,) = self._pool.allocate(1)
-        self._cache.evict([block])
-        self._cache.insert(group, block_hash, block)
-        self._pool.release([block], self._cache.key_of)
-        return block
+        self._cache.insert(group, block_hash, found[0])
+        self._pools.release(group, found)
+        return found[0]
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks that nobody holds; True when no cached block is left."""
-        refs = self._pool.ref_counts
-        self._cache.evict([block for block in self._cache.key_of if refs[block] == 0])
-        return not self._cache.key_of
+        for group, cached in enumerate(self._cache.hash_of):
+            refs = self._pools.pools[group].ref_counts
+            self._pools.forget(group, [block for block in cached if refs[block] == 0])
+        return not any(self._cache.hash_of)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every block is either free or held as often as it is counted."""
-        held: Counter[int] = Counter()
+        held: list[Counter[int]] = [Counter() for _ in self.groups]
         for tables in self._open.values():
-            mine = [block for table in tables.tables for block in table if block != NULL_BLOCK]
-            if len(mine) != len(set(mine)):
-                raise RuntimeError(f"A block lies twice in the tables of {tables.owner}.")
+            mine = [*tables.tables, _states(tables)][: len(self.groups)]
+            for group, blocks in enumerate(mine):
+                present = [block for block in blocks if block != NULL_BLOCK]
+                if len(present) != len(set(present)):
+                    raise RuntimeError(f"A block lies twice in the tables of {tables.owner}.")
+                if len(present) != tables.held[group]:
+                    raise RuntimeError(f"{tables.owner} holds {present}, counts {tables.held}.")
+                held[group].update(present)
             if any(len(table) * self.block_size != tables.capacity for table in tables.tables):
                 raise RuntimeError(f"The tables of {tables.owner} differ from their capacity.")
-            if len(mine) != tables.num_held:
-                raise RuntimeError(f"{tables.owner} holds {len(mine)}, counts {tables.num_held}.")
-            held.update(mine)
-        free = self._pool.free_blocks()
-        if len(free) != self._pool.num_free or len(set(free)) != len(free):
-            raise RuntimeError(f"{len(free)} blocks in the free list, {self._pool.num_free} free.")
-        if len(free) + len(held) != self.num_blocks:
+        for group, counts in enumerate(held):
+            self._check_group(group, counts)
+        self._pools.check()
+        self._cache.check()
+
+    def _check_group(self, group: int, held: Counter[int]) -> None:
+        pool = self._pools.pools[group]
+        free = pool.free_blocks()
+        if len(free) != pool.num_free or len(set(free)) != len(free):
+            raise RuntimeError(f"{len(free)} blocks in the free list, {pool.num_free} free.")
+        if len(self.groups) == 1 and len(free) + len(held) != self.num_blocks:
             raise RuntimeError(f"{len(free)} free + {len(held)} held is not {self.num_blocks}.")
-        for block, count in enumerate(self._pool.ref_counts):
+        for block, count in enumerate(pool.ref_counts):
             if count != held[block]:
                 raise RuntimeError(f"Block {block} has {held[block]} holders but counts {count}.")
-            if count > 1 and block not in self._cache.key_of:
+            if count > 1 and block not in self._cache.hash_of[group]:
                 raise RuntimeError(f"Block {block} is shared but not in the prefix cache.")
-        self._cache.check()
+
+
+def _states(tables: BlockTables) -> list[int]:
+    """All that are held; null ones among them."""
+    return [tables.started_from, tables.state, *(kept.block for kept in tables.kept)]

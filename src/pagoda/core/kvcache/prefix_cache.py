@@ -2,37 +2,49 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from pagoda.core.kvcache.spec import KVGroupSpec
+from pagoda.core.kvcache.block_pool import NULL_BLOCK
+from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec, StateGroupSpec
 
 # Hashes of evicted blocks that are remembered, to tell what was forgotten from what is new: 3 MB.
 _MAX_EVICTED = 1 << 15
 
 
-class PrefixCache:
-    """Maps block hashes to blocks, per KV group. The pool decides what is evicted when."""
+class Match(NamedTuple):
+    """A cached prefix."""
 
-    def __init__(self, groups: Sequence[KVGroupSpec]):
+    num_blocks: int
+    tables: list[list[int]]
+    """Blocks of each group; null where nothing of it will be read. Of a recurrent group all but
+    the last are."""
+    num_attended: int
+    """How far attention alone could have gone: where states ought to have been kept."""
+
+
+class PrefixCache:
+    """Maps block hashes to blocks, per group. The pools decide what is evicted when."""
+
+    def __init__(self, groups: Sequence[GroupSpec]):
         self._groups = groups
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
-        self.key_of: dict[int, tuple[int, bytes]] = {}
-        """Cached block -> (group, hash)."""
+        self.hash_of: list[dict[int, bytes]] = [{} for _ in groups]
+        """Of each group's cached blocks."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     def insert(self, group: int, block_hash: bytes, block: int) -> None:
         """Remember a block; where another block already has this content, that one stays."""
         if self._block_of[group].setdefault(block_hash, block) == block:
-            self.key_of[block] = (group, block_hash)
+            self.hash_of[group][block] = block_hash
 
     def has(self, group: int, block_hash: bytes) -> bool:
         return block_hash in self._block_of[group]
 
-    def evict(self, blocks: Iterable[int]) -> None:
+    def evict(self, group: int, blocks: Iterable[int]) -> None:
         """Forget what the blocks held; blocks that are not cached are fine."""
         for block in blocks:
-            key = self.key_of.pop(block, None)
-            if key is not None:
-                group, block_hash = key
+            block_hash = self.hash_of[group].pop(block, None)
+            if block_hash is not None:
                 del self._block_of[group][block_hash]
                 self._evicted[block_hash] = None
                 if len(self._evicted) > _MAX_EVICTED:
@@ -42,28 +54,33 @@ class PrefixCache:
         """Whether a block of that content was here not long ago."""
         return block_hash in self._evicted
 
-    def match(self, hashes: Sequence[bytes], max_blocks: int) -> tuple[int, list[list[int]]]:
-        """The longest prefix that all groups can continue from: (blocks, table per group).
+    def match(self, hashes: Sequence[bytes], max_blocks: int) -> Match:
+        """The longest prefix that all groups can continue from.
 
-        A sliding group needs only the blocks that the next query's window reaches into; the
-        earlier ones are null. Shortening the prefix for one sliding group can move another's
-        window onto a missing block, hence the outer loop.
+        A sliding group needs only the blocks that the next query's window reaches into, a
+        recurrent one only the state at the end; what lies before is null. Shortening the prefix
+        for one of these can move another onto a missing block, hence the outer loop.
         """
         count = min(len(hashes), max_blocks)
         for group, spec in enumerate(self._groups):
-            if spec.window is None:
+            if isinstance(spec, KVGroupSpec) and spec.window is None:
                 count = self._longest_run(group, hashes, count)
-        previous = -1
+        attended, previous = count, -1
         while count != previous:
             previous = count
             for group, spec in enumerate(self._groups):
-                if spec.window is not None:
+                if isinstance(spec, StateGroupSpec):
+                    count = self._last_state(group, hashes, count)
+                elif spec.window is not None:
                     count = self._longest_window(group, hashes, count)
-        return count, [self._table(group, hashes, count) for group in range(len(self._groups))]
+        tables = [self._table(group, hashes, count) for group in range(len(self._groups))]
+        return Match(count, tables, attended)
 
-    def _window_blocks(self, group: int, count: int) -> int:
+    def _num_read(self, group: int, count: int) -> int:
         """Of a prefix of `count` blocks, how many at its end the next query reads."""
         spec = self._groups[group]
+        if isinstance(spec, StateGroupSpec):
+            return min(count, 1)
         if spec.window is None:
             return count
         return min(count, -(-(spec.window - 1) // spec.block_size))
@@ -78,22 +95,29 @@ class PrefixCache:
     def _longest_window(self, group: int, hashes: Sequence[bytes], count: int) -> int:
         block_of = self._block_of[group]
         index = count
-        while count - index < self._window_blocks(group, count):
+        while count - index < self._num_read(group, count):
             index -= 1
             if hashes[index] not in block_of:
                 count = index
         return count
 
+    def _last_state(self, group: int, hashes: Sequence[bytes], count: int) -> int:
+        block_of = self._block_of[group]
+        while count and hashes[count - 1] not in block_of:
+            count -= 1
+        return count
+
     def _table(self, group: int, hashes: Sequence[bytes], count: int) -> list[int]:
         block_of = self._block_of[group]
-        skipped = count - self._window_blocks(group, count)
-        return [0] * skipped + [block_of[hashes[index]] for index in range(skipped, count)]
+        skipped = count - self._num_read(group, count)
+        read = [block_of[hashes[index]] for index in range(skipped, count)]
+        return [NULL_BLOCK] * skipped + read
 
     def check(self) -> None:
         """RuntimeError where the two directions of the map disagree."""
-        entries = sum(len(blocks) for blocks in self._block_of)
-        if entries != len(self.key_of):
-            raise RuntimeError(f"{entries} hashes name {len(self.key_of)} cached blocks.")
-        for block, (group, block_hash) in self.key_of.items():
-            if self._block_of[group].get(block_hash) != block:
-                raise RuntimeError(f"Cached block {block} is not the one its hash names.")
+        for group, (block_of, hash_of) in enumerate(zip(self._block_of, self.hash_of, strict=True)):
+            if len(block_of) != len(hash_of):
+                raise RuntimeError(f"{len(block_of)} hashes name {len(hash_of)} cached blocks.")
+            for block, block_hash in hash_of.items():
+                if block_of.get(block_hash) != block:
+                    raise RuntimeError(f"Cached block {block} of group {group} is misnamed.")

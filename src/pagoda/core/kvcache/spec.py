@@ -1,8 +1,11 @@
 """Which layers share a block table, and how large their blocks are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
-from pagoda.arch.spec import AttentionKind, AttentionSpec, ModelSpec
+from pagoda.arch.spec import DeltaNetSpec, ModelSpec
 
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 INT8_SCALE_BYTES = 4
@@ -10,6 +13,8 @@ INT8_SCALE_BYTES = 4
 
 It lies in its row's block and moves with it, so that block ids mean the same in every type.
 """
+ALIGNMENT = 64
+"""Bytes: each part of a block begins at a multiple of them, where a cache line does."""
 
 
 def row_bytes(head_dim: int, kv_dtype: str) -> int:
@@ -20,9 +25,9 @@ def row_bytes(head_dim: int, kv_dtype: str) -> int:
 
 @dataclass(frozen=True)
 class KVGroupSpec:
-    """Layers that keep KV alike, so that one block table serves them all."""
+    """Attention layers that keep KV alike, so that one block table serves them all."""
 
-    kind: AttentionKind
+    kind: Literal["full", "sliding"]
     layers: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
@@ -30,24 +35,87 @@ class KVGroupSpec:
     """Tokens per block."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
+    kv_dtype: str = "bfloat16"
 
-    def bytes_per_block(self, kv_dtype: str) -> int:
-        """Keys and values of one block in all layers of the group."""
-        rows = 2 * self.num_kv_heads * self.block_size * len(self.layers)
-        return rows * row_bytes(self.head_dim, kv_dtype)
+    @property
+    def part_bytes(self) -> tuple[int, int]:
+        """One layer's keys and values in a block."""
+        rows = self.num_kv_heads * self.block_size
+        size = _aligned(rows * row_bytes(self.head_dim, self.kv_dtype))
+        return size, size
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all layers: keys, values, keys, values, ..."""
+        return len(self.layers) * sum(self.part_bytes)
 
 
-def kv_groups(spec: ModelSpec, block_size: int) -> list[KVGroupSpec]:
-    """The model's KV groups, in the order of their first layers; encoders have none."""
-    members: dict[tuple[AttentionKind, int, int, int | None], list[int]] = {}
+@dataclass(frozen=True)
+class StateGroupSpec:
+    """Recurrent layers: a block is the state of all of them behind one token."""
+
+    layers: tuple[int, ...]
+    conv_shape: tuple[int, ...]
+    """fp32, of one layer."""
+    state_shape: tuple[int, ...]
+    """fp32, of one layer."""
+    block_size: int
+    """States are kept for later behind multiples of so many tokens only."""
+
+    @property
+    def part_bytes(self) -> tuple[int, int]:
+        """One layer's convolution and state."""
+        return _aligned(4 * prod(self.conv_shape)), _aligned(4 * prod(self.state_shape))
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all layers: convolution, state, convolution, state, ..."""
+        return len(self.layers) * sum(self.part_bytes)
+
+
+GroupSpec = KVGroupSpec | StateGroupSpec
+
+
+def kv_groups(spec: ModelSpec, block_size: int, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
+    """The model's groups: attention in the order of their first layers, then recurrent layers.
+    Encoders have none."""
+    members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
+    recurrent: dict[DeltaNetSpec, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        attention = layer.mixer
-        if not isinstance(attention, AttentionSpec) or attention.kind == "encoder":
-            continue
-        window = attention.window if attention.kind == "sliding" else None
-        key = (attention.kind, attention.num_kv_heads, attention.head_dim, window)
-        members.setdefault(key, []).append(index)
-    return [
-        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window)
+        mixer = layer.mixer
+        if isinstance(mixer, DeltaNetSpec):
+            recurrent.setdefault(mixer, []).append(index)
+        elif mixer.kind != "encoder":
+            window = mixer.window if mixer.kind == "sliding" else None
+            key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window)
+            members.setdefault(key, []).append(index)
+    attention = [
+        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype)
         for (kind, num_kv_heads, head_dim, window), layers in members.items()
     ]
+    states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]
+    return [*attention, *states]
+
+
+def attention_groups(groups: Sequence[GroupSpec]) -> list[KVGroupSpec]:
+    return [group for group in groups if isinstance(group, KVGroupSpec)]
+
+
+def state_groups(groups: Sequence[GroupSpec]) -> list[StateGroupSpec]:
+    return [group for group in groups if isinstance(group, StateGroupSpec)]
+
+
+def _state_group(spec: DeltaNetSpec, layers: list[int], block_size: int) -> StateGroupSpec:
+    channels = 2 * spec.num_key_heads * spec.key_head_dim + (
+        spec.num_value_heads * spec.value_head_dim
+    )
+    return StateGroupSpec(
+        layers=tuple(layers),
+        conv_shape=(spec.conv_width - 1, channels),
+        state_shape=(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim),
+        block_size=block_size,
+    )
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

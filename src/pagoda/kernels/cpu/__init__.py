@@ -68,6 +68,12 @@ def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     return _native.PackedMatrix(storage, rows, columns)
 
 
+def panel_rows() -> int:
+    """Rows of a packed matrix that lie together; only where `native()` is there."""
+    count: int = _native.PANEL_ROWS
+    return count
+
+
 def packed_storages() -> frozenset[str]:
     """Storage formats that a packed matrix keeps as they are; none where `native()` is None."""
     return frozenset() if native() is None else frozenset(_native.PACKED_STORAGES)

@@ -3,7 +3,14 @@
 import numpy as np
 import torch
 
-from pagoda.kernels.cpu._native import MAX_TOP_K, CacheType, FloatType, KvCache, Native
+from pagoda.kernels.cpu._native import (
+    MAX_TOP_K,
+    CacheType,
+    FloatType,
+    KvCache,
+    Native,
+    Scoring,
+)
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
 from pagoda.kernels.workspace import empty
@@ -107,6 +114,7 @@ class CpuOps:
         *,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
         both_ways: bool = False,
     ) -> Tensor:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
@@ -120,12 +128,15 @@ class CpuOps:
         _check_rows("block_table", block_table, (reqs, max_blocks), torch.int32)
         _check("query_start", query_start, torch.int32, (reqs + 1,))
         _check("kv_lens", kv_lens, torch.int32, (reqs,))
+        if sinks is not None:
+            _check("sinks", sinks, torch.float32, (heads,))
         cache = _cache(k_cache, v_cache)
         out = empty((rows, heads, dim))
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * v_cache.shape[2], scale, window or 0, out.data_ptr(), both_ways,
+            max_blocks * v_cache.shape[2], scale, window or 0, _address(sinks), out.data_ptr(),
+            both_ways,
         )  # fmt: skip
         return out
 
@@ -184,6 +195,21 @@ class CpuOps:
         y = empty((rows, width // 2))
         self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def route(
+        self, logits: Tensor, top_k: int, scoring: str, renormalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As `kernels.ops.route`."""
+        rows, count = _dims("logits", logits, 2)
+        _check("logits", logits, torch.float32)
+        if not 1 <= top_k <= count:
+            raise ValueError(f"top_k is {top_k}; there are {count} experts.")
+        ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
+        self._native.route(
+            logits.data_ptr(), rows, count, top_k, getattr(Scoring, scoring), renormalize,
+            ids.data_ptr(), weights.data_ptr(),
+        )  # fmt: skip
+        return ids, weights
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of `table` [vocab, size] (fp32, bf16, fp16) as fp32, for int64 ids [tokens]."""
@@ -265,14 +291,19 @@ def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
     num_blocks, kv_heads, block_size, _ = _dims("v_cache", v_cache, 4)
     dim = head_dim(v_cache)
     k_shape, v_shape = shapes(num_blocks, kv_heads, block_size, dim, v_cache.dtype)
-    _check("v_cache", v_cache, k_cache.dtype, v_shape)
-    _check("k_cache", k_cache, None, k_shape)
+    _check_rows("v_cache", v_cache, v_shape, k_cache.dtype)
+    _check_rows("k_cache", k_cache, k_shape, k_cache.dtype)
+    stride = v_cache.stride(0) * v_cache.element_size()
+    if k_cache.stride(0) * k_cache.element_size() != stride:
+        raise ValueError("k_cache and v_cache have blocks at different distances.")
     if dim % 2:
         raise ValueError(f"v_cache has heads of {dim}; the native kernels need an even size.")
     cache_type = _CACHE_TYPES.get(k_cache.dtype)
     if cache_type is None:
         raise ValueError(f"k_cache is {k_cache.dtype}; it must be one of {list(_CACHE_TYPES)}.")
-    return KvCache(k_cache.data_ptr(), v_cache.data_ptr(), cache_type, kv_heads, block_size, dim)
+    return KvCache(
+        k_cache.data_ptr(), v_cache.data_ptr(), cache_type, stride, kv_heads, block_size, dim
+    )
 
 
 def _float_type(name: str, tensor: Tensor) -> FloatType:

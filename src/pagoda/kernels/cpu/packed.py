@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 def load(matrix: Any, first_row: int, raw: Tensor) -> None:
     """Pack uint8 [rows, bytes per row] as the matrix's rows from `first_row` on."""
     raw = raw if raw.stride(1) == 1 else raw.contiguous()
-    _native().load(matrix, first_row, raw.shape[0], raw.data_ptr(), raw.stride(0))
+    native().load(matrix, first_row, raw.shape[0], raw.data_ptr(), raw.stride(0))
 
 
 def matmul(
@@ -24,7 +24,7 @@ def matmul(
     added = None if bias is None else bias.float()
     tokens, rows = x.shape[0], sum(matrix.rows for matrix in matrices)
     out = empty((tokens, rows))
-    _native().matmul(
+    native().matmul(
         wide.data_ptr(), wide.shape[1], tokens, list(matrices), out.data_ptr(), rows,
         0 if added is None else added.data_ptr(),
     )  # fmt: skip
@@ -34,11 +34,11 @@ def matmul(
 def rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
     ids = index.contiguous()
     out = empty((ids.shape[0], matrix.columns))
-    _native().gather(matrix, ids.data_ptr(), ids.shape[0], out.data_ptr())
+    native().gather(matrix, ids.data_ptr(), ids.shape[0], out.data_ptr())
     return out.to(dtype)
 
 
-def _native() -> Any:
+def native() -> Any:
     native = cpu.native()
     assert native is not None  # nobody else makes packed matrices
     return native

@@ -70,9 +70,10 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
-    cache = _Cache(k_cache, v_cache, q.dtype, scale, window)
+    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()
     singles = []
     for req, kv_len in enumerate(lens):
@@ -102,6 +103,7 @@ class _Cache:
     dtype: torch.dtype
     scale: float
     window: int | None
+    sinks: Tensor | None
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
         """Split one-token requests into batches of similar length and bounded size."""
@@ -144,8 +146,10 @@ class _Cache:
         if num_tokens == 1:
             start = kv_len - self._span(1, kv_len) - base
             grouped = q.reshape(k.shape[0], -1, q.shape[2])
-            return self._sdpa(grouped, k[:, start:], v[:, start:], None).reshape(q.shape)
+            sinks = self._sinks(heads, grouped.shape[:2])
+            return self._sdpa(grouped, k[:, start:], v[:, start:], None, sinks).reshape(q.shape)
         step = max(_MIN_QUERIES, _MASK_ELEMENTS // k.shape[1])
+        sinks = self._sinks(heads, (q.shape[0], 1))
         parts = []
         for begin in range(0, num_tokens, step):
             end = min(begin + step, num_tokens)
@@ -155,7 +159,8 @@ class _Cache:
             start = max(0, last - self._span(end - begin, last))
             key_at = torch.arange(start, last, device=q.device)
             mask = self._visible(query_at[:, None], key_at[None])
-            parts.append(self._sdpa(q[:, begin:end], k[:, start:last], v[:, start:last], mask))
+            seen = (k[:, start:last], v[:, start:last])
+            parts.append(self._sdpa(q[:, begin:end], *seen, mask, sinks))
         return torch.cat(parts, dim=1)
 
     def attend_batch(self, q: Tensor, table: Tensor, lens: list[int]) -> Tensor:
@@ -181,7 +186,8 @@ class _Cache:
         hidden = ~mask[:, None, :, None]
         k, v = (decode(rows, self.dtype).masked_fill_(hidden, 0) for rows in gathered)
         grouped = q.reshape(num_reqs, k.shape[1], -1, q.shape[2])
-        return self._sdpa(grouped, k, v, mask[:, None, None]).reshape(q.shape)
+        sinks = self._sinks(slice(None), grouped.shape[1:3])
+        return self._sdpa(grouped, k, v, mask[:, None, None], sinks).reshape(q.shape)
 
     def _gather(self, blocks: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         """K and V of blocks [n], each [n, heads, block_size, row]."""
@@ -198,10 +204,35 @@ class _Cache:
         mask = key_at <= query_at
         return mask if self.window is None else mask & (key_at > query_at - self.window)
 
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [..., heads, tokens, dim]; heads share KV heads in equal groups."""
+    def _sinks(self, kv_heads: slice, shape: tuple[int, ...]) -> Tensor | None:
+        """Those of the heads that share `kv_heads`, as `shape` [heads, rows] with them has it."""
+        if self.sinks is None:
+            return None
+        return self.sinks.view(self.v.shape[1], -1)[kv_heads].reshape(*shape, 1)
+
+    def _sdpa(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """q [..., heads, tokens, dim]; heads share KV heads in equal groups; sinks broadcast to
+        [..., heads, tokens, 1]."""
+        if sinks is not None:
+            return self._with_sinks(q, k, v, mask, sinks)
         if q.dim() == 3:
             return self._sdpa(q[None], k[None], v[None], mask)[0]
         return F.scaled_dot_product_attention(
             q, k, v, mask, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+    def _with_sinks(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor
+    ) -> Tensor:
+        """Sums in fp32, as torch's own function has them."""
+        group = q.shape[-3] // k.shape[-3]
+        k, v = (x.float().repeat_interleave(group, -3) for x in (k, v))
+        logits = (q.float() * self.scale) @ k.transpose(-1, -2)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        top = torch.maximum(logits.amax(-1, keepdim=True), sinks)
+        weights = (logits - top).exp()
+        total = weights.sum(-1, keepdim=True) + (sinks - top).exp()
+        return (weights @ v / total).to(q.dtype)

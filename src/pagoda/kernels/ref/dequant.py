@@ -1,6 +1,6 @@
 """Decode any storage format to plain numbers; the reference for every packed kernel.
 
-Results equal `gguf.quants.dequantize` bit for bit in fp32.
+Of GGUF's formats results equal `gguf.quants.dequantize` bit for bit in fp32.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from pagoda.base.errors import UnsupportedModelError
-from pagoda.kernels.ref import dequant_blocks, dequant_iq, dequant_k
+from pagoda.kernels.ref import dequant_blocks, dequant_iq, dequant_k, dequant_published
 from pagoda.weights.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -18,6 +18,7 @@ _PLAIN = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F64": torch.float64,
+    "DECODED": torch.float32,
 }
 
 _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,6 +45,10 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ1_S": dequant_iq.iq1_s,
     "IQ1_M": dequant_iq.iq1_m,
     "IQ4_XS": dequant_iq.iq4_xs,
+    "INT4": dequant_published.int4,
+    "UINT4": dequant_published.uint4,
+    "INT8": dequant_published.int8,
+    "FP8": dequant_published.fp8,
 }
 
 SUPPORTED = frozenset(_PLAIN) | frozenset(_DECODERS)

@@ -22,6 +22,11 @@ def words(raw: Tensor, dtype: torch.dtype) -> Tensor:
     return raw.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
+def nibbles(packed: Tensor) -> Tensor:
+    """Low halves of all bytes, then high halves: uint8 [n, k] -> [n, 2k]."""
+    return torch.cat((packed & 15, packed >> 4), dim=1)
+
+
 def planes(packed: Tensor, group: int, bits: int, count: int) -> Tensor:
     """Spread bytes whose low `bits` belong to one group of elements, the next to another.
 

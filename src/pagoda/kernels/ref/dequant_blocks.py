@@ -6,7 +6,7 @@ operations of ggml (ggml-quants.c) and of its Python package, so that every bit 
 
 import torch
 
-from pagoda.kernels.ref.dequant_bits import fields, half, in_order, lookup, planes
+from pagoda.kernels.ref.dequant_bits import fields, half, in_order, lookup, nibbles, planes
 
 Tensor = torch.Tensor
 
@@ -21,23 +21,18 @@ _E2M1_DOUBLED = torch.tensor(
 )
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """Low halves of all bytes, then high halves: uint8 [n, k] -> [n, 2k]."""
-    return torch.cat((packed & 15, packed >> 4), dim=1)
-
-
 def q4_0(blocks: Tensor) -> Tensor:
     d, packed = fields(blocks, 2, 16)
-    return half(d) * (_nibbles(packed).float() - 8)
+    return half(d) * (nibbles(packed).float() - 8)
 
 
 def q4_1(blocks: Tensor) -> Tensor:
     d, minimum, packed = fields(blocks, 2, 2, 16)
-    return half(d) * _nibbles(packed).float() + half(minimum)
+    return half(d) * nibbles(packed).float() + half(minimum)
 
 
 def _five_bits(high: Tensor, packed: Tensor) -> Tensor:
-    return (_nibbles(packed) | (in_order(high, 1, 8) << 4)).float()
+    return (nibbles(packed) | (in_order(high, 1, 8) << 4)).float()
 
 
 def q5_0(blocks: Tensor) -> Tensor:
@@ -57,7 +52,7 @@ def q8_0(blocks: Tensor) -> Tensor:
 
 def iq4_nl(blocks: Tensor) -> Tensor:
     d, packed = fields(blocks, 2, 16)
-    return half(d) * lookup(IQ4_LEVELS, _nibbles(packed))
+    return half(d) * lookup(IQ4_LEVELS, nibbles(packed))
 
 
 def _trits(packed: Tensor, group: int, count: int) -> Tensor:
@@ -90,7 +85,7 @@ def _e8m0_halved(exponents: Tensor) -> Tensor:
 
 def mxfp4(blocks: Tensor) -> Tensor:
     exponent, packed = fields(blocks, 1, 16)
-    return _e8m0_halved(exponent) * lookup(_E2M1_DOUBLED, _nibbles(packed))
+    return _e8m0_halved(exponent) * lookup(_E2M1_DOUBLED, nibbles(packed))
 
 
 def _ue4m3_halved(scales: Tensor) -> Tensor:

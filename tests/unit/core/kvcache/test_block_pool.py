@@ -13,6 +13,7 @@ operations = st.lists(
 def test_pool_behaves_like_a_plain_list(steps):
     """Free blocks leave in order; cached ones return to the end, others to the front."""
     pool = BlockPool(8)
+    pool.grant(range(1, 8))
     free, refs, cached = list(range(1, 8)), dict.fromkeys(range(1, 8), 0), set()
     for operation, number, keep in steps:
         if operation == "allocate":

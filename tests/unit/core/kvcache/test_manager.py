@@ -23,11 +23,11 @@ def test_blocks_from_elsewhere_are_published_by_a_holder_that_is_no_request():
     kv.advance(loader, hashes(), 16)
     kv.free(loader)
     hit = kv.match_prefix(hashes(), 15)
-    assert (hit.num_tokens, hit.tables, kv.blocks_shared(hit)) == (12, [[1, 2, 3]], 0)
+    assert (hit.num_tokens, hit.tables, kv.bytes_shared(hit)) == (12, [[1, 2, 3]], 0)
     keeper = kv.open("copy to another engine")
     kv.attach(keeper, hit)
     kv.check_integrity()
-    assert kv.num_free_blocks == 5 and kv.blocks_shared(hit) == 3
+    assert kv.num_free_blocks == 5 and kv.bytes_shared(hit) == 3 * FULL.block_bytes
     other = kv.open("a request")
     assert kv.allocate(other, 24) is None, "held blocks are not to be had"
     assert kv.allocate(other, 20) is not None
@@ -62,7 +62,10 @@ def test_each_group_has_its_own_table_and_sliding_ones_give_back():
     kv = KVCacheManager([FULL, SLIDING], 20)
     tables = kv.open("request")
     full, sliding = kv.allocate(tables, 16)
-    assert not set(full) & set(sliding) and tables.num_held == 8
+    places = [{kv.layout.slab_of(group, block) for block in blocks}
+              for group, blocks in enumerate((full, sliding))]  # fmt: skip
+    assert [len(slabs) for slabs in places] == [2, 4] and not places[0] & places[1]
+    assert tables.num_held == 8
     assert tables.capacity == 16
     kv.advance(tables, [], 15)  # The query at 15 sees 10 .. 15.
     assert tables.tables == [full, [0, 0, *sliding[2:]]]
@@ -77,10 +80,11 @@ def test_each_group_has_its_own_table_and_sliding_ones_give_back():
 
 def test_required_blocks_are_bounded_by_the_window():
     kv = KVCacheManager([SLIDING], 20)
-    assert kv.blocks_required(16, 4) == 4
-    assert kv.blocks_required(4000, 4) == kv.blocks_required(400, 4) < 8
+    size = SLIDING.block_bytes
+    assert kv.bytes_required(16, 4) == 4 * size
+    assert kv.bytes_required(4000, 4) == kv.bytes_required(400, 4) < 8 * size
     kv = KVCacheManager([FULL, SLIDING], 20)
-    assert kv.blocks_required(400, 4) > 100
+    assert kv.bytes_required(400, 4) > 100 * FULL.block_bytes
 
 
 def test_integrity_check_finds_damage():

@@ -30,7 +30,8 @@ def test_match_is_the_longest_prefix_all_groups_can_use(windows, data, max_block
         for index in indices:
             cache.insert(group, HASHES[index], 1 + 10 * group + index)
     cache.check()
-    count, tables = cache.match(HASHES, max_blocks)
+    count, tables, attended = cache.match(HASHES, max_blocks)
+    assert attended >= count
     fits = [
         length
         for length in range(min(max_blocks, 8) + 1)
@@ -48,7 +49,7 @@ def test_first_block_of_equal_content_stays():
     cache = PrefixCache([KVGroupSpec("full", (0,), 1, 1, SIZE)])
     cache.insert(0, HASHES[0], 1)
     cache.insert(0, HASHES[0], 2)
-    assert cache.match(HASHES, 8) == (1, [[1]])
-    cache.evict([2, 1])
-    assert cache.match(HASHES, 8) == (0, [[]])
+    assert cache.match(HASHES, 8) == (1, [[1]], 1)
+    cache.evict(0, [2, 1])
+    assert cache.match(HASHES, 8) == (0, [[]], 0)
     cache.check()

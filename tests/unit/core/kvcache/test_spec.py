@@ -35,7 +35,8 @@ def test_kinds_windows_and_head_counts_are_kept_apart():
 
 def test_bytes_per_block_count_keys_and_values_of_all_layers():
     # 2 layers x (K and V) x 2 heads x 16 tokens x 8 dimensions x 2 bytes
-    group = KVGroupSpec("full", (0, 1), 2, 8, 16)
-    assert group.bytes_per_block("bfloat16") == 2048
+    assert KVGroupSpec("full", (0, 1), 2, 8, 16).block_bytes == 2048
     # 8 bytes and a scale of 4
-    assert group.bytes_per_block("int8") == 2 * 2 * 2 * 16 * 12
+    assert KVGroupSpec("full", (0, 1), 2, 8, 16, kv_dtype="int8").block_bytes == 2 * 2 * 2 * 16 * 12
+    # Each part starts at a cache line: 3 heads x 1 token x 2 x 2 bytes take 64.
+    assert KVGroupSpec("full", (0,), 3, 2, 1).block_bytes == 2 * 64

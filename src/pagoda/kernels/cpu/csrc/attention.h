@@ -350,7 +350,7 @@ class AttentionWorker {
         for (int64_t i = begin; i < end; ++block, ++piece, offset = 0) {
             const int64_t rest = cache.block_size - offset;
             const int64_t count = rest < end - i ? rest : end - i;
-            const int64_t place = (*block * cache.kv_heads + tile.kv_head) * head_bytes;
+            const int64_t place = *block * cache.block_bytes + tile.kv_head * head_bytes;
             const char* keys = static_cast<const char*>(cache.k) + place;
             const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
             *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};
@@ -540,9 +540,19 @@ class AttentionWorker {
             const int64_t token = tile_.row + r / group_;
             const int64_t head = tile_.kv_head * group_ + r % group_;
             float* out = op_.out + (token * op_.heads + head) * dim_;
-            const float factor = 1.0f / merged_total_[r];
+            const float factor = share(r, op_.sinks == nullptr ? nullptr : op_.sinks + head);
             for (int64_t i = 0; i < dim_; ++i) out[i] = merged_[r * padded_ + i] * factor;
         }
+    }
+
+    // What a row's merged values are to be multiplied by; its sink takes a share and adds no value.
+    float share(int64_t row, const float* sink) const {
+        if (sink == nullptr) return 1.0f / merged_total_[row];
+        const float logit = *sink * kLog2E, top = merged_top_[row];
+        const float most = top > logit ? top : logit;
+        const float kept = first(exp2(Floats::all(top - most)));
+        const float added = first(exp2(Floats::all(logit - most)));
+        return kept / (merged_total_[row] * kept + added);
     }
 
     const PagedAttention& op_;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention_scratch.h"
+#include "formats.h"
 #include "isa.h"
 #include "memory.h"
 #include "packed.h"
@@ -124,6 +125,42 @@ class Native {
         });
     }
 
+    void route(uintptr_t logits, int64_t rows, int64_t experts, int64_t top_k, Scoring scoring,
+               bool renormalize, uintptr_t ids, uintptr_t weights) {
+        compute("route", kernels_->route,
+                Route{pointer<const float>(logits), experts, top_k, scoring, renormalize,
+                      pointer<int64_t>(ids), pointer<float>(weights)},
+                rows);
+    }
+
+    // `up` are gate and up, `down` one matrix; `sizes` the rows of a part of each.
+    void experts(uintptr_t x, int64_t rows, uintptr_t ids, uintptr_t weights, int64_t top_k,
+                 int64_t first, int64_t count, const std::vector<const PackedMatrix*>& up,
+                 uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
+                 std::pair<int64_t, int64_t> sizes, float alpha, float limit, uintptr_t out) {
+        if (up.size() != 2 || up[0]->columns() != up[1]->columns() ||
+            down.columns() != sizes.first)
+            throw nb::value_error("the experts' matrices do not fit together");
+        // A recorded op outlives this call, and with it the views.
+        const auto views = std::make_shared<const std::vector<MatrixView>>(
+            std::vector<MatrixView>{up[0]->view(), up[1]->view(), down.view()});
+        const Experts op{pointer<const float>(x), pointer<const int64_t>(ids),
+                         pointer<const float>(weights), top_k, first, count,
+                         {views->data(), 2, sizes.first, up[0]->columns(),
+                          pointer<const float>(up_bias)},
+                         {views->data() + 2, 1, sizes.second, down.columns(),
+                          pointer<const float>(down_bias)},
+                         alpha, limit, pointer<float>(out), nullptr};
+        const Kernels* kernels = kernels_;
+        compute("experts", [op, views, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            Experts step = op;
+            step.scratch = scratch;
+            kernels->experts(step, rows, pool);
+        }, rows, [&op, kernels](int64_t rows) {
+            return kernels->experts_scratch_bytes(op, rows);
+        });
+    }
+
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
@@ -140,14 +177,15 @@ class Native {
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
-                         int64_t max_kv_len, float scale, int64_t window, uintptr_t out,
-                         bool both_ways) {
+                         int64_t max_kv_len, float scale, int64_t window, uintptr_t sinks,
+                         uintptr_t out, bool both_ways) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
-            max_reqs, scale, window, both_ways, pointer<float>(out), nullptr, bytes};
+            max_reqs, scale, window, pointer<const float>(sinks), both_ways, pointer<float>(out),
+            nullptr, bytes};
         const Kernels* kernels = kernels_;
         compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
@@ -308,12 +346,19 @@ NB_MODULE(_native, module) {
         .value("bfloat16", CacheType::kBFloat16)
         .value("float16", CacheType::kFloat16)
         .value("int8", CacheType::kInt8);
+    nb::enum_<Scoring>(module, "Scoring")
+        .value("softmax", Scoring::kSoftmax)
+        .value("topk_softmax", Scoring::kTopKSoftmax)
+        .value("sigmoid", Scoring::kSigmoid);
     nb::class_<KvCache>(module, "KvCache")
         .def("__init__", [](KvCache* self, uintptr_t k, uintptr_t v, CacheType type,
-                            int64_t kv_heads, int64_t block_size, int64_t dim) {
-            new (self) KvCache{pointer<void>(k), pointer<void>(v), type, kv_heads, block_size, dim};
+                            int64_t block_bytes, int64_t kv_heads, int64_t block_size,
+                            int64_t dim) {
+            new (self) KvCache{pointer<void>(k), pointer<void>(v), type, block_bytes,
+                               kv_heads, block_size, dim};
         });
     module.attr("MAX_TOP_K") = kMaxTopK;
+    module.attr("PANEL_ROWS") = kPanelRows;
     nb::list isas;
     for (const Kernels* kernels : runnable_kernels()) isas.append(kernels->name);
     module.attr("INSTRUCTION_SETS") = isas;
@@ -338,6 +383,8 @@ NB_MODULE(_native, module) {
              nb::arg("out"))
         .def("matmul", &Native::matmul, nb::arg("x"), nb::arg("ldx"), nb::arg("tokens"),
              nb::arg("matrices"), nb::arg("out"), nb::arg("ldo"), nb::arg("bias") = 0)
+        .def("route", &Native::route)
+        .def("experts", &Native::experts)
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
         .def("silu_and_mul", &Native::silu_and_mul)

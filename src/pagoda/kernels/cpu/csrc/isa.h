@@ -36,11 +36,42 @@ struct MatMul {
     uint8_t* scratch;             // `matmul_scratch_bytes`, aligned to 64
 };
 
+// For each expert `num_parts` matrices [rows, columns] in packed ones that hold all experts'
+// parts, each from a whole panel on.
+struct ExpertMatrices {
+    const MatrixView* parts;
+    int num_parts;
+    int64_t rows;
+    int64_t columns;
+    const float* bias;            // [experts, num_parts * rows] or null
+};
+
+// out[t] = the sum over t's chosen experts, by rising id, of weight * down(gated(up(x[t]))), where
+// `up` has two parts, gate and up. Experts besides those from `first` on add nothing: another rank
+// has them. Products are as `MatMul` computes them.
+struct Experts {
+    const float* x;               // [rows, up.columns]
+    const int64_t* ids;           // [rows, top_k], no id twice in a row
+    const float* weights;         // [rows, top_k]
+    int64_t top_k;
+    int64_t first;
+    int64_t count;
+    ExpertMatrices up;
+    ExpertMatrices down;          // one part, its columns are up's rows
+    float alpha;                  // (up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`
+    float limit;                  // and up within +-limit; 0: silu(gate) * up
+    float* out;                   // [rows, down.rows]
+    uint8_t* scratch;             // `experts_scratch_bytes`, aligned to 64
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNorm&, int64_t rows, Pool&);
     void (*matmul)(const MatMul&, int64_t rows, Pool&);
     int64_t (*matmul_scratch_bytes)(const MatMul&, int64_t rows);
+    void (*experts)(const Experts&, int64_t rows, Pool&);
+    int64_t (*experts_scratch_bytes)(const Experts&, int64_t rows);
+    void (*route)(const Route&, int64_t rows, Pool&);
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);

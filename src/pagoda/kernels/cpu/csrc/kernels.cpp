@@ -4,6 +4,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "draw.h"
+#include "experts.h"
 #include "logits.h"
 #include "matmul.h"
 #include "norm.h"
@@ -23,6 +24,9 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     rms_norm,
     matmul,
     matmul_scratch_bytes,
+    experts,
+    experts_scratch_bytes,
+    route,
     rotary_store,
     paged_attention,
     silu_and_mul,

@@ -14,11 +14,13 @@ enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt
 
 // One layer's paged K [num_blocks, kv_heads, dim, block_size], so that a vector of keys lies in one
 // piece, and V [num_blocks, kv_heads, block_size, dim]. In int8 K's fp32 scales [block_size] lie
-// behind each [dim, block_size], and V's behind each row.
+// behind each [dim, block_size], and V's behind each row. Blocks lie `block_bytes` apart: between
+// them are those of other layers.
 struct KvCache {
     void* k;
     void* v;
     CacheType type;
+    int64_t block_bytes;
     int64_t kv_heads;
     int64_t block_size;
     int64_t dim;
@@ -57,6 +59,7 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    const float* sinks;          // [heads], a logit of each beside its keys', or null
     bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
@@ -127,6 +130,20 @@ struct TopK {
 };
 
 constexpr int64_t kMaxTopK = 64;
+
+enum class Scoring : int32_t { kSoftmax = 0, kTopKSoftmax = 1, kSigmoid = 2 };
+
+// The `top_k` experts of the largest logits of each row, falling, the lower ids first of equals,
+// and their weights: shares of a softmax over all experts or over these, or sigmoids.
+struct Route {
+    const float* logits;  // [rows, experts]
+    int64_t experts;
+    int64_t top_k;        // 1 to `experts`
+    Scoring scoring;
+    bool renormalize;     // weights are divided by their sum
+    int64_t* ids;         // [rows, top_k]
+    float* weights;       // [rows, top_k]
+};
 
 // Logits of tokens whose bit is not set become -infinity.
 struct MaskLogits {

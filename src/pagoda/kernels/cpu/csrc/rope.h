@@ -90,11 +90,13 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
     }
     const int64_t block = op.slots[row] / cache.block_size;
     const int64_t offset = op.slots[row] % cache.block_size;
+    T* const keys = reinterpret_cast<T*>(static_cast<char*>(cache.k) + block * cache.block_bytes);
+    T* const values = reinterpret_cast<T*>(static_cast<char*>(cache.v) + block * cache.block_bytes);
+    const int64_t size = row_size<T>(dim);
     for (int64_t head = 0; head < cache.kv_heads; ++head) {
-        const int64_t size = row_size<T>(dim);
-        const int64_t place = (block * cache.kv_heads + head) * cache.block_size * size;
-        store_key(k + head * dim, cache, static_cast<T*>(cache.k) + place, offset);
-        store_value(v + head * dim, dim, static_cast<T*>(cache.v) + place + offset * size);
+        const int64_t place = head * cache.block_size * size;
+        store_key(k + head * dim, cache, keys + place, offset);
+        store_value(v + head * dim, dim, values + place + offset * size);
     }
 }
 

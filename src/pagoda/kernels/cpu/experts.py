@@ -1,0 +1,70 @@
+"""A mixture of experts on packed matrices: pointers of torch tensors for the native kernels."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from pagoda.kernels import cpu
+from pagoda.kernels.cpu import packed
+from pagoda.kernels.ref.experts import Gating
+from pagoda.kernels.workspace import empty
+
+Tensor = torch.Tensor
+
+
+class PackedExperts(NamedTuple):
+    """`parts` matrices per expert and, if there are any, a bias."""
+
+    parts: tuple[Any, ...]
+    """Packed matrices of `matrix`, one per part."""
+    rows: int
+    """Of one expert in each part."""
+    count: int
+    bias: Tensor | None
+    """fp32 [count, parts * rows]."""
+
+
+def matrix(storage: str, count: int, rows: int, columns: int) -> Any:
+    """Room for one part of all experts: each begins a panel, so that it is a matrix of its own."""
+    return cpu.packed_matrix(storage, count * _padded(rows), columns)
+
+
+def load(part: Any, expert: int, rows: int, first_row: int, raw: Tensor) -> None:
+    """Pack uint8 [any, bytes per row] as rows of an expert that has `rows`, from `first_row` on."""
+    packed.load(part, expert * _padded(rows) + first_row, raw)
+
+
+def mix(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: PackedExperts,
+    down: PackedExperts,
+    gating: Gating,
+    first: int,
+) -> Tensor:
+    wide = x.float().contiguous()
+    tokens, hidden = x.shape
+    if up.parts[0].columns != hidden or down.rows != hidden or up.count != down.count:
+        raise ValueError(f"The experts' matrices do not fit {hidden} columns of x.")
+    ids, weights = ids.contiguous(), weights.contiguous()
+    if (ids.dtype, weights.dtype) != (torch.int64, torch.float32):
+        raise ValueError(f"ids are {ids.dtype} and weights {weights.dtype}.")
+    if ids.shape != weights.shape or len(ids) != tokens:
+        raise ValueError("ids and weights must have a row per token.")
+    out = empty((tokens, hidden))
+    packed.native().experts(
+        wide.data_ptr(), tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], first, up.count,
+        list(up.parts), _address(up.bias), down.parts[0], _address(down.bias),
+        (up.rows, down.rows), gating.alpha, gating.limit, out.data_ptr(),
+    )  # fmt: skip
+    return out.to(x.dtype)
+
+
+def _address(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.data_ptr()
+
+
+def _padded(rows: int) -> int:
+    unit = cpu.panel_rows()
+    return -(-rows // unit) * unit

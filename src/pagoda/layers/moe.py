@@ -1,0 +1,117 @@
+"""Mixtures of experts: a router sends each token to a few of many small feed-forward layers."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import LayerSpec, MoeSpec
+from pagoda.kernels import ops
+from pagoda.layers.context import LayerContext
+from pagoda.layers.linear import ColumnLinear, Shard
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.mlp import GatedMlp
+from pagoda.quant.base import ShardSource
+from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
+
+
+class Router(ColumnLinear):
+    """Logits of all experts, on every rank; where weights are packed in fp32 throughout, so that
+    rounding chooses no other expert."""
+
+    def __init__(self, context: LayerContext, hidden_size: int, num_experts: int, bias: bool):
+        shard = Shard(num_experts, slice(0, num_experts))
+        super().__init__(context, hidden_size, (shard,), bias)
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        super().create(("F32",) if self._context.packed else storages)
+
+
+class ExpertMatrices(WeightedLayer):
+    """Of each expert that this rank holds `parts` matrices [rows, in_features]; a rank holds
+    experts whole."""
+
+    format: ExpertFormat
+
+    def __init__(self, context: LayerContext, held: slice, sizes: ExpertSizes, bias: bool):
+        super().__init__()
+        self._context = context
+        self._held = held
+        self._sizes = sizes
+        self.bias: torch.Tensor | None = None
+        if bias:
+            shape = (sizes.count, sizes.parts * sizes.rows)
+            self.bias = torch.empty(shape, dtype=context.dtype, device=context.device)
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        return ("weight",) if self.bias is None else ("weight", "bias")
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        count, parts, rows, columns = self._sizes
+        if param == "bias":
+            assert self.bias is not None  # `params` lists it only then
+            vectors = self.bias.view(count * parts, rows).unbind()
+            shape: tuple[int, ...] = (rows,)
+            loads = [partial(load_vector, vector) for vector in vectors]
+        else:
+            shape = (rows, columns)
+            loads = [partial(self._load, shard) for shard in range(count * parts)]
+        return tuple(
+            LoadTarget(shape, load, expert=self._held.start + shard // parts)
+            for shard, load in enumerate(loads)
+        )
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        context = self._context
+        self.format = expert_format(
+            self._sizes, storages, context.dtype, context.device, packed=context.packed
+        )
+
+    def _load(self, shard: int, source: ShardSource) -> None:
+        self.format.load(shard, source)
+
+    def finalize(self) -> None:
+        self.format.finalize()
+
+    @property
+    def operand(self) -> "ops.PlainExperts | ops.PackedExperts":
+        return self.format.operand(self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class MixtureOfExperts(nn.Module):
+    """The weighted sum of what the chosen experts make of each token (arXiv 1701.06538)."""
+
+    def __init__(self, context: LayerContext, spec: MoeSpec, hidden_size: int):
+        super().__init__()
+        self.spec = spec
+        self._parallel = context.parallel
+        self._held = held = context.parallel.share(spec.num_experts, "experts")
+        count, size = held.stop - held.start, spec.intermediate_size
+        self.router = Router(context, hidden_size, spec.num_experts, spec.bias)
+        gate_up = ExpertSizes(count, 2, size, hidden_size)
+        self.gate_up = ExpertMatrices(context, held, gate_up, spec.bias)
+        down = ExpertSizes(count, 1, hidden_size, size)
+        self.down = ExpertMatrices(context, held, down, spec.bias)
+        clamped = spec.clamped
+        self._gating = ops.Gating() if clamped is None else ops.Gating(clamped.alpha, clamped.limit)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        spec = self.spec
+        ids, weights = ops.route(self.router(x), spec.top_k, spec.scoring, spec.renormalize)
+        up, down = self.gate_up.operand, self.down.operand
+        mixed = ops.mix_experts(x, ids, weights, up, down, self._gating, self._held.start)
+        return self._parallel.summed(mixed)
+
+
+def feed_forward(context: LayerContext, layer: LayerSpec, hidden_size: int) -> nn.Module:
+    """The layer's experts, or its mlp where it has none."""
+    if layer.experts is not None:
+        return MixtureOfExperts(context, layer.experts, hidden_size)
+    assert layer.mlp is not None
+    return GatedMlp(context, layer.mlp, hidden_size)

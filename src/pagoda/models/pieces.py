@@ -1,0 +1,112 @@
+"""Which part of which checkpoint tensor becomes what in a layer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from pagoda.arch.spec import ExpertTensors, WeightRule
+from pagoda.layers.loading import LoadTarget
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.formats import FORMATS
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A matrix or vector inside a checkpoint tensor, whole or cut by the layer's target."""
+
+    source: str
+    shape: tuple[int, ...]
+    """That the whole tensor must have."""
+    unpermute: int = 0
+    expert: int | None = None
+    """Place on the first dimension of a stack; None for a tensor that is one matrix."""
+    part: slice | None = None
+    """Its rows; None: all."""
+    transposed: bool = False
+
+    def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column.
+
+        DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
+        """
+        if self.expert is not None:
+            span = slice(self.expert, self.expert + 1)
+            whole = torch.from_dlpack(checkpoint.read(info.name, span))
+            return self._matrix(whole, info)[self.part or slice(None)]
+        if len(info.shape) == 1:
+            whole = torch.from_dlpack(checkpoint.read(info.name))
+            return whole.reshape(info.shape[0], -1)[_within(self.part, target.rows) or slice(None)]
+        rows = _within(self.part, target.rows)
+        raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+        return _unpermuted(raw, self.unpermute) if self.unpermute else raw
+
+    def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+        """One expert's bytes, as `read` returns them."""
+        if len(self.shape) == 2:
+            return raw.reshape(self.shape[1], -1)
+        if not self.transposed:
+            return raw
+        size = FORMATS[info.type].block_bytes
+        return raw.unflatten(1, (-1, size)).transpose(0, 1).flatten(1)
+
+
+def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
+    """What each target is made of; `rule` is an expanded one."""
+    if rule.experts is not None:
+        yield from _expert_pieces(rule, rule.experts, targets)
+        return
+    unpermute = rule.unpermute or (0,) * len(targets)
+    if len(rule.sources) < len(targets):
+        yield from _fused_pieces(rule, targets, unpermute)
+        return
+    for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
+        yield Piece(source, target.shape, size)
+
+
+def _fused_pieces(
+    rule: WeightRule, targets: Sequence[LoadTarget], unpermute: Sequence[int]
+) -> Iterator[Piece]:
+    """A single tensor holds all shards, one behind the other on rows."""
+    (source,) = rule.sources
+    ends = list(accumulate(target.shape[0] for target in targets))
+    for end, target, size in zip(ends, targets, unpermute, strict=True):
+        rows, *columns = target.shape
+        yield Piece(source, (ends[-1], *columns), size, part=slice(end - rows, end))
+
+
+def _within(part: slice | None, rows: slice | None) -> slice | None:
+    """The rows of the tensor that are `rows` of a part of it."""
+    if part is None or rows is None:
+        return part or rows
+    return slice(part.start + rows.start, part.start + rows.stop)
+
+
+def _expert_pieces(
+    rule: WeightRule, experts: ExpertTensors, targets: Sequence[LoadTarget]
+) -> Iterator[Piece]:
+    single, parts = experts.layout == "single", experts.parts
+    per_expert = len(rule.sources) // (experts.count if single else 1)
+    for index, target in enumerate(targets):
+        expert, (rows, *columns) = target.expert, target.shape
+        assert expert is not None, rule.param
+        source, part = divmod(index % (per_expert * parts), parts)
+        span = slice(part * rows, (part + 1) * rows)
+        if experts.interleaved:
+            span = slice(part, None, parts)
+        shape = (parts * rows, *columns)
+        if single:
+            yield Piece(rule.sources[expert * per_expert + source], shape, part=span)
+            continue
+        transposed = experts.layout == "transposed"
+        shape = (experts.count, *(reversed(shape) if transposed else shape))
+        yield Piece(rule.sources[source], shape, 0, expert, span, transposed)
+
+
+def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from (pair, half) order back to (half, pair) order.
+
+    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
+    """
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

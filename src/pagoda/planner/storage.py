@@ -1,0 +1,36 @@
+"""How a quantized checkpoint's weights are held, and what that costs, in words."""
+
+from collections.abc import Mapping
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.planner.reason import Reason
+from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import PUBLISHED, held_as
+
+# Errors as `tools/quantization_error.py` measures them.
+_COSTS: Mapping[tuple[str, str], str] = {
+    ("INT4", "Q4_0"): "the same codes, scales in fp16",
+    ("UINT4", "Q4_1"): "the same codes, scales and minima in fp16",
+    ("INT8", "Q8_0"): "the same codes, scales in fp16",
+    ("FP8", "Q8_0"): "rounded once more, by 0.55% (rms)",
+    ("DECODED", "Q8_0"): "rounded once more, by 0.5% (rms), for its scales cover no whole blocks",
+}
+
+
+def quantization_reason(
+    spec: ModelSpec, tensors: Mapping[str, TensorInfo], packed: frozenset[str], dtype: str
+) -> Reason | None:
+    """What config.json says of the quantization, and what becomes of its weights; None where no
+    tensor is quantized so."""
+    kinds = {
+        (info.type, held_as(info.type, info.shape[-1], packed) if packed else dtype)
+        for info in tensors.values()
+        if info.type in PUBLISHED
+    }
+    if not kinds:
+        return None
+    said = (
+        f"{storage} held as {held}: {_COSTS.get((storage, held), 'decoded as it loads')}"
+        for storage, held in sorted(kinds)
+    )
+    return Reason("quantization", spec.quantization, "; ".join(said))

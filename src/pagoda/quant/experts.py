@@ -1,0 +1,114 @@
+"""How the matrices of a mixture's experts are stored."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from pagoda.base.errors import UnsupportedModelError
+from pagoda.kernels import ops
+from pagoda.quant.base import ShardSource
+from pagoda.quant.packed import kept_storage, load_rows
+from pagoda.quant.plain import PlainLinear
+from pagoda.quant.select import linear_format
+
+
+class ExpertSizes(NamedTuple):
+    """`count` experts with `parts` matrices [rows, columns] each."""
+
+    count: int
+    parts: int
+    rows: int
+    columns: int
+
+
+class ExpertFormat(Protocol):
+    """Holds the matrices of experts; shards are numbered expert by expert, part by part."""
+
+    def load(self, shard: int, source: ShardSource) -> None:
+        """Copy (and convert or repack) one matrix from the checkpoint."""
+
+    def finalize(self) -> None:
+        """Called once all shards are loaded."""
+
+    def operand(self, bias: torch.Tensor | None) -> "ops.PlainExperts | ops.PackedExperts":
+        """What `ops.mix_experts` takes; bias [count, parts * rows]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held after finalize."""
+
+
+def expert_format(
+    sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str, *, packed: bool
+) -> ExpertFormat:
+    """Room for matrices whose shards are stored so; `dtype` is that of activations."""
+    if packed:
+        return PackedExpertFormat(sizes, storages)
+    return PlainExpertFormat(sizes, storages, dtype, device)
+
+
+class PlainExpertFormat:
+    """One dense matrix of all, in the dtype of activations."""
+
+    def __init__(
+        self, sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str
+    ):
+        self._sizes = sizes
+        linear = linear_format(storages, packed=False)
+        assert isinstance(linear, PlainLinear)
+        self._linear = linear
+        shards = (sizes.rows,) * len(storages)
+        self._linear.create(shards, storages, sizes.columns, dtype, device)
+
+    def load(self, shard: int, source: ShardSource) -> None:
+        self._linear.load(shard, source)
+
+    def finalize(self) -> None:
+        self._linear.finalize()
+
+    def operand(self, bias: torch.Tensor | None) -> ops.PlainExperts:
+        sizes = self._sizes
+        weight = self._linear.weight.view(sizes.count, sizes.parts * sizes.rows, sizes.columns)
+        return ops.PlainExperts(weight, bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self._linear.nbytes
+
+
+class PackedExpertFormat:
+    """Packed in the checkpoint's own bits: one matrix for each part of all experts."""
+
+    def __init__(self, sizes: ExpertSizes, storages: tuple[str, ...]):
+        self._sizes = sizes
+        self._parts: list[Any] = []
+        for part in range(sizes.parts):
+            stored = storages[part :: sizes.parts]
+            kinds = {kept_storage(name, sizes.columns) for name in stored}
+            if len(kinds) > 1 or not set(storages) <= ops.DEQUANTIZABLE:
+                raise UnsupportedModelError(
+                    f"Experts stored as {', '.join(sorted(set(storages)))} are not supported; "
+                    "take another version of the model."
+                )
+            (kept,) = kinds
+            matrix = ops.packed_experts_matrix(kept, sizes.count, sizes.rows, sizes.columns)
+            self._parts.append(matrix)
+
+    def load(self, shard: int, source: ShardSource) -> None:
+        expert, part = divmod(shard, self._sizes.parts)
+        matrix, rows = self._parts[part], self._sizes.rows
+        load_rows(
+            lambda row, raw: ops.load_packed_expert(matrix, expert, rows, row, raw),
+            source,
+            matrix.storage,
+        )
+
+    def finalize(self) -> None:
+        """Nothing is left to do."""
+
+    def operand(self, bias: torch.Tensor | None) -> ops.PackedExperts:
+        return ops.PackedExperts(tuple(self._parts), self._sizes.rows, self._sizes.count, bias)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self._parts)

@@ -1,0 +1,77 @@
+"""The memory of all KV and state blocks, and each layer's view of it."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagoda.core.kvcache.layout import SlabLayout
+from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
+from pagoda.kernels import ops
+from pagoda.runtime.device import Device, to_tensor
+
+Bytes = npt.NDArray[np.uint8]
+KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class CacheMemory:
+    """One piece of memory in which blocks of every group lie as `SlabLayout` says."""
+
+    def __init__(self, groups: Sequence[GroupSpec], num_slabs: int, device: Device):
+        layout = SlabLayout(groups, num_slabs)
+        memory = device.reserve((layout.nbytes if groups else 0,), torch.uint8)
+        self._rows = []
+        placed = {}
+        for index, group in enumerate(groups):
+            count, size = layout.num_ids(index), group.block_bytes
+            rows = memory[: count * size].view(count, size)
+            self._rows.append(rows)
+            for layer, pair in zip(group.layers, _layers(rows, group, device), strict=True):
+                placed[layer] = (index, pair)
+        layers = sorted(placed)
+        self.layer_group = [placed[layer][0] for layer in layers]
+        """Of each layer that has a cache, in order."""
+        self.layers: KVCaches = [placed[layer][1] for layer in layers]
+        """K and V of `ops.kv_cache_shapes`, or convolution and state; a block's are contiguous."""
+
+    def read(self, group: int, blocks: Sequence[int]) -> Bytes:
+        """uint8 [blocks, bytes of one]."""
+        rows = self._rows[group]
+        index = to_tensor(np.asarray(blocks, np.int64), rows.device)
+        read: Bytes = rows[index].cpu().numpy()
+        return read
+
+    def write(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
+        """Put back what `read` gave, into blocks that nobody reads meanwhile."""
+        rows = self._rows[group]
+        index = to_tensor(np.asarray(blocks, np.int64), rows.device)
+        rows[index] = to_tensor(data, rows.device)
+
+
+def _layers(
+    rows: torch.Tensor, group: GroupSpec, device: Device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The pair of each layer, views of uint8 rows [blocks, bytes of one]."""
+    if isinstance(group, KVGroupSpec):
+        dtype = device.dtype(group.kv_dtype)
+        first, second = (
+            shape[1:]
+            for shape in ops.kv_cache_shapes(
+                1, group.num_kv_heads, group.block_size, group.head_dim, dtype
+            )
+        )
+    else:
+        dtype, first, second = torch.float32, group.conv_shape, group.state_shape
+    one, other = group.part_bytes
+    starts = range(0, group.block_bytes, one + other)
+    return [
+        (_part(rows, start, first, dtype), _part(rows, start + one, second, dtype))
+        for start in starts
+    ]
+
+
+def _part(rows: torch.Tensor, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    nbytes = prod(shape) * dtype.itemsize
+    return rows[:, start : start + nbytes].view(dtype).unflatten(1, tuple(shape))

@@ -1,0 +1,1 @@
+"""Quantized safetensors as people publish them: several tensors per matrix, made one."""

@@ -1,0 +1,117 @@
+"""A checkpoint whose quantized layers look like one matrix each."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.base.log import get_logger
+from pagoda.base.machine import usable_threads
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.formats import FORMATS
+from pagoda.weights.published.matrix import Layer, Matrix
+from pagoda.weights.published.select import Method
+
+log = get_logger(__name__)
+
+# Elements that a thread takes apart at a time; temporaries are several bytes for each.
+_CHUNK_ELEMENTS = 1 << 20
+# Rows are cut where the words of every packing end.
+_ROWS = 8
+
+_ACTIVATIONS = "activations are rounded by the kernels, if at all, with scales of their own"
+_KV_CACHE = "the KV cache is rounded, if at all, with scales of its own"
+_LEFT_OUT: Mapping[str, str] = {
+    "input_scale": _ACTIVATIONS,
+    "input_scale_ub": _ACTIVATIONS,
+    "input_zero_point": _ACTIVATIONS,
+    "activation_scale": _ACTIVATIONS,
+    "output_scale": _KV_CACHE,
+    "output_zero_point": _KV_CACHE,
+    "q_scale": _KV_CACHE,
+    "k_scale": _KV_CACHE,
+    "v_scale": _KV_CACHE,
+    "kv_scale": _KV_CACHE,
+    "weight_shape": "the packed weights have it too",
+    "weight_zero_point": "it is zero, the weights being symmetric",
+}
+"""Parts of quantized checkpoints that no matrix is made of, and why that is right."""
+
+
+class PublishedCheckpoint:
+    """`weights.checkpoint.Checkpoint` of another's tensors, read as `method` says.
+
+    A quantized layer's tensors become `<layer>.weight` in a storage format that holds just what
+    they say (`weights.formats`). Raises CheckpointError for tensors that do not belong together.
+    """
+
+    def __init__(self, inner: Checkpoint, method: Method):
+        self._inner = inner
+        self._threads = usable_threads()
+        self._pool = ThreadPoolExecutor(self._threads, "unpack")
+        self._matrices: dict[str, Matrix] = {}
+        self.metadata = inner.metadata
+        self.tensors = self._collect(method)
+
+    def read(
+        self, name: str, rows: slice | None = None, columns: slice | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """As the protocol says, but matrices are put together here, on all usable threads."""
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self._inner.read(name, rows, columns)
+        all_rows, all_columns = matrix.info.shape
+        rows = slice(*(rows or slice(None)).indices(all_rows)[:2])
+        columns = slice(*(columns or slice(None)).indices(all_columns)[:2])
+        stored = FORMATS[matrix.info.type]
+        if columns.start % stored.block_elements:
+            raise ValueError(f"{name}: columns {columns.start} and on cut a block")
+        width = columns.stop - columns.start
+        count = rows.stop - rows.start
+        out = np.empty((count, stored.nbytes(width)), np.uint8)
+        step = max(_ROWS, _CHUNK_ELEMENTS // max(1, width) // _ROWS * _ROWS)
+
+        def fill(start: int) -> None:
+            stop = min(start + step, rows.stop)
+            part = matrix.read(self._inner, slice(start, stop), columns)
+            out[start - rows.start : stop - rows.start] = part
+
+        list(self._pool.map(fill, range(rows.start, rows.stop, step)))
+        return out
+
+    def release(self, name: str) -> None:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            self._inner.release(name)
+            return
+        for part in matrix.parts:
+            self._inner.release(matrix.layer.parts[part].name)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._inner.close()
+
+    def _collect(self, method: Method) -> Mapping[str, TensorInfo]:
+        """The tensors as they look from outside, in the order of the file."""
+        layers: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
+        for name, info in self._inner.tensors.items():
+            layer, _, part = name.rpartition(".")
+            layers[layer][part] = info
+        made = {name: method.matrix(Layer(name, parts)) for name, parts in layers.items()}
+        tensors: dict[str, TensorInfo] = {}
+        left_out: Counter[str] = Counter()
+        for name, info in self._inner.tensors.items():
+            layer, _, part = name.rpartition(".")
+            matrix = made[layer]
+            if matrix is not None and part in matrix.parts:
+                tensors[matrix.info.name] = matrix.info
+                self._matrices[matrix.info.name] = matrix
+            elif part in _LEFT_OUT:
+                left_out[part] += 1
+            else:
+                tensors[name] = info
+        for part, count in left_out.items():
+            log.info("%d tensors %s are not used: %s.", count, part, _LEFT_OUT[part])
+        return tensors

@@ -1,0 +1,72 @@
+"""Which methods of quantization are known, by `quant_method` in config.json."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pagoda.base.errors import UnsupportedModelError
+from pagoda.base.registry import Registry
+from pagoda.weights.published.matrix import Layer, Matrix
+from pagoda.weights.published.settings import Settings
+
+_HERE = "pagoda.weights.published."
+METHODS = Registry(
+    "quantization method",
+    {
+        "gptq": _HERE + "gptq:from_config",
+        "awq": _HERE + "awq:from_config",
+        "auto-round": _HERE + "auto_round:from_config",
+        "intel/auto-round": _HERE + "auto_round:from_config",
+        "compressed-tensors": _HERE + "compressed:from_config",
+        "fp8": _HERE + "fp8:from_config",
+        "fbgemm_fp8": _HERE + "fp8:from_config",
+        "modelopt": _HERE + "fp8:modelopt_from_config",
+    },
+)
+
+
+class Method(Protocol):
+    """A quantization_config, understood."""
+
+    @property
+    def description(self) -> str:
+        """In words, for the log: `GPTQ, 4 bits in groups of 128`."""
+
+    def matrix(self, layer: Layer) -> Matrix | None:
+        """The layer's weight, or None where the layer is not quantized: tensors say so, and lists
+        such as `ignore` and `modules_to_not_convert` only repeat it.
+
+        Raises CheckpointError for tensors that are missing or have other shapes than they must.
+        """
+
+
+def method_of(config: Mapping[str, Any] | None) -> Method | None:
+    """How config.json says that the weights are quantized; None where they are not.
+
+    Raises UnsupportedModelError for a method, or an option of one, that is not known.
+    """
+    values = _quantization(config or {})
+    if not values:
+        return None
+    settings = Settings(values)
+    name = settings.text("quant_method")
+    if name == "mxfp4":  # its tensors say so by themselves (`weights.mxfp4`)
+        return None
+    if name not in METHODS:
+        known = ", ".join(sorted([*METHODS, "mxfp4"]))
+        raise UnsupportedModelError(
+            f"The weights are quantized by {name!r}, which is not supported yet (known are "
+            f"{known}); take another quantization of the model, or a GGUF."
+        )
+    method: Method = METHODS.get(name)(settings)
+    return method
+
+
+def _quantization(config: Mapping[str, Any]) -> object:
+    """Of a model with vision it may lie in the language model's part; early files of
+    compressed-tensors call it compression_config."""
+    nested = config.get("text_config")
+    for place in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            if place.get(key):
+                return place[key]
+    return None

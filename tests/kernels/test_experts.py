@@ -1,0 +1,113 @@
+"""Routing and experts against their definitions in fp64, one token at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda.kernels import ops
+from pagoda.kernels.ref import experts as ref
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    shares = np.exp(x - x.max())
+    return shares / shares.sum()
+
+
+def expected_route(logits, top_k, scoring, renormalize):
+    """Of one token: ids by falling logit, lower ones first of equals, and weights."""
+    ids = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:top_k]
+    chosen = logits[ids]
+    weights = {
+        "softmax": softmax(logits)[ids],
+        "topk_softmax": softmax(chosen),
+        "sigmoid": 1 / (1 + np.exp(-chosen)),
+    }[scoring]
+    return ids, weights / weights.sum() if renormalize else weights
+
+
+def check_route(route) -> None:
+    """`route(logits, top_k, scoring, renormalize)` on rows with equals among them."""
+    torch.manual_seed(0)
+    for count, top_k in ((1, 1), (4, 4), (32, 4), (129, 8)):
+        logits = (torch.randn(40, count) * 4).round(decimals=0 if count > 4 else 3)
+        logits[0] = -torch.inf if count == 1 else 0.0
+        logits[0, -1] = 1.0
+        for scoring in ("softmax", "topk_softmax", "sigmoid"):
+            for renormalize in (False, True):
+                ids, weights = route(logits, top_k, scoring, renormalize)
+                assert (ids.dtype, weights.dtype) == (torch.int64, torch.float32)
+                for row, numbers in enumerate(logits.double().numpy()):
+                    mine, shares = expected_route(numbers, top_k, scoring, renormalize)
+                    assert ids[row].tolist() == mine
+                    np.testing.assert_allclose(weights[row].numpy(), shares, rtol=1e-5)
+
+
+def test_reference_route():
+    check_route(ref.route)
+
+
+def gated(x: np.ndarray, gating: ops.Gating) -> np.ndarray:
+    gate, up = np.split(x, 2)
+    if gating.limit:
+        gate, up = np.minimum(gate, gating.limit), np.clip(up, -gating.limit, gating.limit)
+        return gate / (1 + np.exp(-gating.alpha * gate)) * (up + 1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def expected_mix(x, ids, weights, up, down, gating, first=0) -> np.ndarray:
+    """In fp64; `up` and `down` are (weight, bias) as `PlainExperts` has them."""
+    up, down = (
+        [None if part is None else part.double().numpy() for part in pair] for pair in (up, down)
+    )
+
+    def product(pair, expert, y):
+        return pair[0][expert] @ y + (0 if pair[1] is None else pair[1][expert])
+
+    out = np.zeros(tuple(x.shape))
+    for row, token in enumerate(x.double().numpy()):
+        for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+            here = expert - first
+            if 0 <= here < len(up[0]):
+                inner = gated(product(up, here, token), gating)
+                out[row] += weight * product(down, here, inner)
+    return out
+
+
+def random_experts(count: int, hidden: int, size: int, bias: bool):
+    up = ops.PlainExperts(
+        torch.randn(count, 2 * size, hidden) * hidden**-0.5,
+        torch.randn(count, 2 * size) if bias else None,
+    )
+    down = ops.PlainExperts(
+        torch.randn(count, hidden, size) * size**-0.5,
+        torch.randn(count, hidden) if bias else None,
+    )
+    return up, down
+
+
+GATINGS = {"silu": ops.Gating(), "clamped": ops.Gating(1.702, 1.5)}
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_reference_mix(gating, bias):
+    torch.manual_seed(1)
+    up, down = random_experts(6, 24, 10, bias)
+    x = torch.randn(9, 24) * 2
+    ids, weights = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
+    for first in (0, 3, 6):  # experts of other ranks add nothing
+        out = ops.mix_experts(x, ids, weights, up, down, GATINGS[gating], first)
+        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_sums_in_fp32():
+    torch.manual_seed(2)
+    up, down = random_experts(4, 32, 16, False)
+    half = [ops.PlainExperts(part.weight.bfloat16(), None) for part in (up, down)]
+    x = torch.randn(5, 32).bfloat16()
+    ids, weights = ref.route(torch.randn(5, 4), 4, "softmax", True)
+    out = ops.mix_experts(x, ids, weights, *half, ops.Gating())
+    assert out.dtype == torch.bfloat16
+    expected = expected_mix(x, ids, weights, *half, ops.Gating())
+    np.testing.assert_allclose(out.float().numpy(), expected, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,204 @@
+"""Mixtures of experts as checkpoints hold them, plain and packed, against transformers."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from pagoda.arch.registry import spec_for
+from pagoda.arch.spec import ExpertTensors
+from pagoda.base.errors import CheckpointError, UnsupportedModelError
+from pagoda.kernels import cpu, ops
+from pagoda.models.loader import build_model
+from pagoda.weights.files import open_model
+from tests.models import tiny, tiny_gguf
+from tests.models.driver import Driver
+from tests.models.tiny_gguf import Storage
+
+FAMILIES = {"qwen3_moe": tiny.QWEN3_MOE, "gpt_oss": tiny.GPT_OSS}
+
+
+def error_of(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((logits - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_says_nearly_the_same(family, tmp_path):
+    reference = tiny.make(family, **FAMILIES[family])
+    reference.save_pretrained(tmp_path)
+    ids = tiny.random_ids(60)
+    logits = Driver(tiny.load(tmp_path, packed=True)).run(ids, 60)
+    assert error_of(logits, tiny.reference_logits(reference, ids)) < 0.02
+
+
+@pytest.mark.skipif(cpu.native() is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("storage", ["Q8_0", "MXFP4"])
+def test_packed_logits_are_the_same_whatever_the_batch(family, storage, tmp_path):
+    # GGUFs have the published models' limit.
+    reference = tiny.make(family, **{**FAMILIES[family], "swiglu_limit": 7.0})
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage[storage if "exps" in name else "Q8_0"])
+    model = tiny.load(path, packed=True)
+    ids = tiny.random_ids(50)
+    whole = Driver(model).run(ids, 50)
+    assert error_of(whole, tiny.reference_logits(reference, ids)) < 0.1
+    for chunk in (1, 7):
+        assert torch.equal(Driver(model).run(ids, chunk), whole)
+    driver = Driver(model, num_blocks=256)
+    together = [driver.step({"r": ids[i : i + 5], f"n{i}": ids[: i + 1]})["r"]
+                for i in range(0, 50, 5)]  # fmt: skip
+    assert torch.equal(torch.cat(together), whole)
+
+
+def _mxfp4(folder, reference) -> dict[str, torch.Tensor]:
+    """Saves a gpt-oss whose experts are random MXFP4, and gives it their values; the tensors."""
+    reference.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["GptOssForCausalLM"], "dtype": "float32"}
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(4)
+    tensors = {}
+    for name, weight in reference.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = weight.clone()
+            continue
+        count, columns, rows = weight.shape
+        shape = (count, rows, columns // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 126, shape, generator=generator, dtype=torch.uint8)
+        weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        tensors |= {name + "_blocks": blocks, name + "_scales": scales}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def test_mxfp4_is_decoded_as_transformers_does(tmp_path):
+    reference = tiny.make("gpt_oss", **tiny.GPT_OSS)
+    _mxfp4(tmp_path, reference)
+    checkpoint = open_model(tmp_path).checkpoint
+    for name in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.{name}"
+        info = checkpoint.tensors[name]
+        expected = reference.state_dict()[name].transpose(1, 2)
+        assert (info.type, info.shape) == ("MXFP4", tuple(expected.shape))
+        whole = torch.from_numpy(checkpoint.read(name))
+        assert whole.numel() == info.nbytes
+        decoded = ops.dequantize(whole, "MXFP4").view(info.shape)
+        assert torch.equal(decoded, expected)
+        some = torch.from_numpy(checkpoint.read(name, slice(2, 4), slice(32, 64)).copy())
+        assert torch.equal(ops.dequantize(some, "MXFP4"), expected[2:4, :, 32:].flatten(0, 1))
+        checkpoint.release(name)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mxfp4_logits(packed, tmp_path):
+    reference = tiny.make("gpt_oss", **tiny.GPT_OSS)
+    _mxfp4(tmp_path, reference)
+    ids = tiny.random_ids(80)
+    expected = tiny.reference_logits(reference, ids)
+    model = tiny.load(tmp_path, packed=packed)
+    logits = Driver(model).run(ids, 33)
+    if not packed or cpu.native() is None:
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        return
+    assert error_of(logits, expected) < 0.1
+    experts = model.layers[0].mlp
+    assert {part.storage for part in experts.gate_up.operand.parts} == {"MXFP4"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda blocks, scales: (blocks[..., :8], scales),
+        lambda blocks, scales: (blocks, scales[:, :-1]),
+        lambda blocks, scales: (blocks, scales.float()),
+    ],
+)
+def test_broken_mxfp4_is_an_error(change, tmp_path):
+    tensors = _mxfp4(tmp_path, tiny.make("gpt_oss", **tiny.GPT_OSS))
+    name = "model.layers.0.mlp.experts.down_proj"
+    blocks, scales = change(tensors[name + "_blocks"], tensors[name + "_scales"])
+    tensors |= {name + "_blocks": blocks.contiguous(), name + "_scales": scales.contiguous()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"0\.mlp\.experts\.down_proj_blocks.*no MXFP4"):
+        tiny.load(tmp_path)
+
+
+LAYOUTS = {
+    "stacked": lambda gate_up, down: (gate_up, down),
+    "transposed": lambda gate_up, down: (gate_up.transpose(1, 2), down.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_layouts_of_stacked_experts(layout, packed, tmp_path):
+    """Qwen3 as fused files hold it: gate behind up, rows or columns first."""
+    reference = tiny.make("qwen3_moe", **tiny.QWEN3_MOE)
+    reference.save_pretrained(tmp_path)
+    singles = tiny.load(tmp_path, packed=packed)
+    files = open_model(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {k: v for k, v in load_file(path).items() if ".experts." not in k}
+    state = reference.state_dict()
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        names = [prefix + name for name in ("gate_up_proj", "down_proj")]
+        fused = LAYOUTS[layout](*(state[name] for name in names))
+        tensors |= {name: x.contiguous() for name, x in zip(names, fused, strict=True)}
+    save_file(tensors, path)
+    rules = []
+    for rule in singles.spec.weights:
+        if rule.experts is not None:
+            name = "gate_up_proj" if "gate_up" in rule.param else "down_proj"
+            stored = ExpertTensors(8, layout, parts=2 if name == "gate_up_proj" else 1)
+            source = "model.layers.{layer}.mlp.experts." + name
+            rule = replace(rule, sources=(source,), experts=stored)
+        rules.append(rule)
+    spec = replace(singles.spec, weights=tuple(rules))
+    checkpoint = replace(files).checkpoint
+    model = build_model(spec, checkpoint, dtype=torch.float32, device="cpu", packed=packed)
+    ids = tiny.random_ids(20)
+    assert torch.equal(Driver(model).run(ids, 20), Driver(singles).run(ids, 20))
+
+
+def test_blocks_across_a_transposed_matrix_are_an_error(tmp_path):
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, tiny.make("qwen3_moe", **tiny.QWEN3_MOE), lambda name: Storage.Q8_0)
+    files = open_model(path)
+    spec = tiny.load(path).spec
+    square = ExpertTensors(8, "transposed")
+    rules = [rule if "mlp.down" not in rule.param else replace(rule, experts=square)
+             for rule in spec.weights]  # fmt: skip
+    checkpoint = files.checkpoint
+    checkpoint.tensors = {
+        name: replace(info, shape=(8, 32, 64)) if "down_exps" in name else info
+        for name, info in checkpoint.tensors.items()
+    }
+    with pytest.raises(UnsupportedModelError, match=r"ffn_down_exps.*run across"):
+        build_model(
+            replace(spec, weights=tuple(rules)), checkpoint, dtype=torch.float32, device="cpu"
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dummy_weights(family, tmp_path):
+    """From config.json alone; the same again, and in a rank's slices."""
+    reference = tiny.make(family, **FAMILIES[family])
+    reference.config.architectures = [type(reference).__name__]
+    reference.config.save_pretrained(tmp_path)
+    spec = spec_for(json.loads((tmp_path / "config.json").read_text()), {}, ())
+    logits = []
+    for packed in (False, False, True):
+        options = {"dtype": torch.float32, "device": "cpu", "load_format": "dummy"}
+        model = build_model(spec, None, packed=packed, **options)
+        logits.append(Driver(model).run(tiny.random_ids(20), 20))
+        assert np.isfinite(logits[-1].numpy()).all()
+    assert torch.equal(logits[0], logits[1])
+    assert error_of(logits[2], logits[0]) < 0.05

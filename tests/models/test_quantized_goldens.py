@@ -1,0 +1,128 @@
+"""Layers and tiny models as AutoGPTQ, AutoAWQ, AutoRound and an old compressed-tensors packed
+them, and what they decode to.
+
+The files come from tools/quantized_goldens.py, which names the packages' versions.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from pagoda.base.errors import CheckpointError
+from pagoda.kernels import cpu
+from pagoda.kernels.ref.dequant import dequantize
+from pagoda.quant.repack import repacked
+from pagoda.weights.files import open_model
+from tests.models import published
+from tests.models.driver import Driver
+
+DATA = Path(__file__).parent / "data"
+LAYERS = load_file(DATA / "quantized_layers.safetensors")
+# What each becomes, and the storage format of the native kernels that holds it.
+STORAGES = {
+    "gptq": ("INT4", "Q4_0"),
+    "gptq asymmetric": ("UINT4", "Q4_1"),
+    "gptq channels": ("UINT4", "Q4_1"),
+    "gptq 8 bits": ("INT8", "Q8_0"),
+    "gptq 8 bits asymmetric": ("DECODED", "Q8_0"),
+    "gptq act order": ("DECODED", "Q8_0"),
+    "gptq act order asymmetric": ("DECODED", "Q8_0"),
+    "awq": ("UINT4", "Q4_1"),
+    "auto-round": ("INT4", "Q4_0"),
+    "auto-round asymmetric": ("UINT4", "Q4_1"),
+    "auto-round v2": ("UINT4", "Q4_1"),
+    "auto-round v2 8 bits": ("INT8", "Q8_0"),
+    "auto-round awq": ("UINT4", "Q4_1"),
+    "compressed-tensors act order": ("DECODED", "Q8_0"),
+}
+MODELS = ("gptq_act_order", "awq", "auto-round")
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def layer(folder: Path, name: str):
+    """The checkpoint of one layer, and its weights as the package decodes them."""
+    path = DATA / "quantized_layers.safetensors"
+    parts = {
+        key.replace(f"{name}.", "a."): value
+        for key, value in LAYERS.items()
+        if key.rpartition(".")[0] == name
+    }
+    expected = parts.pop("a.expected")
+    save_file(parts, folder / "model.safetensors")
+    config = {"quantization_config": json.loads(metadata(path)[name])}
+    (folder / "config.json").write_text(json.dumps(config))
+    return open_model(folder).checkpoint, expected
+
+
+def model(folder: Path, name: str):
+    """(tensors of the golden file, its metadata), the checkpoint being in the folder."""
+    path = DATA / f"quantized_{name}.safetensors"
+    tensors, said = load_file(path), metadata(path)
+    (folder / "config.json").write_text(said["config"])
+    expected = tensors.pop("expected_logits")
+    save_file(tensors, folder / "model.safetensors")
+    return json.loads(said["ids"]), expected
+
+
+def test_every_case_is_tested():
+    assert set(STORAGES) == set(metadata(DATA / "quantized_layers.safetensors"))
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_layers_decode_as_their_package_does(name, tmp_path):
+    checkpoint, expected = layer(tmp_path, name)
+    assert checkpoint.tensors["a.weight"].type == STORAGES[name][0]
+    assert torch.equal(published.decoded(checkpoint, "a.weight", torch.float16), expected)
+    part = published.decoded(checkpoint, "a.weight", torch.float16, slice(3, 19), slice(32, 64))
+    assert torch.equal(part, expected[3:19, 32:])
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_the_nearest_storage_of_the_kernels(name, tmp_path):
+    checkpoint, expected = layer(tmp_path, name)
+    storage, held = STORAGES[name]
+    raw = torch.from_numpy(checkpoint.read("a.weight"))
+    close = dequantize(repacked(raw, storage, held), held)
+    exact = published.decoded(checkpoint, "a.weight", torch.float32)
+    error = published.relative_error(close, exact)
+    if storage in ("INT4", "INT8"):
+        assert torch.equal(close, exact)
+    else:  # minima rounded to fp16, or all rounded to 8 bits
+        assert 0 < error < (1e-3 if storage == "UINT4" else 6e-3)
+    assert torch.equal(close.half(), expected) or error > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_a_model(name, tmp_path):
+    ids, expected = model(tmp_path, name)
+    assert expected.std() > 0.3  # else a fault could hide below the bound
+    logits = Driver(published.load(tmp_path)).run(ids, chunk=16)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(cpu.native() is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_models_stay_close(name, tmp_path):
+    ids, expected = model(tmp_path, name)
+    packed = published.load(tmp_path, packed=True)
+    assert published.relative_error(Driver(packed).run(ids, chunk=24), expected) < 0.07
+    assert packed.nbytes == published.planned_bytes(tmp_path)
+
+
+def test_a_bias_of_zeros_may_be_left_over(tmp_path):
+    """AutoGPTQ gives every layer one; other values would be lost."""
+    model(tmp_path, "gptq_act_order")
+    published.load(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.bias"][5] = 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="holds model.layers.0.mlp.up_proj.bias"):
+        published.load(tmp_path)

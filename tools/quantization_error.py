@@ -1,0 +1,92 @@
+"""What holding quantized weights in the native kernels' formats costs: docs/quantization.md.
+
+Run it as `python tools/quantization_error.py`. Weights are standard normal; an error is the rms of
+the difference over the rms of the weights.
+"""
+
+import torch
+
+from pagoda.kernels import ops
+from pagoda.quant.repack import repacked
+from pagoda.weights.quantize import quantize_rows
+
+ROWS, COLUMNS, GROUP = 512, 4096, 128
+BLOCKS = COLUMNS // 32
+Tensor = torch.Tensor
+
+
+def error(x: Tensor, y: Tensor) -> str:
+    return f"{100 * float((x - y).norm() / x.norm()):.2f}%"
+
+
+def rounded(x: Tensor, storage: str) -> Tensor:
+    raw = quantize_rows(x.contiguous().view(torch.uint8).numpy(), "F32", storage)
+    return ops.dequantize(torch.from_numpy(raw), storage)
+
+
+def groups(x: Tensor, width: int) -> Tensor:
+    return x.unflatten(1, (-1, width))
+
+
+def in_blocks(fields: list[Tensor]) -> Tensor:
+    return torch.cat(fields, dim=-1).flatten(1)
+
+
+def spread(scale: Tensor, width: int) -> Tensor:
+    """A scale per group as the bytes of one per block."""
+    per_block = scale.repeat_interleave(width // 32, dim=1)
+    return per_block.contiguous().view(torch.uint8)
+
+
+def fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(decoded, blocks): a scale per row, as the online fp8 of other engines has."""
+    scale = x.abs().amax(1, keepdim=True) / 448
+    codes = (x / scale).to(torch.float8_e4m3fn)
+    blocks = [spread(scale.unsqueeze(-1), COLUMNS), groups(codes.view(torch.uint8), 32)]
+    return codes.float() * scale, in_blocks(blocks)
+
+
+def uint4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale (fp16) and zero point per group, as AWQ and GPTQ have."""
+    x = groups(x, GROUP)
+    low, high = x.amin(2, keepdim=True), x.amax(2, keepdim=True)
+    scale = ((high - low) / 15).half().float()
+    zero = (-low / scale).round().clamp(0, 15)
+    codes = (x / scale + zero).round().clamp(0, 15)
+    decoded = ((codes - zero) * scale).flatten(1)
+    halves = groups(codes.flatten(1), 32).to(torch.uint8)
+    packed = halves[..., :16] | halves[..., 16:] << 4
+    zeros = zero.to(torch.uint8).repeat_interleave(GROUP // 32, dim=1)
+    return decoded, in_blocks([spread(scale, GROUP), zeros, packed])
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, COLUMNS)
+    eight, eight_blocks = fp8(x)
+    four, four_blocks = uint4(x)
+    scattered = four[:, torch.randperm(COLUMNS)].contiguous()
+    assert torch.equal(ops.dequantize(eight_blocks, "FP8"), eight)
+    assert torch.equal(ops.dequantize(four_blocks, "UINT4"), four)
+    held = ops.dequantize(repacked(eight_blocks, "FP8", "Q8_0"), "Q8_0")
+    low = ops.dequantize(repacked(four_blocks, "UINT4", "Q4_1"), "Q4_1")
+    scattered_raw = scattered.view(torch.uint8)
+    spread_out = ops.dequantize(repacked(scattered_raw, "DECODED", "Q8_0"), "Q8_0")
+    rows = [
+        ("bf16 to fp8, a scale per row", error(x, eight)),
+        ("bf16 to Q8_0 (`--quantization int8` and `fp8`)", error(x, rounded(x, "Q8_0"))),
+        ("bf16 to Q4_1 (`--quantization int4`)", error(x, rounded(x, "Q4_1"))),
+        ("FP8 held as Q8_0", error(eight, held)),
+        ("FP8 held as BF16", error(eight, eight.bfloat16().float())),
+        ("FP8 held as Q8_0, against the weights before fp8", error(x, held)),
+        ("UINT4 held as Q4_1", error(four, low)),
+        ("4 bits in activation order held as Q8_0", error(scattered, spread_out)),
+        ("4 bits in activation order held as Q4_1", error(scattered, rounded(scattered, "Q4_1"))),
+    ]
+    print("| weights | error |\n|---|---|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
