@@ -1,4 +1,5 @@
-"""Writes the generated parts of docs/configuration.md and api.md; `--check` fails where stale."""
+"""Writes the generated parts of docs/configuration.md, api.md and models.md; `--check` fails where
+stale."""
 
 import dataclasses
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import api_docs
+import models_docs
 from pagoda.base import env
 from pagoda.config import engine, server
 
@@ -27,6 +29,7 @@ def main() -> int:
     pages = {
         "configuration.md": {"flags": _flags(), "environment": _environment()},
         "api.md": api_docs.sections(),
+        "models.md": models_docs.sections(),
     }
     stale = 0
     for name, sections in pages.items():

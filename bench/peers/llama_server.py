@@ -20,7 +20,7 @@ def llama_server() -> Path:
     """The program; builds it on first use. Raises SetupError."""
     program = _FOLDER / "build" / "bin" / "llama-server"
     if not program.is_file():
-        sources = _sources()
+        sources = llama_cpp_sources()
         options = [f"-D{option}" for option in _OPTIONS]
         build = str(_FOLDER / "build")
         run_logged(["cmake", "-S", str(sources), "-B", build, *options], _LOG)
@@ -30,7 +30,7 @@ def llama_server() -> Path:
     return program
 
 
-def _sources() -> Path:
+def llama_cpp_sources() -> Path:
     """llama.cpp inside the same source distribution that the wheel was built from."""
     if not list(_FOLDER.glob("llama_cpp_python-*/vendor/llama.cpp")):
         LLAMA.ready()

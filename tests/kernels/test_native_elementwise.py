@@ -86,6 +86,13 @@ def test_gelu_over_its_range(ops, tanh):
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 16, 43])
+def test_scale(ops, rows, size):
+    x = torch.randn(rows, size)
+    assert torch.equal(ops.scale(x, -1.7), x * -1.7)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", [1, 16, 43, 384])
 @pytest.mark.parametrize("shift", [0, 1000])
 def test_layer_norm(ops, rows, size, shift):

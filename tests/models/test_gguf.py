@@ -5,7 +5,7 @@ import torch
 
 from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver
-from tests.models.test_transformers import LLAMA3, YARN
+from tests.models.test_transformers import LLAMA3, LONGROPE, MULTIPLIERS, YARN
 from tests.models.tiny_gguf import Storage
 
 MODELS = {
@@ -18,6 +18,20 @@ MODELS = {
     "llama linear": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "phi3": (
+        "phi3",
+        {
+            "sliding_window": 40,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi3 longrope": (
+        "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
+    "granite": ("granite", MULTIPLIERS),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),

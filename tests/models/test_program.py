@@ -14,11 +14,25 @@ from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
 from pagoda.runtime.program import StepLimits, StepProgram
 from tests.models import tiny
 from tests.models.driver import Driver
+from tests.models.test_transformers import MULTIPLIERS
 
 pytestmark = pytest.mark.skipif(
     cpu.native() is None, reason="steps are recorded by the native kernels, which are not built"
 )
 LIMITS = StepLimits(max_tokens=40, max_reqs=5, max_model_len=64)
+MODELS = {
+    "llama": ("llama", {}),
+    "llama tied, biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "mistral 3": ("mistral3", {}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "phi3": ("phi3", {}),
+    "granite": ("granite", MULTIPLIERS),
+    "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "qwen3.5": ("qwen3_5", tiny.QWEN3_5),
+}
 
 
 def load(family: str, folder, **changes):
@@ -54,19 +68,9 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
     return computed.logits, computed.greedy.ids
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("llama", {}),
-        ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
-        ("qwen2", {}),
-        ("qwen3", {"head_dim": 32}),
-        ("qwen3_moe", tiny.QWEN3_MOE),
-        ("gpt_oss", tiny.GPT_OSS),
-        ("qwen3_5", tiny.QWEN3_5),
-    ],
-)
-def test_replays_equal_steps_run_op_by_op(family, changes, tmp_path):
+@pytest.mark.parametrize("case", MODELS)
+def test_replays_equal_steps_run_op_by_op(case, tmp_path):
+    family, changes = MODELS[case]
     model = load(family, tmp_path, **changes)
     eager, replayed = Driver(model), Driver(model)
     program = record(replayed)

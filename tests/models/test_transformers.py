@@ -14,6 +14,21 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0],
+}  # fmt: skip
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.4,
+    "logits_scaling": 1.6,
+}  # fmt: skip
+# Granite 4's class computes no Mamba here, and wants its sizes to fit all the same.
+GRANITE4 = {
+    **MULTIPLIERS, "layer_types": ["attention"] * 3, "num_local_experts": 0,
+    "shared_intermediate_size": 96, "position_embedding_type": "rope", "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -36,6 +51,36 @@ CASES = {
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "mistral 3": ("mistral3", {}),
+    "mistral 3 tied": ("mistral3", {"tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3 options": (
+        "smollm3",
+        {
+            "no_rope_layers": [0, 1, 0], "attention_bias": True, "mlp_bias": True,
+            "use_sliding_window": True, "sliding_window": 19, "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3 window, part of a head": (
+        "phi3",
+        {
+            "sliding_window": 13, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi3 longrope": (
+        "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
+    "granite": ("granite", MULTIPLIERS),
+    "granite tied, biases": (
+        "granite",
+        {**MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "granite 4": ("granite4", GRANITE4),
+    "granite 4 unrotated": ("granite4", {**GRANITE4, "position_embedding_type": None}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 windows": (
@@ -107,10 +152,23 @@ def test_dynamic_scaling_equals_transformers_token_by_token(tmp_path):
     torch.testing.assert_close(logits, torch.stack(expected), rtol=0, atol=1e-4)
 
 
+def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
+    reference = tiny.make("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
+    reference.save_pretrained(tmp_path)
+    model = tiny.load(tmp_path)
+    model.reserve(64)
+    ids = tiny.random_ids(64)
+    logits = Driver(model).run(ids, chunk=20)
+    torch.testing.assert_close(logits, tiny.reference_logits(reference, ids), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "changes"), [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS)]
+)
+def test_half_precision_stays_close(family, changes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""
-    reference = tiny.make("qwen3", head_dim=16)
+    reference = tiny.make(family, **changes)
     reference.save_pretrained(tmp_path)
     ids = tiny.random_ids(60)
     exact = tiny.reference_logits(reference, ids)

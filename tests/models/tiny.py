@@ -9,10 +9,18 @@ import torch
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -22,6 +30,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from pagoda.arch.registry import spec_for
@@ -30,14 +40,30 @@ from pagoda.models.loader import build_model
 from pagoda.weights.files import open_model
 from pagoda.weights.gguf import GgufCheckpoint
 
+
+def _mistral3(**text) -> Mistral3Config:
+    vision = {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
+    }  # fmt: skip
+    tied = text["tie_word_embeddings"]
+    text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None, **text}
+    return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
 FAMILIES = {
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
 QWEN3_MOE = {
     "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
@@ -55,7 +81,7 @@ QWEN3_5 = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
 }  # fmt: skip
-_SIZES = {
+SIZES = {
     "vocab_size": 211,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -64,6 +90,7 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
+    "pad_token_id": None,
 }
 
 
@@ -71,14 +98,18 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     """A model with weights large enough that attention is far from uniform, in fp32."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**_SIZES, **changes})).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            # States that forget within a few tokens would hide one, too.
-            base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
-            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    model = model_class(config_class(**{**SIZES, **changes})).eval()
+    randomize(model)
     return model
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel) -> None:
+    for name, weight in model.named_parameters():
+        # Norms and biases too: fresh ones are constants and would hide a mix-up. States that forget
+        # within a few tokens would hide one, too.
+        base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
+        weight.copy_(base + 0.15 * torch.randn(weight.shape))
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:

@@ -1,8 +1,10 @@
-"""A transformers model as llama.cpp's converter would write it (conversion/{base,llama,qwen}.py).
+"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,phi,
+qwen}.py).
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ _TENSORS = {
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -25,6 +28,7 @@ _TENSORS = {
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.sinks": "attn_sinks",
     "mlp.gate_proj": "ffn_gate",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
@@ -33,6 +37,7 @@ _TENSORS = {
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }
+_PERMUTED = ("llama", "smollm3", "granite")
 # Where an architecture's names differ.
 _OWN = {"gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
 _ARCHS = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
@@ -116,8 +121,22 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     if head_dim is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if config.model_type == "llama":
-        writer.add_rope_dimension_count(head_dim)
+    if config.model_type in _PERMUTED:
+        writer.add_rope_dimension_count(
+            head_dim or config.hidden_size // config.num_attention_heads
+        )
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "phi3":
+        share = rope["partial_rotary_factor"]
+        writer.add_rope_dimension_count(
+            int(share * config.hidden_size) // config.num_attention_heads
+        )
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        writer.add_sliding_window(config.sliding_window or 0)
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -129,6 +148,15 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
 
 def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
     rope = config.rope_parameters
+    if rope["rope_type"] == "longrope":
+        growth = config.max_position_embeddings / config.original_max_position_embeddings
+        attention = math.sqrt(
+            1 + math.log(growth) / math.log(config.original_max_position_embeddings)
+        )
+        writer.add_rope_scaling_attn_factors(attention)
+        for kind in ("long", "short"):
+            factors = np.array(rope[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if rope["rope_type"] != "llama3":
         return
     dim = config.head_dim
@@ -148,7 +176,7 @@ def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
 
 
 def _permuted_heads(name: str, config) -> int:
-    if config.model_type != "llama":
+    if config.model_type not in _PERMUTED:
         return 0
     if ".q_proj." in name:
         return config.num_attention_heads

@@ -11,6 +11,7 @@ import pytest
 
 from pagoda.arch.spec import PoolingSpec
 from pagoda.core.messages import AddRequest, RequestDelta
+from pagoda.text.chat_template import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import EOS, FakeClient
 
@@ -265,6 +266,41 @@ def test_documents_are_cut_to_their_own_length(embedder: RunningServer) -> None:
     embedder.post("/rerank", query="aaaa", documents=["bbbb"], max_tokens_per_doc=2)
     lengths = sorted(len(request.prompt_token_ids) for request in embedder.client.requests)
     assert lengths == [2, 4]
+
+
+RERANKER = ChatTemplate(
+    {
+        "default": "<{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') "
+        "| first }}|{{ messages | selectattr('role', 'eq', 'document') "
+        "| map(attribute='content') | first }}>"
+    },
+    {},
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts"),
+    [
+        ({}, ["<ab|cdef>", "<ab|c>"]),
+        # Of a pair the longer text is cut, and what the template writes stays.
+        ({"truncate_prompt_tokens": 6}, ["<a|cd>", "<ab|c>"]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, ["<b|f>", "<b|c>"]),
+        ({"truncate_prompt_tokens": 1}, ["<|>", "<|>"]),
+    ],
+)
+def test_a_reranker_with_a_template(
+    fields: dict, prompts: list, start: Callable[..., RunningServer]
+) -> None:
+    client = encoder(labels=("yes", "no"), activation="softmax")
+    server = start(client, chat_template=RERANKER)
+    reply = server.post("/rerank", query="ab", documents=["cdef", "c"], **fields)
+    sent = [bytes(request.prompt_token_ids).decode() for request in client.requests]
+    assert sent == prompts
+    scores = {item["index"]: item["relevance_score"] for item in reply.json()["results"]}
+    for index, prompt in enumerate(prompts):
+        logits = np.array([ord(letter) - 97.0 for letter in prompt[:3]])
+        yes = np.exp(logits[0]) / np.exp(logits).sum()
+        assert scores[index] == pytest.approx(yes)
 
 
 def test_documents_of_a_wrong_kind(embedder: RunningServer) -> None:

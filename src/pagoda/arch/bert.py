@@ -2,8 +2,9 @@
 vectors, or with a head the scores of a classifier or cross-encoder."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from pagoda.arch.heads import classifier_pooling
 from pagoda.arch.names import linear_rules
 from pagoda.arch.read import (
     MAX_CONTEXT,
@@ -80,7 +81,8 @@ def _encoder(
             *(() if classifies else ("pooler.dense.*",)),
         ),
         encoder=EncoderSpec(num_positions, reader.integer("type_vocab_size", MAX_VOCAB, 2), offset),
-        pooling=_pooling(reader) if classifies else PoolingSpec("cls"),
+        writes_text=False,
+        pooling=classifier_pooling(reader, "cls") if classifies else PoolingSpec("cls"),
     )
 
 
@@ -112,38 +114,6 @@ def _check_plain(reader: Reader) -> None:
         )
     if reader.flag("is_decoder", False):
         raise UnsupportedModelError("A BERT that is a decoder (is_decoder) is not supported.")
-
-
-def _pooling(reader: Reader) -> PoolingSpec:
-    """Labels and activation of a classifier; a cross-encoder is one with a single label."""
-    section = reader.section("id2label")
-    # transformers writes two labels where it writes none.
-    count = reader.integer("num_labels", MAX_WIDTH, 2)
-    labels = tuple(f"LABEL_{index}" for index in range(count))
-    if section is not None:
-        labels = tuple(section.text(str(index)) for index in range(len(reader.raw("id2label"))))
-    return PoolingSpec("cls", False, None, labels, _activation(reader, len(labels)))
-
-
-def _activation(reader: Reader, count: int) -> Literal["sigmoid", "softmax", "identity"]:
-    """As the checkpoint's problem type says, else sentence-transformers' entry, else by count."""
-    problem = reader.raw("problem_type")
-    if problem == "regression":
-        return "identity"
-    if problem == "multi_label_classification":
-        return "sigmoid"
-    section = reader.section("sentence_transformers")
-    chosen = reader.raw("sbert_ce_default_activation_function")
-    chosen = section.raw("activation_fn") if section is not None else chosen
-    if problem is None and chosen is not None:
-        name = str(chosen).rpartition(".")[2]
-        if name not in ("Identity", "Sigmoid"):
-            raise UnsupportedModelError(
-                f"config.json asks for the activation {chosen!r} of scores; known are Identity "
-                "and Sigmoid."
-            )
-        return "identity" if name == "Identity" else "sigmoid"
-    return "sigmoid" if count == 1 else "softmax"
 
 
 def _head(roberta: bool) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The parts that all dense decoders share: their sizes and layers."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from pagoda.arch.names import Traits, config_rules, gguf_rules
 from pagoda.arch.read import (
@@ -18,9 +19,14 @@ from pagoda.base.errors import UnsupportedModelError
 
 
 def spec_from_config(
-    reader: Reader, architecture: str, traits: Traits, windows: tuple[int | None, ...] = ()
+    reader: Reader,
+    architecture: str,
+    traits: Traits,
+    windows: tuple[int | None, ...] = (),
+    unrotated: Collection[int] = (),
 ) -> ModelSpec:
-    """Read config.json; `windows` gives each layer's sliding window, if there are any."""
+    """Read config.json; `windows` gives each layer's sliding window, if there are any, and
+    `unrotated` the layers without rotary embedding."""
     num_layers = reader.integer("num_hidden_layers", MAX_LAYERS)
     hidden = reader.integer("hidden_size", MAX_WIDTH)
     heads = reader.integer("num_attention_heads", MAX_HEADS)
@@ -35,9 +41,10 @@ def spec_from_config(
         )
     _check_groups(reader, "num_key_value_heads", heads, kv_heads)
     width = reader.integer("intermediate_size", MAX_WIDTH)
+    ropes = _ropes(rope, num_layers, unrotated)
     layers = tuple(
-        _layer(heads, kv_heads, head_dim, rope, width, traits, window)
-        for window in windows or (None,) * num_layers
+        _layer(heads, kv_heads, head_dim, ropes[i], width, traits, window)
+        for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = reader.flag("tie_word_embeddings", False)
     bos = reader.token_ids("bos_token_id")
@@ -66,9 +73,11 @@ def spec_from_gguf(
     tensor_names: Collection[str],
     interleaved: bool = False,
     windows: tuple[int | None, ...] = (),
+    unrotated: Collection[int] = (),
 ) -> ModelSpec:
     """Read GGUF metadata; `interleaved` says that q and k rows hold rotary pairs side by side,
-    `windows` gives each layer's sliding window, if there are any."""
+    `windows` gives each layer's sliding window, if there are any, and `unrotated` the layers
+    without rotary embedding."""
     num_layers = reader.integer("block_count", MAX_LAYERS)
     hidden = reader.integer("embedding_length", MAX_WIDTH)
     heads = reader.integers("attention.head_count", num_layers, MAX_HEADS)
@@ -80,8 +89,11 @@ def spec_from_gguf(
     _check_gguf_shape(reader, head_dim, rope.rotary_dim, interleaved)
     for layer_heads, layer_kv_heads in zip(heads, kv_heads, strict=True):
         _check_groups(reader, "attention.head_count_kv", layer_heads, layer_kv_heads)
+    # llama.cpp's converter can write one tensor of q, k and v for any architecture.
+    traits = replace(traits, fused_qkv="blk.0.attn_qkv.weight" in tensor_names)
+    ropes = _ropes(rope, num_layers, unrotated)
     layers = tuple(
-        _layer(heads[i], kv_heads[i], head_dim, rope, widths[i], traits, window)
+        _layer(heads[i], kv_heads[i], head_dim, ropes[i], widths[i], traits, window)
         for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = "output.weight" not in tensor_names
@@ -104,14 +116,18 @@ def spec_from_gguf(
     )
 
 
+def _ropes(rope: RopeSpec, num_layers: int, unrotated: Collection[int]) -> list[RopeSpec | None]:
+    return [None if layer in unrotated else rope for layer in range(num_layers)]
+
+
 def _layer(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    rope: RopeSpec,
+    rope: RopeSpec | None,
     width: int,
     traits: Traits,
-    window: int | None = None,
+    window: int | None,
 ) -> LayerSpec:
     attention = AttentionSpec(
         kind="full" if window is None else "sliding",

@@ -20,11 +20,15 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 def mistral_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Mistral 7B is Llama, but that version 0.1 has a sliding window (arXiv 2310.06825)."""
     reader = config_reader(config)
-    windows: tuple[int | None, ...] = ()
-    if reader.has("sliding_window"):
-        window = reader.integer("sliding_window", MAX_CONTEXT)
-        windows = (window,) * reader.integer("num_hidden_layers", MAX_LAYERS)
-    return spec_from_config(reader, "MistralForCausalLM", Traits(), windows)
+    return spec_from_config(reader, "MistralForCausalLM", Traits(), every_window(reader))
+
+
+def every_window(reader: Reader) -> tuple[int | None, ...]:
+    """`sliding_window`, if there is one, of every layer."""
+    if not reader.has("sliding_window"):
+        return ()
+    window = reader.integer("sliding_window", MAX_CONTEXT)
+    return (window,) * reader.integer("num_hidden_layers", MAX_LAYERS)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:

@@ -13,27 +13,32 @@ class Traits:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused_qkv: bool = False
+    """One tensor holds q, k and v."""
+    fused_gate_up: bool = False
 
 
-def config_rules(traits: Traits, tied: bool, prefix: str = "model.") -> tuple[WeightRule, ...]:
-    """Names as transformers writes them (modeling_llama.py, modeling_qwen3.py); `prefix` is where
-    the language model lies in the checkpoint."""
+def config_rules(
+    traits: Traits, tied: bool, prefix: str = "model.", head: str = "lm_head.weight"
+) -> tuple[WeightRule, ...]:
+    """Names as transformers writes them (modeling_llama.py, modeling_qwen3.py, modeling_phi3.py);
+    `prefix` is where the language model lies in the checkpoint."""
     layer = prefix + "layers.{layer}."
     attention = layer + "self_attn."
     mlp = layer + "mlp."
-    qkv = tuple(attention + name + "_proj" for name in "qkv")
-    gate_up = (mlp + "gate_proj", mlp + "up_proj")
+    qkv = ("qkv_proj",) if traits.fused_qkv else ("q_proj", "k_proj", "v_proj")
+    gate_up = ("gate_up_proj",) if traits.fused_gate_up else ("gate_proj", "up_proj")
     names = _Names(
         embed=prefix + "embed_tokens.weight",
         norm=prefix + "norm.weight",
-        head="lm_head.weight",
+        head=head,
         attention_norm=layer + "input_layernorm.weight",
         mlp_norm=layer + "post_attention_layernorm.weight",
         q_norm=attention + "q_norm.weight",
         k_norm=attention + "k_norm.weight",
-        qkv=qkv,
+        qkv=tuple(attention + name for name in qkv),
         output=attention + "o_proj",
-        gate_up=gate_up,
+        gate_up=tuple(mlp + name for name in gate_up),
         down=mlp + "down_proj",
     )
     return _rules(names, traits, tied, ())
@@ -42,6 +47,8 @@ def config_rules(traits: Traits, tied: bool, prefix: str = "model.") -> tuple[We
 def gguf_rules(traits: Traits, tied: bool, permuted_head_dim: int) -> tuple[WeightRule, ...]:
     """Names as llama.cpp writes them (gguf-py/gguf/constants.py, TENSOR_NAMES)."""
     layer = "blk.{layer}."
+    qkv = ("attn_qkv",) if traits.fused_qkv else ("attn_q", "attn_k", "attn_v")
+    gate_up = ("ffn_up",) if traits.fused_gate_up else ("ffn_gate", "ffn_up")
     names = _Names(
         embed="token_embd.weight",
         norm="output_norm.weight",
@@ -50,9 +57,9 @@ def gguf_rules(traits: Traits, tied: bool, permuted_head_dim: int) -> tuple[Weig
         mlp_norm=layer + "ffn_norm.weight",
         q_norm=layer + "attn_q_norm.weight",
         k_norm=layer + "attn_k_norm.weight",
-        qkv=tuple(layer + "attn_" + name for name in "qkv"),
+        qkv=tuple(layer + name for name in qkv),
         output=layer + "attn_output",
-        gate_up=(layer + "ffn_gate", layer + "ffn_up"),
+        gate_up=tuple(layer + name for name in gate_up),
         down=layer + "ffn_down",
     )
     unpermute = (permuted_head_dim, permuted_head_dim, 0) if permuted_head_dim else ()

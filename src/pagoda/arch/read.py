@@ -68,6 +68,16 @@ class Reader:
             raise self.error(name, f"must be between {above:g} and {below:g}, not {value!r}")
         return float(value)
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many positive numbers."""
+        values = self._get(name, _REQUIRED)
+        if not _is_list(values) or len(values) != count:
+            raise self.error(name, f"must list {count} numbers")
+        items = Reader(
+            {f"{name}[{i}]": value for i, value in enumerate(values)}, self._source, self._prefix
+        )
+        return tuple(items.number(f"{name}[{i}]") for i in range(count))
+
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):

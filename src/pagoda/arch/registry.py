@@ -4,6 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
+from pagoda.arch.read import Reader, config_reader
+from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
@@ -14,6 +17,11 @@ CONFIG_ARCHITECTURES = Registry(
     {
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
+        "Mistral3ForConditionalGeneration": "pagoda.arch.mistral3:from_config",
+        "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
+        "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
+        "GraniteForCausalLM": "pagoda.arch.granite:from_config",
+        "GraniteMoeHybridForCausalLM": "pagoda.arch.granite:hybrid_from_config",
         "Qwen2ForCausalLM": "pagoda.arch.qwen2:from_config",
         "Qwen3ForCausalLM": "pagoda.arch.qwen3:from_config",
         "Qwen3VLForConditionalGeneration": "pagoda.arch.qwen3_vl:from_config",
@@ -35,6 +43,10 @@ GGUF_ARCHITECTURES = Registry(
     "GGUF architecture",
     {
         "llama": "pagoda.arch.llama:from_gguf",
+        "mistral3": "pagoda.arch.mistral3:from_gguf",
+        "smollm3": "pagoda.arch.smollm3:from_gguf",
+        "phi3": "pagoda.arch.phi3:from_gguf",
+        "granite": "pagoda.arch.granite:from_gguf",
         "qwen2": "pagoda.arch.qwen2:from_gguf",
         "qwen3": "pagoda.arch.qwen3:from_gguf",
         "qwen3vl": "pagoda.arch.qwen3_vl:from_gguf",
@@ -55,33 +67,53 @@ def spec_for(
     architecture or a quantization that is not known.
     """
     if "general.architecture" in metadata:
-        name = _known(GGUF_ARCHITECTURES, metadata["general.architecture"])
-        spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
-        return spec
+        return _gguf_spec(metadata, tensor_names)
     if config is None:
         raise CheckpointError(
             "The model has neither a config.json nor GGUF metadata that names its architecture; "
             "point to the folder that holds config.json."
         )
-    name = _known(CONFIG_ARCHITECTURES, _architecture(config))
-    spec = CONFIG_ARCHITECTURES.get(name)(config)
+    name = _architecture(config)
+    known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
+    if known not in CONFIG_ARCHITECTURES:
+        likeness = resembling_config(name, config, tensor_names, CONFIG_ARCHITECTURES)
+        raise _unknown(CONFIG_ARCHITECTURES, name, likeness)
+    spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
+    if spec.encoder is None:
+        spec = with_config_head(spec, name, config_reader(config), tensor_names)
     method = method_of(config)
     return spec if method is None else replace(spec, quantization=method.description)
 
 
-def _architecture(config: Mapping[str, Any]) -> object:
+def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    name = metadata["general.architecture"]
+    if not isinstance(name, str):
+        raise CheckpointError(
+            f"GGUF metadata: general.architecture must be a text, not {name!r}. "
+            "The file is damaged; fetch it again."
+        )
+    if name == "clip":
+        raise CheckpointError(
+            "This GGUF is a vision projector (mmproj): it goes with a model and is none. Name the "
+            "GGUF of the language model."
+        )
+    if name not in GGUF_ARCHITECTURES:
+        likeness = resembling_gguf(name, metadata, tensor_names, GGUF_ARCHITECTURES)
+        raise _unknown(GGUF_ARCHITECTURES, name, likeness)
+    spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
+    return with_gguf_head(spec, Reader(metadata, "GGUF metadata", f"{name}."), tensor_names)
+
+
+def _unknown(known: Registry, name: str, likeness: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"The {known.kind} {name!r} is not supported yet; {likeness}.")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(
             f"config.json: architectures must list one class name, not {names!r}; "
             "write the class of the model, such as LlamaForCausalLM."
         )
-    return names[0]
-
-
-def _known(known: Registry, name: object) -> str:
-    if not isinstance(name, str) or name not in known:
-        raise UnsupportedModelError(
-            f"The {known.kind} {name!r} is not supported yet; {known.nearest(str(name))}."
-        )
+    name: str = names[0]
     return name

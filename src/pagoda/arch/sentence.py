@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pagoda.arch.read import MAX_CONTEXT, MAX_WIDTH, Reader
+from pagoda.arch.heads import score_activation
+from pagoda.arch.read import MAX_CONTEXT, MAX_VOCAB, MAX_WIDTH, Reader
 from pagoda.arch.spec import ModelSpec, PoolingMethod, PoolingSpec
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.weights.jsonfile import read_json, read_json_list
@@ -35,7 +36,8 @@ def with_sentence_files(
     pooling = _dimensions(spec.pooling, Reader(config or {}, "config.json"))
     path = folder / MODULES
     if path.is_file():
-        pooling = _with_modules(pooling, read_json_list(path), folder)
+        reader = Reader(config or {}, "config.json")
+        pooling = _with_modules(pooling, read_json_list(path), folder, reader)
     if spec.encoder is None and pooling.method != "last":
         raise UnsupportedModelError(
             f"The model pools by {pooling.method}; decoders pool their last token here."
@@ -67,25 +69,45 @@ def _dimensions(pooling: PoolingSpec, config: Reader) -> PoolingSpec:
     return replace(pooling, dimensions=config.integers("matryoshka_dimensions", count, MAX_WIDTH))
 
 
-def _with_modules(pooling: PoolingSpec, modules: list[Any], folder: Path) -> PoolingSpec:
+def _with_modules(
+    pooling: PoolingSpec, modules: list[Any], folder: Path, config: Reader
+) -> PoolingSpec:
     pooling = replace(pooling, normalize=False)
     for entry in modules:
         module = Reader(entry if isinstance(entry, Mapping) else {}, MODULES)
         kind = module.text("type").rpartition(".")[2]
         if kind == "Pooling":
-            name = module.text("path")
-            if not _FOLDER.fullmatch(name):
-                raise module.error("path", f"is {name!r}, which is no name of a folder")
-            config = folder / name / "config.json"
-            pooling = replace(pooling, method=_method(Reader(read_json(config), str(config))))
+            pooling = replace(pooling, method=_method(_module_config(module, folder)))
+        elif kind == "LogitScore":
+            pooling = replace(
+                pooling,
+                labels=("LABEL_0",),
+                activation=score_activation(config, 1),
+                answers=_answers(_module_config(module, folder)),
+            )
         elif kind == "Normalize":
             pooling = replace(pooling, normalize=True)
         elif kind != "Transformer":
             raise UnsupportedModelError(
-                f"{MODULES} asks for {kind!r}; known are Transformer, Pooling and Normalize. "
-                "Choose an embedding model without it."
+                f"{MODULES} asks for {kind!r}; known are Transformer, Pooling, Normalize and "
+                "LogitScore. Choose a model without it."
             )
     return pooling
+
+
+def _module_config(module: Reader, folder: Path) -> Reader:
+    name = module.text("path")
+    if not _FOLDER.fullmatch(name):
+        raise module.error("path", f"is {name!r}, which is no name of a folder")
+    config = folder / name / "config.json"
+    return Reader(read_json(config), str(config))
+
+
+def _answers(config: Reader) -> tuple[int, int | None]:
+    no = None
+    if config.has("false_token_id"):
+        no = config.integer("false_token_id", MAX_VOCAB, minimum=0)
+    return config.integer("true_token_id", MAX_VOCAB, minimum=0), no
 
 
 def _method(config: Reader) -> PoolingMethod:

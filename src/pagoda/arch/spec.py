@@ -16,7 +16,7 @@ PoolingMethod = Literal["mean", "cls", "last", "max"]
 class RopeScaling:
     """How rotary frequencies stretch past the trained context; `kind` as in config.json."""
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float
     original_max_position: int
     low_freq_factor: float = 1.0
@@ -26,7 +26,11 @@ class RopeScaling:
     truncate: bool = True
     """yarn: round the ramp's ends to whole dimensions."""
     attention_factor: float = 1.0
-    """yarn: what cosines and sines are multiplied with."""
+    """yarn, longrope: what cosines and sines are multiplied with."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: divisors of the frequencies for contexts up to `original_max_position`."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: divisors for longer contexts."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class RopeSpec:
     rotary_dim: int
     scaling: RopeScaling | None = None
     factors_tensor: str | None = None
-    """A GGUF tensor of per-frequency divisors that stands for `scaling` (Llama 3)."""
+    """A GGUF tensor of per-frequency divisors (Llama 3; longrope's short ones)."""
+    long_factors_tensor: str | None = None
+    """longrope's long ones."""
     axes: tuple[int, ...] | None = None
     """Which coordinate of an image token (0 time, 1 row, 2 column) turns each frequency; None
     where positions are one number. Of text all three are equal."""
@@ -49,7 +55,7 @@ class AttentionSpec:
     head_dim: int
     scale: float
     rope: RopeSpec | None
-    """None where positions are learned."""
+    """None where q and k are not rotated."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
     qkv_bias: bool = False
@@ -184,6 +190,9 @@ class PoolingSpec:
     """Names of the classifier's scores; empty where the model has none."""
     activation: Literal["sigmoid", "softmax", "identity"] = "identity"
     """From a classifier's logits to its scores."""
+    answers: tuple[int, int | None] | None = None
+    """Tokens that a reranker says yes and no with: its one score is what the output head gives the
+    first, less what it gives the second."""
 
 
 @dataclass(frozen=True)
@@ -215,13 +224,13 @@ class WeightRule:
     """`param` of the model is made of `sources` of the checkpoint.
 
     `{layer}` in both stands for each layer's index. Several sources become the shards of one
-    merged linear layer, in order, and are stacked on rows.
+    merged linear layer, in order, and are stacked on rows; a single one holds all shards so.
     """
 
     param: str
     sources: tuple[str, ...]
     unpermute: tuple[int, ...] = ()
-    """Per source, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
+    """Per shard, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
@@ -251,8 +260,14 @@ class ModelSpec:
     """Patterns (fnmatch) of checkpoint tensors that are left over on purpose."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    embedding_scale: float = 1.0
+    """What the embeddings of tokens are multiplied with."""
+    logit_scale: float = 1.0
+    """What logits are multiplied with."""
     encoder: EncoderSpec | None = None
-    """None for a model that writes text."""
+    """None for a decoder."""
+    writes_text: bool = True
+    """False where no layer gives logits of tokens: for vectors and scores alone."""
     pooling: PoolingSpec = PoolingSpec()
     vision: VisionSpec | None = None
     """None for a model that reads text only."""

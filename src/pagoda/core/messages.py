@@ -174,7 +174,7 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     device: str = "cpu"
     """`cpu` or `cuda`."""
     generates: bool = True
-    """False for encoders: they take requests of kind `pool` only."""
+    """False: the model takes requests of kind `pool` only."""
     hidden_size: int = 0
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()

@@ -54,7 +54,7 @@ class ServedModel:
 
     @property
     def generates(self) -> bool:
-        """False for an encoder; True until the engine was ready once."""
+        """False for a model of vectors or scores; True until the engine was ready once."""
         return self.client.ready is None or self.client.ready.generates
 
     @property

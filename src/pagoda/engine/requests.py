@@ -20,7 +20,7 @@ class RequestLimits:
     clamp_max_tokens: bool = False
     """Let a request end at the context's end, where a server refuses what does not fit."""
     generates: bool = True
-    """False for an encoder, which writes no text."""
+    """False for models of vectors and scores."""
 
 
 def make_request(
@@ -65,8 +65,8 @@ def make_request(
 def check_generates(generates: bool) -> None:
     if not generates:
         raise RequestError(
-            "This model writes no text: it is an encoder. Use /v1/embeddings, /score or /rerank, "
-            "or /classify where it has a classifier; or serve a model that generates.",
+            "This model writes no text. Use /v1/embeddings, /score or /rerank, or /classify "
+            "where it has a classifier; or serve a model that generates.",
             "model",
         )
 

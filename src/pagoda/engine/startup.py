@@ -146,7 +146,7 @@ class _Startup:
             kv_tokens=resolution.plan.kv_tokens,
             max_num_seqs=_resolved(resolution.config.scheduler.max_num_seqs),
             device=device.name,
-            generates=spec.encoder is None,
+            generates=spec.writes_text,
             hidden_size=spec.hidden_size,
             pooling=spec.pooling,
             media=_media(images, resolution),

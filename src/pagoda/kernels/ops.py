@@ -162,7 +162,7 @@ class HeadNorms(NamedTuple):
 def rotary_store(
     qkv: Tensor,
     positions: Tensor,
-    cos_sin: Tensor,
+    cos_sin: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -172,7 +172,7 @@ def rotary_store(
 
     qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; `cos_sin` is fp32
     [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions past
-    rotary_dim pass through. Returns q [tokens, heads, dim].
+    rotary_dim pass through; None rotates nothing. Returns q [tokens, heads, dim].
     """
     native = _native(qkv)
     if native is None:
@@ -300,6 +300,14 @@ def activate(x: Tensor, kind: str) -> Tensor:
     if native is not None and kind in ("gelu", "gelu_tanh"):
         return native.gelu(x, tanh=kind == "gelu_tanh")
     return activation.activate(x, kind)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor, in x's dtype."""
+    native = _native(x)
+    if native is not None and x.dim() == 2:
+        return native.scale(x, factor)
+    return activation.scale(x, factor)
 
 
 def route(

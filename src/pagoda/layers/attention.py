@@ -36,7 +36,7 @@ class Sinks(WeightedLayer):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; `spec` says whether q and k are normalized."""
+    """Grouped-query attention; `spec` says whether q and k are normalized, and how rotated."""
 
     def __init__(
         self, context: LayerContext, spec: AttentionSpec, hidden_size: int, eps: float, layer: int
@@ -56,8 +56,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(context, size, eps)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
-        assert spec.rope is not None  # decoders have no other positions here
-        self.rotary = context.rotary.of(spec.rope)
+        self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
@@ -76,7 +75,9 @@ class Attention(nn.Module):
         if spec.output_gate:
             size = self.qkv.sizes[-1]
             qkv, gate = qkv[:, :-size], qkv[:, -size:]
-        positions, cos_sin = self.rotary.at(batch)
+        positions, cos_sin = batch.positions, None
+        if self.rotary is not None:
+            positions, cos_sin = self.rotary.at(batch)
         q = ops.rotary_store(
             qkv,
             positions,

@@ -106,6 +106,13 @@ class ColumnLinear(Linear):
         return self.format.apply(x, self.bias)
 
 
+def replicated(
+    context: LayerContext, in_features: int, out_features: int, bias: bool = False
+) -> ColumnLinear:
+    """A layer that every rank holds whole."""
+    return ColumnLinear(context, in_features, (Shard(out_features, slice(0, out_features)),), bias)
+
+
 class RowLinear(Linear):
     """Each rank holds some input columns; the ranks' results add up (`Parallel.reduce`)."""
 

@@ -19,12 +19,15 @@ class RotaryTable:
     def __init__(self, spec: RopeSpec, device: str):
         self.spec = spec
         self._device = device
-        self._factors: torch.Tensor | None = None
+        scaling = spec.scaling
+        self._factors = _vector(scaling.short_factors if scaling is not None else ())
+        self._long_factors = _vector(scaling.long_factors if scaling is not None else ())
         self._table = torch.empty(0, spec.rotary_dim)
 
-    def set_factors(self, factors: torch.Tensor) -> None:
-        """fp32 [rotary_dim / 2] divisors of the frequencies, from a GGUF."""
-        self._factors = factors
+    def set_factors(self, factors: torch.Tensor, long_factors: torch.Tensor | None = None) -> None:
+        """fp32 [rotary_dim / 2] divisors of the frequencies, from a GGUF; `long_factors` where the
+        context is longer than the trained one."""
+        self._factors, self._long_factors = factors, long_factors
         self._table = torch.empty(0, self.spec.rotary_dim)
 
     def upto(self, length: int) -> torch.Tensor:
@@ -52,7 +55,15 @@ class RotaryTable:
     def reserve(self, length: int) -> None:
         """Make room for exactly that many positions, unless there is more already."""
         if length > self._table.shape[0]:
-            self._table = _cos_sin(self.spec, self._factors, length).to(self._device)
+            self._table = _cos_sin(self.spec, self._factors_for(length), length).to(self._device)
+
+    def _factors_for(self, length: int) -> torch.Tensor | None:
+        """One set for all positions, so that a token's rotation does not change as its text grows:
+        which one, the longest context decides."""
+        scaling = self.spec.scaling
+        if scaling is not None and scaling.kind == "longrope":
+            return self._long_factors if length > scaling.original_max_position else self._factors
+        return self._factors
 
 
 class RotaryTables:
@@ -70,6 +81,10 @@ class RotaryTables:
     def reserve(self, length: int) -> None:
         for table in self.tables.values():
             table.reserve(length)
+
+
+def _vector(values: tuple[float, ...]) -> torch.Tensor | None:
+    return torch.tensor(values) if values else None
 
 
 def _cos_sin(spec: RopeSpec, factors: torch.Tensor | None, length: int) -> torch.Tensor:
@@ -97,6 +112,8 @@ def _frequencies(theta: float | torch.Tensor, rotary_dim: int) -> torch.Tensor:
 def _scaled(spec: RopeSpec, scaling: RopeScaling, frequencies: torch.Tensor) -> torch.Tensor:
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "longrope":
+        return frequencies  # its factors have divided them
     if scaling.kind == "llama3":
         return _llama3(scaling, frequencies)
     return _yarn(spec, scaling, frequencies)

@@ -4,9 +4,11 @@ import torch
 from torch import nn
 
 from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
+from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import RMSNorm
 
@@ -41,8 +43,8 @@ class Model(nn.Module):
         [rows, vocab_size]."""
         raise NotImplementedError
 
-    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Of a model with labels: hidden states [texts, hidden_size] of first tokens -> logits
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Of a model with labels: pooled hidden states [texts, hidden_size] -> logits
         [texts, labels]."""
         raise NotImplementedError
 
@@ -78,10 +80,12 @@ class CausalLM(Model):
             self.head = self.embed
         else:
             self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
+        if spec.pooling.labels and spec.pooling.answers is None:
+            self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        hidden_states = self.embed(batch.token_ids)
+        hidden_states = self.embed_tokens(batch.token_ids)
         if batch.input_embeds is not None and batch.embed_rows is not None:
             given = batch.input_embeds.to(hidden_states.dtype)
             hidden_states = torch.where(batch.embed_rows[:, None], given, hidden_states)
@@ -92,5 +96,21 @@ class CausalLM(Model):
                 residual = residual + batch.layer_embeds[index]
         return self.norm.add(hidden_states, residual)[0]
 
+    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] -> [tokens, hidden_size]: what the first layer reads."""
+        return _scaled(self.embed(token_ids), self.spec.embedding_scale)
+
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.head.logits(hidden_states)
+        return self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        if self.spec.pooling.answers is None:
+            return self.score(pooled)
+        yes, no = self.spec.pooling.answers
+        logits = self.compute_logits(pooled)
+        scores = logits[:, yes] if no is None else logits[:, yes] - logits[:, no]
+        return scores[:, None]
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1.0 else ops.scale(x, factor)

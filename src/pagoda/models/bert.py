@@ -8,7 +8,7 @@ from pagoda.layers.attention import EncoderAttention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
-from pagoda.layers.linear import ColumnLinear, Shard
+from pagoda.layers.linear import replicated
 from pagoda.layers.mlp import Mlp
 from pagoda.layers.norm import LayerNorm
 from pagoda.models.base import Model
@@ -44,8 +44,8 @@ class Bert(Model):
         self.embed_norm = LayerNorm(context, hidden, spec.norm_eps)
         self.layers = nn.ModuleList(BertLayer(context, spec, layer) for layer in spec.layers)
         if spec.pooling.labels:
-            self.dense = _replicated(context, hidden, hidden)
-            self.classifier = _replicated(context, hidden, len(spec.pooling.labels))
+            self.dense = replicated(context, hidden, hidden, bias=True)
+            self.classifier = replicated(context, hidden, len(spec.pooling.labels), bias=True)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the last layer."""
@@ -56,11 +56,5 @@ class Bert(Model):
             x = layer(x, batch)
         return x
 
-    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        return self.classifier(torch.tanh(self.dense(first_tokens)))
-
-
-def _replicated(context: LayerContext, in_features: int, out_features: int) -> ColumnLinear:
-    return ColumnLinear(
-        context, in_features, (Shard(out_features, slice(0, out_features)),), bias=True
-    )
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        return self.classifier(torch.tanh(self.dense(pooled)))

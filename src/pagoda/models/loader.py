@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
@@ -163,12 +163,13 @@ def _items(model: Model) -> _Items:
         for piece, target in zip(pieces(rule, targets), targets, strict=True):
             items.setdefault(piece.source, []).append(_Item(piece, target, layer))
     for table in model.context.rotary.tables.values():
-        if table.spec.factors_tensor is not None:
-            factors = torch.empty(table.spec.rotary_dim // 2)
-            table.set_factors(factors)
-            target = LoadTarget(tuple(factors.shape), partial(load_vector, factors))
-            piece = Piece(table.spec.factors_tensor, target.shape)
-            items.setdefault(piece.source, []).append(_Item(piece, target, None))
+        names = _factor_tensors(table.spec)
+        factors = [torch.empty(table.spec.rotary_dim // 2) for _ in names]
+        if factors:
+            table.set_factors(*factors)
+        for name, vector in zip(names, factors, strict=True):
+            target = LoadTarget(tuple(vector.shape), partial(load_vector, vector))
+            items.setdefault(name, []).append(_Item(Piece(name, target.shape), target, None))
     _check_all_filled(model)
     return items
 
@@ -244,9 +245,13 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
 
 
 def _factors(spec: ModelSpec) -> set[str]:
-    ropes = {attention.rope for attention in spec.attentions}
-    names = {rope.factors_tensor for rope in ropes if rope is not None}
-    return {name for name in names if name is not None}
+    ropes = {attention.rope for attention in spec.attentions if attention.rope is not None}
+    return {name for rope in ropes for name in _factor_tensors(rope)}
+
+
+def _factor_tensors(rope: RopeSpec) -> list[str]:
+    names = (rope.factors_tensor, rope.long_factors_tensor)
+    return [name for name in names if name is not None]
 
 
 def _quoted(names: list[str]) -> str:

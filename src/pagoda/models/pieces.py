@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -44,12 +45,12 @@ class Piece:
         if len(info.shape) == 1:
             whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
             whole = whole if self.rows is None else _chosen(whole, self.rows)
-            raw = whole[self.part or target.rows or slice(None)]
+            raw = whole[_within(self.part, target.rows) or slice(None)]
         elif self.rows is not None:
             whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
             raw = _chosen(_flat(whole, info), self.rows)[target.rows or slice(None)]
         else:
-            rows = self.part if target.rows is None else target.rows
+            rows = _within(self.part, target.rows)
             raw = _flat(torch.from_dlpack(checkpoint.read(info.name, rows, target.columns)), info)
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
@@ -68,19 +69,40 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
     if rule.experts is not None:
         yield from _expert_pieces(rule, rule.experts, targets)
         return
-    for index, (source, target) in enumerate(zip(rule.sources, targets, strict=True)):
-        chosen = rule.pieces[index] if rule.pieces else None
+    unpermute = rule.unpermute or (0,) * len(targets)
+    if len(rule.sources) < len(targets):
+        yield from _fused_pieces(rule, targets, unpermute)
+        return
+    chosen = rule.pieces or (None,) * len(targets)
+    for source, target, size, part in zip(rule.sources, targets, unpermute, chosen, strict=True):
         rows, *columns = target.shape
-        if chosen is not None:
-            rows = rows // chosen.count * chosen.period
-        unpermute = rule.unpermute[index] if rule.unpermute else 0
-        yield Piece(source, (rows, *columns), unpermute, rows=chosen, value=rule.value)
+        if part is not None:
+            rows = rows // part.count * part.period
+        yield Piece(source, (rows, *columns), size, rows=part, value=rule.value)
 
 
 def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
     """What becomes of a storage format's bytes (`WeightRule.value`), as those of F32."""
     x = ops.dequantize(raw, storage)
     return (x + 1 if value == "1 + x" else -x.exp()).view(torch.uint8)
+
+
+def _fused_pieces(
+    rule: WeightRule, targets: Sequence[LoadTarget], unpermute: Sequence[int]
+) -> Iterator[Piece]:
+    """A single tensor holds all shards, one behind the other on rows."""
+    (source,) = rule.sources
+    ends = list(accumulate(target.shape[0] for target in targets))
+    for end, target, size in zip(ends, targets, unpermute, strict=True):
+        rows, *columns = target.shape
+        yield Piece(source, (ends[-1], *columns), size, part=slice(end - rows, end))
+
+
+def _within(part: slice | None, rows: slice | None) -> slice | None:
+    """The rows of the tensor that are `rows` of a part of it."""
+    if part is None or rows is None:
+        return part or rows
+    return slice(part.start + rows.start, part.start + rows.stop)
 
 
 def _expert_pieces(

@@ -7,6 +7,11 @@ MODELS = Registry(
     {
         "LlamaForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Mistral3ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
+        "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
         "Qwen3VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",

@@ -19,6 +19,8 @@ def parameter_count(spec: ModelSpec) -> int:
     total += hidden + sum(_layer(layer, hidden) for layer in spec.layers)
     if spec.encoder is not None:
         total += _encoder(spec, spec.encoder)
+    elif spec.pooling.answers is None:
+        total += hidden * len(spec.pooling.labels)
     return total + (0 if spec.vision is None else _vision(spec.vision, hidden))
 
 

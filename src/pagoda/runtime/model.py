@@ -19,8 +19,8 @@ class Model(Protocol):
         """fp32 logits [rows, vocab] of chosen rows."""
         ...
 
-    def classify(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Logits [texts, labels] of hidden states of texts' first tokens."""
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Logits [texts, labels] of texts' pooled hidden states."""
         ...
 
     def reserve(self, max_model_len: int) -> None:

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 class Pooler:
     method: PoolingMethod
     classify: Callable[[Tensor], Tensor] | None
-    """Logits [texts, labels] of first tokens; None for a model without a classifier."""
+    """Logits [texts, labels] of pooled hidden states; None for a model without a classifier."""
     whole: bool
     """All rows of a text come in one step: the model is an encoder."""
 
@@ -33,12 +33,11 @@ class Pooler:
         several steps the last rows. Shapes as in RequestResult."""
         if task == "token_embed":
             return [rows.float().cpu().numpy() for rows in texts]
+        # One by one: sums that a text's neighbours have no part in.
+        pooled = torch.stack([_pooled(self.method, rows) for rows in texts])
         if task == "classify":
             assert self.classify is not None  # or `refusal` said so
-            pooled = self.classify(torch.stack([rows[0] for rows in texts]))
-        else:
-            # One by one: sums that a text's neighbours have no part in.
-            pooled = torch.stack([_pooled(self.method, rows) for rows in texts])
+            pooled = self.classify(pooled)
         return list(pooled.float().cpu().numpy())
 
 

@@ -107,7 +107,10 @@ class Scorer:
 
     def __init__(self, served: ServedModel, body: PoolingBody):
         labels = served.pooling.labels
-        if len(labels) > 1:
+        # A reranker that answers yes or no scores by its yes.
+        answers = set(labels) == {"yes", "no"}
+        self._label = labels.index("yes") if answers else 0
+        if len(labels) > 1 and not answers:
             raise RequestError(
                 f"{served.names[0]} is a classifier with {len(labels)} labels, and scores need "
                 "one; use /classify.",
@@ -125,11 +128,13 @@ class Scorer:
         served, body = self._served, self._body
         if self._cross:
             firsts = first * len(second) if len(first) == 1 else first
-            pairs = [pair_ids(served, body, *pair) for pair in zip(firsts, second, strict=True)]
+            pairs = [
+                await pair_ids(served, body, *pair) for pair in zip(firsts, second, strict=True)
+            ]
             job = PoolingJob(context, served, body, head, pairs, "classify")
             results = await job.run()
             found = [scores(raw, served.pooling, body.use_activation) for raw in results]
-            return [float(values[0]) for values in found], job.usage
+            return [float(values[self._label]) for values in found], job.usage
         texts = [single_ids(served, body, ids) for ids in [*first, *second]]
         job = PoolingJob(context, served, body, head, texts)
         results = await job.run()

@@ -10,6 +10,7 @@ from pagoda.server.media import has_images
 from pagoda.server.messages import render_prompt
 from pagoda.server.prompts import encode, split_prompts, tokenize
 from pagoda.server.protocol.pooling import InputBody, PoolingBody
+from pagoda.text.chat_template import ChatTemplate
 
 MAX_TEXTS = 2048
 """OpenAI's limit of one request."""
@@ -76,17 +77,46 @@ def single_ids(served: ServedModel, body: PoolingBody, ids: list[int]) -> Pooled
     return PooledText(served.tokenizer.with_special(ids))
 
 
-def pair_ids(
+async def pair_ids(
     served: ServedModel, body: PoolingBody, first: list[int], second: list[int]
 ) -> PooledText:
-    """Two texts as one; of a pair that is cut, the longer text loses first."""
+    """Two texts as one, by the model's template for pairs where it has one; of a pair that is cut,
+    the longer text loses first."""
     most = most_tokens(served, body)
+    template = served.chat_template
+    if template is not None and template.takes_pairs:
+        return PooledText(await _rendered_pair(served, template, body, first, second))
     if most is not None:
-        room = max(0, most - served.tokenizer.num_pair_tokens)
-        short = min(len(first), len(second), room // 2)
-        first = cut(first, max(short, room - len(second)), body)
-        second = cut(second, room - len(first), body)
+        first, second = _fitting(first, second, most - served.tokenizer.num_pair_tokens, body)
     return PooledText(*served.tokenizer.pair(first, second))
+
+
+async def _rendered_pair(
+    served: ServedModel,
+    template: ChatTemplate,
+    body: PoolingBody,
+    first: list[int],
+    second: list[int],
+) -> list[int]:
+    """Only the texts are cut: the template's own words stay."""
+    most, decode = most_tokens(served, body), served.tokenizer.decode
+    while True:
+        await asyncio.sleep(0)  # as in `input_texts`
+        text = template.render_pair(decode(first), decode(second))
+        ids = await tokenize(served, text, add_special_tokens=False)
+        length = len(first) + len(second)
+        if most is None or len(ids) <= most or not length:
+            return ids
+        first, second = _fitting(first, second, length - (len(ids) - most), body)
+
+
+def _fitting(
+    first: list[int], second: list[int], room: int, body: PoolingBody
+) -> tuple[list[int], list[int]]:
+    room = max(0, room)
+    short = min(len(first), len(second), room // 2)
+    first = cut(first, max(short, room - len(second)), body)
+    return first, cut(second, room - len(first), body)
 
 
 def most_tokens(served: ServedModel, body: PoolingBody) -> int | None:

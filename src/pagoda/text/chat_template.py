@@ -1,5 +1,6 @@
 """A model's chat template: messages to prompt text."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,6 +23,10 @@ ContentFormatName = Literal["auto", "string", "openai"]
 _EXPRESSION_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
+# Rerankers: sentence-transformers' templates take one message per side of a pair, llama.cpp's have
+# places for both.
+_ROLES = [re.compile(f"""["']{role}["']""") for role in ("query", "document")]
+_PLACES = re.compile(r"\{(query|document)\}")
 # Mistral's templates refuse other ids than nine letters and digits.
 _SHORT_IDS = "length != 9"
 _END_MARK = "\ue000end of the final message\ue001 "
@@ -52,6 +57,11 @@ class ChatTemplate:
             name: replace(_format_of(text, content_format), image_placeholder=image_placeholder)
             for name, text in sources.items()
         }
+        self._rerank = sources.get("rerank")
+        self.takes_pairs = self._rerank is not None or all(
+            role.search(sources.get("default", "")) for role in _ROLES
+        )
+        """Whether it says how a reranker reads a query and a document."""
         self._short_ids = any(_SHORT_IDS in text for text in sources.values())
 
     @property
@@ -99,6 +109,15 @@ class ChatTemplate:
             raise
         except (jinja2.TemplateError, *_EXPRESSION_ERRORS) as error:
             raise _refusal(error) from error
+
+    def render_pair(self, query: str, document: str) -> str:
+        """The prompt of a reranker; raises as `render` does."""
+        if self._rerank is not None:
+            texts = {"query": query, "document": document}
+            return _PLACES.sub(lambda place: texts[place[1]], self._rerank)
+        return self.render(
+            [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        )
 
     def _render(
         self,

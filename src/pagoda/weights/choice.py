@@ -1,4 +1,4 @@
-"""Which files of a hub repository make the model that was asked for."""
+"""Which files of a repository or folder make the model that was asked for."""
 
 import re
 from collections import defaultdict
@@ -81,6 +81,12 @@ def best_projector(names: Iterable[str]) -> str | None:
     return next((known[quant] for quant in (*_PROJECTORS, *known) if quant in known), None)
 
 
+def is_gguf_model(name: str) -> bool:
+    """Whether a file is a model by its name; vision projectors and importance matrices are none."""
+    name = name.lower()
+    return name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name
+
+
 def _is_safe(path: str) -> bool:
     """The hub names the files we write: nothing may leave the model's folder."""
     parts = PurePosixPath(path).parts
@@ -88,11 +94,10 @@ def _is_safe(path: str) -> bool:
 
 
 def _gguf_models(files: Sequence[RemoteFile]) -> list[tuple[RemoteFile, ...]]:
-    """GGUFs, the parts of a split one together; vision projectors are no models."""
+    """GGUFs, the parts of a split one together."""
     models: dict[str, list[RemoteFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.path):
-        name = PurePosixPath(file.path).name.lower()
-        if name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name:
+        if is_gguf_model(PurePosixPath(file.path).name):
             models[_SPLIT.sub("", file.path.removesuffix(".gguf"))].append(file)
     return [tuple(parts) for parts in models.values()]
 

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.weights.checkpoint import Checkpoint
+from pagoda.weights.choice import is_gguf_model
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
-from pagoda.weights.projector import JoinedCheckpoint, find_projector, is_projector
+from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.checkpoint import PublishedCheckpoint
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
@@ -101,16 +102,21 @@ def _open(path: Path) -> ModelFiles:
     if not path.is_dir():
         raise CheckpointError(f"{path} does not exist.")
     ggufs = _gguf_models(path)
-    has_weights = (path / INDEX_NAME).is_file() or bool(weight_files(path))
     config = path / "config.json"
-    if has_weights or (config.is_file() and not ggufs):
+    if has_safetensors(path) or (config.is_file() and not ggufs):
         return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
     if len(ggufs) > 1:
         names = ", ".join(gguf.name for gguf in ggufs[:5])
-        raise CheckpointError(f"{path} holds several GGUF models ({names}); name one of them.")
+        raise CheckpointError(
+            f"{path} holds several GGUF models ({names}); name one of them, or write {path}:QUANT."
+        )
     if ggufs:
         return ModelFiles(ggufs[0], "gguf", None)
     raise CheckpointError(f"{path} holds no model: neither a config.json nor a GGUF.")
+
+
+def has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX_NAME).is_file() or bool(weight_files(folder))
 
 
 def _open_file(path: Path) -> ModelFiles:
@@ -130,6 +136,6 @@ def _open_file(path: Path) -> ModelFiles:
 
 
 def _gguf_models(folder: Path) -> list[Path]:
-    """First parts of the GGUF models in a folder; vision projectors are no models."""
-    found = [path for path in sorted(folder.glob("*.gguf")) if not is_projector(path.name)]
+    """First parts of the GGUF models in a folder."""
+    found = [path for path in sorted(folder.glob("*.gguf")) if is_gguf_model(path.name)]
     return list(dict.fromkeys(split_paths(path)[0] for path in found))

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from pagoda.base.errors import SourceError
+from pagoda.base.log import get_logger
 from pagoda.base.near import nearest
 from pagoda.weights import huggingface, modelscope, wheel
+from pagoda.weights.choice import RemoteFile, choose_files, is_gguf_model
+from pagoda.weights.files import has_safetensors
 from pagoda.weights.store import Progress, models_dir
+
+log = get_logger(__name__)
 
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _SUFFIXES = (".gguf", ".safetensors")
@@ -21,7 +26,7 @@ class ModelRef:
     name: str
     """The path, the alias, or `org/name`."""
     selector: str | None = None
-    """A file or quantization of a hub model."""
+    """A file or quantization of a hub model or of a folder."""
 
 
 def parse_ref(ref: str) -> ModelRef:
@@ -37,6 +42,9 @@ def parse_ref(ref: str) -> ModelRef:
     path = Path(ref).expanduser()
     if ref and path.exists():
         return ModelRef("local", str(path))
+    folder, _, selector = str(path).rpartition(":")
+    if folder and selector and Path(folder).is_dir():
+        return ModelRef("local", folder, selector)
     looks_local = ref.startswith(("/", "./", "../", "~")) or ref.endswith(("/", *_SUFFIXES))
     if "/" in ref and (":" in ref or not looks_local):
         return _hub_ref("hf", ref, ref)
@@ -57,7 +65,7 @@ def resolve_model(
     model = parse_ref(ref)
     base = Path(download_dir).expanduser() if download_dir else None
     if model.kind == "local":
-        return Path(model.name)
+        return _in_folder(Path(model.name), model.selector)
     if model.kind == "alias":
         # A folder of its own, since the sampling defaults beside the model are for it alone.
         folder = (base or models_dir()) / model.name
@@ -69,6 +77,20 @@ def resolve_model(
         )
     hub_model = huggingface.HubModel(model.name, model.selector, revision)
     return huggingface.fetch(hub_model, cache_dir=base, progress=progress)
+
+
+def _in_folder(path: Path, selector: str | None) -> Path:
+    """The GGUF of a folder that is meant, where it holds several or one was asked for."""
+    if not path.is_dir():
+        return path
+    ggufs = [file for pattern in ("*.gguf", "*/*.gguf") for file in path.glob(pattern)]
+    models = [file for file in ggufs if is_gguf_model(file.name)]
+    if selector is None and (len(models) < 2 or has_safetensors(path)):
+        return path
+    files = [RemoteFile(file.relative_to(path).as_posix(), file.stat().st_size) for file in models]
+    choice = choose_files(str(path), files, selector)
+    log.info("%s", choice.reason)
+    return path / choice.entry
 
 
 def modelscope_dir(repo: str, base: Path | None = None) -> Path:

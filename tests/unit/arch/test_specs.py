@@ -140,6 +140,7 @@ def test_head_dim_overrides_and_old_names():
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be between"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "must list 64 numbers"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": [1, "a"]}, "eos_token_id must be a whole number"),
         ({"architectures": []}, "architectures must list one class name"),
@@ -158,7 +159,7 @@ def test_wrong_fields_are_named(changes, message):
         ({"architectures": ["Lama4ForCausalLM"]}, "nearest known is 'LlamaForCausalLM'"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "type 'longrope'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         ({"torch_dtype": "int4"}, "dtype 'int4'"),
         ({"quantization_config": {"quant_method": "hqq"}}, r"quantized by 'hqq'.*awq"),
     ],
@@ -172,7 +173,7 @@ def test_what_is_not_supported_is_named(changes, message):
     ("changes", "error", "message"),
     [
         ({"general.architecture": "qwen4"}, UnsupportedModelError, "nearest known is 'qwen3'"),
-        ({"general.architecture": 7}, UnsupportedModelError, "architecture 7 is not supported"),
+        ({"general.architecture": 7}, CheckpointError, "architecture must be a text, not 7"),
         ({"qwen3.block_count": 0}, CheckpointError, r"qwen3\.block_count must be between"),
         ({"qwen3.attention.head_count": [16]}, CheckpointError, "lists 1 values for 28 layers"),
         ({"qwen3.attention.value_length": 64}, CheckpointError, "value_length is 64"),
@@ -207,6 +208,17 @@ def test_linear_scaling_in_gguf(values, factor):
 def test_mixture_of_experts_gguf():
     metadata = {"general.architecture": "llama", "llama.expert_count": 8}
     with pytest.raises(UnsupportedModelError, match="Mixtral"):
+        spec_for(None, metadata, ())
+
+
+def test_what_mistral3_is_not():
+    config = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    with pytest.raises(UnsupportedModelError, match="'ministral3'. That is Ministral 3"):
+        spec_for({**config, "text_config": {"model_type": "ministral3"}}, {}, ())
+    metadata = {
+        "general.architecture": "mistral3", "mistral3.attention.temperature_scale": 0.1,
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="temperature_scale. That is Ministral 3"):
         spec_for(None, metadata, ())
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pagoda.base.errors import CheckpointError
+from pagoda.base.errors import CheckpointError, SourceError
 from pagoda.weights.files import open_model
+from pagoda.weights.source import resolve_model
 
 
 def write_gguf(path: Path, **keys: float) -> Path:
@@ -47,6 +48,37 @@ def test_a_folder_of_one_gguf_is_that_gguf(tmp_path: Path) -> None:
     write_gguf(tmp_path / "n.gguf")
     with pytest.raises(CheckpointError, match=r"several GGUF models \(m.gguf, n.gguf\)"):
         open_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("", "m-Q4_K_M.gguf"),
+        (":Q8_0", "m-Q8_0.gguf"),
+        (":q2_k", "Q2_K/m-Q2_K.gguf"),
+        (":m-F16-00002-of-00002.gguf", "m-F16-00001-of-00002.gguf"),
+    ],
+)
+def test_one_gguf_of_a_folder(wanted, found, tmp_path: Path, caplog) -> None:
+    quants = ("Q8_0", "Q4_K_M", "F16-00001-of-00002", "F16-00002-of-00002")
+    for name in (*(f"m-{quant}" for quant in quants), "mmproj-F16", "imatrix"):
+        write_gguf(tmp_path / f"{name}.gguf")
+    (tmp_path / "Q2_K").mkdir()
+    write_gguf(tmp_path / "Q2_K" / "m-Q2_K.gguf")
+    write_json(tmp_path / "config.json", {})
+    with caplog.at_level("INFO", "pagoda"):
+        assert resolve_model(f"{tmp_path}{wanted}") == tmp_path / found
+    assert f"{found} (" in caplog.text
+    with pytest.raises(SourceError, match="has no 'mmproj-F16.gguf'; it has Q2_K, F16, Q4_K_M"):
+        resolve_model(f"{tmp_path}:mmproj-F16.gguf")
+
+
+def test_a_folder_with_safetensors_is_that_model(tmp_path: Path) -> None:
+    save_file({"t": np.ones(4, dtype=np.float32)}, tmp_path / "model.safetensors")
+    for name in ("m-Q8_0.gguf", "m-Q4_0.gguf"):
+        write_gguf(tmp_path / name)
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model(f"{tmp_path}:Q4_0") == tmp_path / "m-Q4_0.gguf"
 
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:

@@ -165,6 +165,14 @@ class CpuOps:
         self._native.gelu(x.data_ptr(), y.data_ptr(), rows, size, tanh)
         return y
 
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x [rows, size] * factor."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        y = empty((rows, size))
+        self._native.scale(x.data_ptr(), y.data_ptr(), rows, size, factor)
+        return y
+
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
     ) -> Tensor:

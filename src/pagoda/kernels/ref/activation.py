@@ -13,6 +13,10 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * gate.sigmoid()
 
 
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "gelu_tanh":
         return F.gelu(x, approximate="tanh")

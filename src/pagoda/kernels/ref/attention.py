@@ -35,7 +35,7 @@ _PADDING = 1.25
 def rotary_store(
     qkv: Tensor,
     positions: Tensor,
-    cos_sin: Tensor,
+    cos_sin: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -46,7 +46,8 @@ def rotary_store(
     q, k, v = qkv.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
         q, k = rms_norm(q, norms[0], norms[2]), rms_norm(k, norms[1], norms[2])
-    q, k = rotary(q, k, positions, cos_sin)
+    if cos_sin is not None:
+        q, k = rotary(q, k, positions, cos_sin)
     store_kv(k, v, k_cache, v_cache, slot_mapping)
     return q
 

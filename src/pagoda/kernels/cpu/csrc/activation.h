@@ -77,6 +77,14 @@ void gelu(const Gelu& op, int64_t rows, Pool& pool) {
     });
 }
 
+void scale(const Scale& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
+        const Floats factor = Floats::all(op.factor);
+        map_row(op.x + row * op.size, op.y + row * op.size, op.size,
+                [factor](Floats v) { return v * factor; });
+    });
+}
+
 void silu_and_mul(const SiluAndMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         const float* gate = op.x + row * 2 * op.size;

@@ -249,6 +249,11 @@ class Native {
                 Gelu{pointer<const float>(x), pointer<float>(y), size, tanh}, rows);
     }
 
+    void scale(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, float factor) {
+        compute("scale", kernels_->scale,
+                Scale{pointer<const float>(x), pointer<float>(y), size, factor}, rows);
+    }
+
     void layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t y,
                     int64_t rows, int64_t size, float eps) {
         compute("layer_norm", kernels_->layer_norm,
@@ -442,6 +447,7 @@ NB_MODULE(_native, module) {
         .def("causal_conv", &Native::causal_conv)
         .def("gated_delta_rule", &Native::gated_delta_rule)
         .def("gelu", &Native::gelu)
+        .def("scale", &Native::scale)
         .def("layer_norm", &Native::layer_norm)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)

@@ -80,6 +80,7 @@ struct Kernels {
     void (*causal_conv)(const CausalConv&, int64_t rows, Pool&);
     void (*gated_delta_rule)(const GatedDeltaRule&, int64_t rows, Pool&);
     void (*gelu)(const Gelu&, int64_t rows, Pool&);
+    void (*scale)(const Scale&, int64_t rows, Pool&);
     void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);

@@ -36,6 +36,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     causal_conv,
     gated_delta_rule,
     gelu,
+    scale,
     layer_norm,
     embed_rows,
     argmax,

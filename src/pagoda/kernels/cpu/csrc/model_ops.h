@@ -153,6 +153,14 @@ struct Gelu {
     bool tanh;
 };
 
+// y = x * factor.
+struct Scale {
+    const float* x;  // [rows, size]
+    float* y;        // [rows, size]
+    int64_t size;
+    float factor;
+};
+
 // y = (x - mean) / sqrt(variance + eps) * weight + bias per row, of x + residual where there is
 // one (arXiv 1607.06450).
 struct LayerNorm {

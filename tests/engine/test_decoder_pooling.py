@@ -1,0 +1,168 @@
+"""Embedding models and rerankers on decoders, against transformers and sentence-transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from transformers import (
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+    Qwen3Model,
+)
+
+from pagoda.base.errors import RequestError
+from pagoda.config.engine import DeviceConfig, EngineConfig, ModelConfig
+from pagoda.core.messages import AddRequest, EngineReady, PoolingParams
+from pagoda.core.vectors import embedding, scores
+from pagoda.engine.core import EngineCore
+from pagoda.engine.llm import LLM
+from pagoda.engine.startup import start_engine
+from pagoda.engine.text_side import load_text_side
+from tests.engine.conftest import write_byte_tokenizer
+from tests.models import tiny
+
+IDS = [[5 + (7 * i + n) % 200 for i in range(n)] for n in (3, 90, 1, 40, 41, 600, 16)]
+TEXTS = ["panda", "What is a panda?", "naïve café, 汉字", "a longer text about pandas " * 9]
+PAIRS = [("what is a panda?", text) for text in TEXTS]
+RERANK = (
+    "<|im_start|>Judge: {{ messages | selectattr('role', 'eq', 'query') "
+    "| map(attribute='content') | first }}\n"
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    "<|im_end|>"
+)
+
+
+def fast_tokenizer(folder: Path, **names: str) -> PreTrainedTokenizerFast:
+    """Bytes, as transformers reads it."""
+    write_byte_tokenizer(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="</s>", eos_token="</s>", **names
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def start(folder: Path, **options: Any) -> tuple[EngineCore, EngineReady]:
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder), dtype="float32", max_model_len=640, **options),
+        device=DeviceConfig("cpu", threads=1),
+    )
+    return start_engine(config, lambda message: None)
+
+
+def run(core: EngineCore, texts: list[list[int]], task: str) -> list[bytes]:
+    for i, ids in enumerate(texts):
+        core.handle(
+            AddRequest(
+                req_id=f"t{i}", prompt_token_ids=ids, kind="pool", pooling=PoolingParams(task)
+            )
+        )
+    found = {}
+    while core.has_work():
+        found.update({delta.req_id: delta.embedding for delta in core.step()})
+    return [found[f"t{i}"] for i in range(len(texts))]
+
+
+def small(config_class: type, **changes: Any) -> Any:
+    sizes = {**tiny.SIZES, "vocab_size": 260, "max_position_embeddings": 1024}
+    return config_class(**{**sizes, **changes})
+
+
+def test_an_embedding_model(tmp_path: Path):
+    """As Qwen3-Embedding is published: last token, length 1, tensors of a bare model."""
+    torch.manual_seed(0)
+    tiny.randomize(model := Qwen3Model(small(Qwen3Config, head_dim=16)))
+    base = tmp_path / "base"
+    model.save_pretrained(base)
+    fast_tokenizer(base)
+    transformer = Transformer(str(base))
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="lasttoken")
+    reference = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
+    folder = tmp_path / "embedder"
+    reference.save(str(folder))
+    core, ready = start(folder)
+    assert not ready.generates
+    text = load_text_side(ModelConfig(model=str(folder)))
+    raw = run(core, [text.tokenizer.encode(text_) for text_ in TEXTS], "embed")
+    found = [embedding(vector, ready.pooling, None, None) for vector in raw]
+    expected = reference.encode(TEXTS)
+    np.testing.assert_allclose(np.stack(found), expected, atol=1e-5)
+
+
+def test_a_bare_model_writes_no_text(tmp_path: Path):
+    Qwen3Model(small(Qwen3Config)).save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), device="cpu", threads=1, max_model_len=64)
+    with pytest.raises(RequestError, match="writes no text"):
+        llm.generate("hello")
+
+
+@pytest.mark.parametrize(
+    ("config_class", "model_class", "labels"),
+    [
+        (LlamaConfig, LlamaForSequenceClassification, 3),
+        (Qwen3Config, Qwen3ForSequenceClassification, 1),
+    ],
+)
+def test_classifiers(config_class, model_class, labels: int, tmp_path: Path):
+    """A prompt that is longer than a step, too; and again, from the prefix cache."""
+    torch.manual_seed(0)
+    model = model_class(small(config_class, num_labels=labels)).eval()
+    tiny.randomize(model)
+    model.save_pretrained(tmp_path)
+    core, ready = start(tmp_path)
+    assert len(ready.pooling.labels) == labels
+    with torch.inference_mode():
+        expected = [model(torch.tensor([ids])).logits[0].numpy() for ids in IDS]
+    for _ in range(2):
+        for raw, logits in zip(run(core, IDS, "classify"), expected, strict=True):
+            np.testing.assert_allclose(np.frombuffer(raw, np.float32), logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("no", [110, None])
+def test_a_reranker_that_answers_yes_or_no(no: int | None, tmp_path: Path):
+    """As Qwen3-Reranker comes with sentence-transformers' files: a template of two roles, and the
+    head's logits of two tokens."""
+    base = tmp_path / "base"
+    tiny.make("qwen3", vocab_size=260, head_dim=16, max_position_embeddings=1024).save_pretrained(
+        base
+    )
+    fast_tokenizer(base).chat_template = RERANK
+    tokenizer = fast_tokenizer(base)
+    tokenizer.chat_template = RERANK
+    tokenizer.save_pretrained(base)
+    transformer = Transformer(str(base), transformer_task="text-generation")
+    reference = CrossEncoder(modules=[transformer, LogitScore(121, no)], device="cpu")
+    folder = tmp_path / "reranker"
+    reference.save_pretrained(str(folder))
+    core, ready = start(folder)
+    assert ready.pooling.answers == (121, no)
+    text = load_text_side(ModelConfig(model=str(folder)))
+    assert text.chat_template is not None and text.chat_template.takes_pairs
+    rendered = [text.chat_template.render_pair(*pair) for pair in PAIRS]
+    ids = [text.tokenizer.encode(prompt, add_special_tokens=False) for prompt in rendered]
+    raw = run(core, ids, "classify")
+    found = [scores(logits, ready.pooling, None)[0] for logits in raw]
+    np.testing.assert_allclose(found, reference.predict(PAIRS), atol=1e-5)
+
+
+def test_a_template_for_pairs_may_come_with_a_gguf():
+    """llama.cpp's converter writes one for Qwen3-Reranker, with places instead of roles."""
+    from pagoda.text.chat_template import ChatTemplate
+
+    template = ChatTemplate({"default": "{{ messages }}", "rerank": "Q {query} D {document}"}, {})
+    assert template.takes_pairs
+    assert template.render_pair("{document}", "d") == "Q {document} D d"
+    assert not ChatTemplate(
+        {"default": json.dumps("{{ messages }} query document")}, {}
+    ).takes_pairs

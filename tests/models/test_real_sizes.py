@@ -1,0 +1,82 @@
+"""Models of real sizes, reduced in layers only, with random weights: every shape fits."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pagoda.arch.registry import spec_for
+from pagoda.kernels import cpu
+from pagoda.models.loader import build_model
+from pagoda.planner.parameters import parameter_count
+from tests.models.driver import Driver
+
+# As published, but for fields that nobody reads. Beside each the parameters of the whole model, as
+# the repository's safetensors headers sum up.
+CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
+    "DeepSeek-R1-Distill-Qwen-7B": (
+        {
+            "architectures": ["Qwen2ForCausalLM"], "bos_token_id": 151643, "eos_token_id": 151643,
+            "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+            "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "qwen2",
+            "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-06, "rope_theta": 10000, "sliding_window": 4096,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_mrope": False,
+            "use_sliding_window": False, "vocab_size": 152064,
+        },
+        7_615_616_512,
+    ),
+    "SmolLM3-3B": (
+        {
+            "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False,
+            "bos_token_id": 128000, "eos_token_id": 128012, "hidden_act": "silu",
+            "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 65536,
+            "mlp_bias": False, "model_type": "smollm3", "num_attention_heads": 16,
+            "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+            "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+            "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+            "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 128256,
+        },
+        3_075_098_624,
+    ),
+    "Phi-4-mini-instruct": (
+        {
+            "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "bos_token_id": 199999,
+            "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
+            "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 131072,
+            "mlp_bias": False, "model_type": "phi3", "num_attention_heads": 24,
+            "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 262144,
+            "rope_scaling": {
+                "type": "longrope", "long_factor": [1.0 + i for i in range(48)],
+                "short_factor": [1.0] * 48,
+            },
+            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 200064,
+        },
+        3_836_021_760,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_weights_run(name: str):
+    config, parameters = CONFIGS[name]
+    spec = spec_for(config, {}, ())
+    assert parameter_count(spec) == parameters
+    small = replace(spec, layers=spec.layers[:1])
+    model = build_model(
+        small,
+        None,
+        dtype=torch.bfloat16,
+        device="cpu",
+        load_format="dummy",
+        packed=cpu.native() is not None,
+    )
+    model.reserve(64)
+    logits = Driver(model, num_blocks=8, block_size=16).run([1, 2, 3, 4, 5], chunk=4)
+    assert logits.shape == (5, spec.vocab_size)
+    assert logits.isfinite().all()
+    assert logits.std() > 0
