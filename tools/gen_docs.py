@@ -18,6 +18,7 @@ CLASSES = (
     engine.SchedulerConfig,
     engine.ParallelConfig,
     engine.DeviceConfig,
+    engine.MediaConfig,
     server.ServerConfig,
 )
 

@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -33,6 +35,7 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
@@ -47,6 +50,10 @@ GPT_OSS = {
         "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
         "original_max_position_embeddings": 64,
     },
+}  # fmt: skip
+QWEN3_5 = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
 }  # fmt: skip
 _SIZES = {
     "vocab_size": 211,
@@ -68,7 +75,8 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            base = 1.0 if "norm" in name else 0.0
+            # States that forget within a few tokens would hide one, too.
+            base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
             weight.copy_(base + 0.15 * torch.randn(weight.shape))
     return model
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
-from pagoda.arch.spec import ExpertTensors, WeightRule
+from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
+from pagoda.kernels import ops
 from pagoda.layers.loading import LoadTarget
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
@@ -24,9 +26,14 @@ class Piece:
     part: slice | None = None
     """Its rows; None: all."""
     transposed: bool = False
+    rows: RowPiece | None = None
+    """Those of its rows that count; the target's slice is one of these."""
+    value: str = "x"
+    """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
-        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column.
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column, and
+        a convolution's kernel one of its outputs' rows.
 
         DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
         """
@@ -35,10 +42,15 @@ class Piece:
             whole = torch.from_dlpack(checkpoint.read(info.name, span))
             return self._matrix(whole, info)[self.part or slice(None)]
         if len(info.shape) == 1:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            return whole.reshape(info.shape[0], -1)[self.part or target.rows or slice(None)]
-        rows = self.part if target.rows is None else target.rows
-        raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
+            whole = whole if self.rows is None else _chosen(whole, self.rows)
+            raw = whole[self.part or target.rows or slice(None)]
+        elif self.rows is not None:
+            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
+            raw = _chosen(_flat(whole, info), self.rows)[target.rows or slice(None)]
+        else:
+            rows = self.part if target.rows is None else target.rows
+            raw = _flat(torch.from_dlpack(checkpoint.read(info.name, rows, target.columns)), info)
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
@@ -56,9 +68,19 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
     if rule.experts is not None:
         yield from _expert_pieces(rule, rule.experts, targets)
         return
-    unpermute = rule.unpermute or (0,) * len(targets)
-    for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-        yield Piece(source, target.shape, size)
+    for index, (source, target) in enumerate(zip(rule.sources, targets, strict=True)):
+        chosen = rule.pieces[index] if rule.pieces else None
+        rows, *columns = target.shape
+        if chosen is not None:
+            rows = rows // chosen.count * chosen.period
+        unpermute = rule.unpermute[index] if rule.unpermute else 0
+        yield Piece(source, (rows, *columns), unpermute, rows=chosen, value=rule.value)
+
+
+def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
+    """What becomes of a storage format's bytes (`WeightRule.value`), as those of F32."""
+    x = ops.dequantize(raw, storage)
+    return (x + 1 if value == "1 + x" else -x.exp()).view(torch.uint8)
 
 
 def _expert_pieces(
@@ -82,9 +104,21 @@ def _expert_pieces(
         yield Piece(rule.sources[source], shape, 0, expert, span, transposed)
 
 
+def _chosen(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
+    """A view where they lie together: the file's other pages are not read then."""
+    blocks = rows.unflatten(0, (-1, piece.period))
+    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+
+
 def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows of each head from (pair, half) order back to (half, pair) order.
 
     The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _flat(raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """One row for each of the first dimension."""
+    inner = prod(info.shape[1:-1])
+    return raw if inner == 1 else raw.reshape(len(raw) // inner, -1)

@@ -9,6 +9,10 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x * gate.sigmoid()
+
+
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
