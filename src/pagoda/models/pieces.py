@@ -35,11 +35,12 @@ class Piece:
             span = slice(self.expert, self.expert + 1)
             whole = torch.from_dlpack(checkpoint.read(info.name, span))
             return self._matrix(whole, info)[self.part or slice(None)]
+        rows = _within(self.part, target.rows)
         if len(info.shape) == 1:
             whole = torch.from_dlpack(checkpoint.read(info.name))
-            return whole.reshape(info.shape[0], -1)[_within(self.part, target.rows) or slice(None)]
-        rows = _within(self.part, target.rows)
-        raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+            raw = whole.reshape(info.shape[0], -1)[rows or slice(None)]
+        else:
+            raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
