@@ -20,6 +20,7 @@ CLASSES = (
     engine.SchedulerConfig,
     engine.ParallelConfig,
     engine.DeviceConfig,
+    engine.MediaConfig,
     server.ServerConfig,
 )
 

@@ -36,7 +36,7 @@ def test_every_kernel_and_format_has_a_line():
     cases = list(all_cases())
     assert {one.kernel for one in cases} == {
         "matmul", "add_rms_norm", "silu_and_mul", "rotary_store", "paged_attention", "argmax",
-        "top_k",
+        "top_k", "gated_delta_rule", "causal_conv",
     }  # fmt: skip
     storages = {one.what.split()[-1] for one in cases if one.kernel == "matmul"}
     assert storages == cpu.packed_storages()
@@ -52,7 +52,16 @@ def test_a_product_counts_each_byte_once():
 
 
 @pytest.mark.parametrize(
-    "what", ["135M o Q4_0", "135M", "135M decode at 128", "135M prompt of 128", "135M 64"]
+    "what",
+    [
+        "135M o Q4_0",
+        "135M",
+        "135M decode at 128",
+        "135M prompt of 128",
+        "135M 64",
+        "27B decode",
+        "27B prompt",
+    ],
 )
 def test_cases_run(what):
     cases = [one for one in all_cases() if one.what == what and one.tokens in (1, 128)]

@@ -1,16 +1,21 @@
 """Runs a model over a paged cache, the way the runner does, and keeps all logits.
 
 Blocks are handed out in random order, and every block starts as NaN: whatever a layer reads
-beyond a request's own tokens shows in its logits.
+beyond a request's own tokens shows in its logits. So do slots of recurrent states; now and then a
+request's state moves to another slot, and the one that it leaves becomes NaN.
 """
 
 import random
 
 import torch
 
+from pagoda.arch.spec import AttentionSpec, DeltaNetSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch, GroupInputs
+from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.models.base import CausalLM
+
+# Groups of layers: those with attention, those with a state.
+_ATTENTION, _STATE = 0, 1
 
 
 class Driver:
@@ -24,20 +29,26 @@ class Driver:
     ):
         self.model = model
         self.block_size = block_size
+        self.chance = random.Random(seed)
         self.free = list(range(1, num_blocks))
-        random.Random(seed).shuffle(self.free)
-        self.caches = []
+        self.chance.shuffle(self.free)
+        mixers = [layer.mixer for layer in model.spec.layers]
+        self.layer_group = [_STATE if isinstance(x, DeltaNetSpec) else _ATTENTION for x in mixers]
+        num_slots = 24 if _STATE in self.layer_group else 0
+        self.free_slots = list(range(1, num_slots))
+        self.chance.shuffle(self.free_slots)
         size = model.context.parallel.size
-        for layer in model.spec.layers:
-            spec = layer.mixer
-            dtype = kv_dtype or model.context.dtype
-            heads = max(1, spec.num_kv_heads // size)
-            shapes = ops.kv_cache_shapes(num_blocks, heads, block_size, spec.head_dim, dtype)
-            # Four bytes of -1 are a NaN scale.
-            poison = -1 if dtype == torch.int8 else torch.nan
-            pair = (torch.full(shape, poison, dtype=dtype) for shape in shapes)
-            self.caches.append(tuple(pair))
+        dtype = kv_dtype or model.context.dtype
+        self.caches = [
+            _kv_cache(mixer, num_blocks, block_size, size, dtype)
+            if isinstance(mixer, AttentionSpec)
+            else _state_cache(mixer, num_slots, size)
+            for mixer in mixers
+        ]
         self.tables: dict[str, list[int]] = {}
+        self.slots: dict[str, int] = {}
+        self.kept: set[int] = set()
+        self._left: list[int] = []  # slots to be poisoned once the step that reads them is done
         self.lens: dict[str, int] = {}
 
     @torch.inference_mode()
@@ -56,6 +67,15 @@ class Driver:
         pieces = [ids[i : i + chunk] for i in range(0, len(ids), chunk)]
         return torch.cat([self.step({req: piece})[req] for piece in pieces])
 
+    def resume(self, req: str, kept: str) -> None:
+        """Let a new request go on from where another one is now; that one's state stays, and so do
+        its full blocks. It must end with a block."""
+        assert self.lens[kept] % self.block_size == 0
+        self.tables[req] = list(self.tables[kept])
+        self.lens[req] = self.lens[kept]
+        self.slots[req] = self.slots[kept]
+        self.kept.add(self.slots[kept])
+
     def _batch(self, tokens: dict[str, list[int]]) -> ForwardBatch:
         positions, slots, starts, kv_lens = [], [], [0], []
         for req, ids in tokens.items():
@@ -72,7 +92,9 @@ class Driver:
             kv_lens.append(self.lens[req])
         width = max(len(self.tables[req]) for req in tokens)
         tables = [self.tables[req] + [0] * (width - len(self.tables[req])) for req in tokens]
-        num_layers = len(self.model.spec.layers)
+        groups = [GroupInputs(torch.tensor(tables, dtype=torch.int32), torch.tensor(slots))]
+        if self.free_slots:
+            groups.append(self._states(tokens))
         return ForwardBatch(
             token_ids=torch.tensor([id for ids in tokens.values() for id in ids]),
             positions=torch.tensor(positions),
@@ -80,7 +102,58 @@ class Driver:
             kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
             max_query_len=max(len(ids) for ids in tokens.values()),
             max_kv_len=max(kv_lens),
-            groups=[GroupInputs(torch.tensor(tables, dtype=torch.int32), torch.tensor(slots))],
-            layer_group=[0] * num_layers,
+            groups=groups,
+            layer_group=self.layer_group,
             kv_caches=self.caches,
         )
+
+    def _states(self, tokens: dict[str, list[int]]) -> StateInputs:
+        """Each request's slots before and after the step."""
+        for slot in self._left:
+            self._leave(slot)
+        self._left, reads, writes = [], [], []
+        for req in tokens:
+            is_new = req not in self.slots
+            # A new request reads nothing, wherever it is told to.
+            read = self.free_slots[0] if is_new else self.slots[req]
+            moves = is_new or read in self.kept or self.chance.random() < 0.3
+            if moves:
+                self.slots[req] = self.free_slots.pop()
+                if not is_new and read not in self.kept:
+                    self._left.append(read)
+            reads.append(read)
+            writes.append(self.slots[req])
+        return StateInputs(
+            torch.tensor(reads, dtype=torch.int32), torch.tensor(writes, dtype=torch.int32)
+        )
+
+    def _leave(self, slot: int) -> None:
+        for group, cache in zip(self.layer_group, self.caches, strict=True):
+            if group == _STATE:
+                for states in cache:
+                    states[slot] = torch.nan
+        self.free_slots.insert(0, slot)
+
+
+def _kv_cache(
+    spec: AttentionSpec, num_blocks: int, block_size: int, ranks: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    heads = max(1, spec.num_kv_heads // ranks)
+    shapes = ops.kv_cache_shapes(num_blocks, heads, block_size, spec.head_dim, dtype)
+    # Four bytes of -1 are a NaN scale.
+    poison = -1 if dtype == torch.int8 else torch.nan
+    return tuple(torch.full(shape, poison, dtype=dtype) for shape in shapes)
+
+
+def _state_cache(spec: DeltaNetSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:
+    """Slots of both kinds side by side in one buffer, with room between them."""
+    key_heads, value_heads = spec.num_key_heads // ranks, spec.num_value_heads // ranks
+    channels = 2 * key_heads * spec.key_head_dim + value_heads * spec.value_head_dim
+    shapes = [
+        torch.Size((spec.conv_width - 1, channels)),
+        torch.Size((value_heads, spec.key_head_dim, spec.value_head_dim)),
+    ]
+    sizes = [shape.numel() for shape in shapes]
+    buffer = torch.full((num_slots, sum(sizes) + 7), torch.nan)
+    parts = buffer[:, 3:-4].split(sizes, dim=1)
+    return tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))

@@ -1,5 +1,6 @@
 """Checkpoints that the package compressed-tensors compressed, against what it decompresses."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -11,8 +12,10 @@ from compressed_tensors.quantization import (
     QuantizationScheme,
 )
 from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeForCausalLM
 
-from pagoda.kernels import cpu
+from pagoda.kernels import cpu, ops
 from pagoda.weights.files import open_model
 from tests.models import published, tiny
 from tests.models.driver import Driver
@@ -178,6 +181,42 @@ def test_slices(case, tmp_path):
         checkpoint, f"{name}.weight", torch.float32, slice(5, 90), slice(96, 160)
     )
     assert torch.equal(part, weights[name][5:90, 96:160])
+
+
+@pytest.mark.parametrize("case", ["w4a16", "w8a16 asymmetric"])
+def test_experts(case, tmp_path):
+    """Each expert's matrices are packed apart, as for any other layer."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**CASES[case].weights))
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    quantized, decoded = tmp_path / "quantized", tmp_path / "decoded"
+    for folder in (quantized, decoded):
+        tiny.make("qwen3_moe", **tiny.QWEN3_MOE, **SIZES).save_pretrained(folder)
+    packed, plain = {}, {}
+    for name, weight in load_file(quantized / "model.safetensors").items():
+        packed[name] = plain[name] = weight
+        if not name.endswith("_proj.weight"):
+            continue
+        scale, zero = calculate_qparams(*extremes(weight, scheme.weights), scheme.weights)
+        state = {"weight": weight, "weight_scale": scale}
+        if not scheme.weights.symmetric:
+            state["weight_zero_point"] = zero.round().to(torch.int8)
+        parts = compressor.compress(state, scheme)
+        del packed[name]
+        packed |= {name.replace("weight", part): value for part, value in parts.items()}
+        plain[name] = compressor.decompress(dict(parts), scheme)["weight"]
+    save_file(packed, quantized / "model.safetensors")
+    save_file(plain, decoded / "model.safetensors", {"format": "pt"})
+    config = json.loads((quantized / "config.json").read_text())
+    written = QuantizationConfig(config_groups={"group_0": scheme}, format="pack-quantized")
+    config["quantization_config"] = written.model_dump(mode="json")
+    (quantized / "config.json").write_text(json.dumps(config))
+    assert any("experts.3.down_proj.weight_packed" in name for name in packed)
+    twin = Qwen3MoeForCausalLM.from_pretrained(decoded).eval()
+    logits = Driver(published.load(quantized)).run(IDS, chunk=40)
+    torch.testing.assert_close(logits, tiny.reference_logits(twin, IDS), rtol=0, atol=1e-4)
+    model = published.load(quantized, packed=True)
+    if ops.packed_storages():
+        assert model.nbytes == published.planned_bytes(quantized)
 
 
 def test_several_groups(tmp_path):

@@ -95,6 +95,18 @@ def test_unknown_storage_is_named(spec, checkpoint):
         build_model(spec, checkpoint, **FP32)
 
 
+@pytest.mark.parametrize(
+    "name", ["layers.0.self_attn.q_proj.bias", "layers.1.mlp.up_proj.weight", "embed_tokens.weight"]
+)
+def test_weights_that_fp16_cannot_hold_are_refused(name, tmp_path):
+    reference = tiny.make("llama", attention_bias=True).bfloat16()
+    reference.get_parameter(f"model.{name}").data.view(-1)[7] = 70_000
+    reference.save_pretrained(tmp_path)
+    assert tiny.load(tmp_path, torch.bfloat16)
+    with pytest.raises(CheckpointError, match="beyond 65504, which float16 cannot hold"):
+        tiny.load(tmp_path, torch.float16)
+
+
 def test_no_weights_at_all(spec):
     with pytest.raises(CheckpointError, match="dummy"):
         build_model(spec, None, **FP32)

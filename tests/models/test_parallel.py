@@ -14,7 +14,7 @@ from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
 from pagoda.weights.gguf import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
-from tests.models import tiny, tiny_gguf
+from tests.models import tiny, tiny_gguf, tiny_gguf_qwen35
 from tests.models.driver import Driver
 from tests.models.recording import RecordingCheckpoint
 from tests.models.tiny_gguf import Storage
@@ -168,3 +168,21 @@ def test_heads_that_ranks_cannot_share_are_an_error(world_size, heads, kv_heads,
         build_model(
             spec, checkpoint, dtype=torch.float32, device="cpu", parallel=Parallel(0, world_size)
         )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_delta_nets_and_gated_attention_are_split(bias, tmp_path):
+    """q, k and v, and q and its gate, are parts of one matrix; each rank has some of each."""
+    tiny.make("qwen3_5", attention_bias=bias, **tiny.QWEN3_5).save_pretrained(tmp_path)
+    ids = tiny.random_ids(30)
+    expected = Driver(tiny.load(tmp_path)).run(ids, chunk=30)
+    ranks = [tiny.load(tmp_path, parallel=Parallel(rank, 2)) for rank in range(2)]
+    for logits in _Ranks(ranks).run(ids):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_delta_nets_whose_heads_lie_in_tiles_cannot_be_split(tmp_path):
+    path = tmp_path / "model.gguf"
+    tiny_gguf_qwen35.write(path, tiny.make("qwen3_5", **tiny.QWEN3_5), Storage.F32)
+    with pytest.raises(ConfigError, match="take the model's safetensors"):
+        tiny.load(path, parallel=Parallel(0, 2))

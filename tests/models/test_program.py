@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pagoda.kernels import cpu, ops
-from pagoda.runtime.inputs import GroupArrays, StepArrays
+from pagoda.layers.batch import GroupInputs
+from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
 from pagoda.runtime.program import StepLimits, StepProgram
 from tests.models import tiny
 from tests.models.driver import Driver
@@ -30,6 +31,7 @@ MODELS = {
     "granite": ("granite", MULTIPLIERS),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "qwen3.5": ("qwen3_5", tiny.QWEN3_5),
 }
 
 
@@ -39,17 +41,18 @@ def load(family: str, folder, **changes):
 
 
 def record(driver: Driver) -> StepProgram | None:
-    spec = driver.model.spec
     driver.model.reserve(LIMITS.max_model_len)
-    cache = SimpleNamespace(layers=driver.caches, layer_group=[0] * len(spec.layers))
+    cache = SimpleNamespace(layers=driver.caches, layer_group=driver.layer_group)
+    has_states = len(set(driver.layer_group)) > 1
     with torch.inference_mode():
-        return StepProgram.record(driver.model, cache, [driver.block_size], LIMITS)
+        return StepProgram.record(driver.model, cache, [driver.block_size], LIMITS, has_states)
 
 
 def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
     """(logits, greedy ids) of every token of the step."""
     batch = driver._batch(tokens)
-    (group,) = batch.groups
+    group, *states = batch.groups
+    assert isinstance(group, GroupInputs)
     arrays = StepArrays(
         batch.token_ids.numpy(),
         batch.positions.numpy(),
@@ -57,6 +60,7 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
         batch.kv_lens.numpy(),
         batch.max_query_len,
         [GroupArrays(group.block_table.numpy(), group.slot_mapping.numpy())],
+        StateArrays(states[0].read.numpy(), states[0].write.numpy()) if states else None,
     )
     samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
     with torch.inference_mode():

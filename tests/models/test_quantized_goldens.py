@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu
 from pagoda.kernels.ref.dequant import dequantize
+from pagoda.quant.base import ShardSource
+from pagoda.quant.packed import PackedLinear
 from pagoda.quant.repack import repacked
 from pagoda.weights.files import open_model
 from tests.models import published
@@ -98,6 +100,25 @@ def test_the_nearest_storage_of_the_kernels(name, tmp_path):
     else:  # minima rounded to fp16, or all rounded to 8 bits
         assert 0 < error < (1e-3 if storage == "UINT4" else 6e-3)
     assert torch.equal(close.half(), expected) or error > 0
+
+
+@pytest.mark.skipif(cpu.native() is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("name", STORAGES)
+def test_products(name, tmp_path):
+    """As with the decoded weights, but for activations as the kernel rounds them."""
+    from tests.kernels.packed import rounded  # which needs the kernels
+
+    checkpoint, _ = layer(tmp_path, name)
+    storage, held = STORAGES[name]
+    raw = torch.from_numpy(checkpoint.read("a.weight"))
+    linear = PackedLinear()
+    linear.create((32,), (storage,), 64, torch.float32, "cpu")
+    linear.load(0, ShardSource(storage, 32, 64, lambda: raw))
+    linear.finalize()
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    decoded = dequantize(repacked(raw, storage, held), held)
+    expected = rounded(x, held, cpu.native().isa) @ decoded.double().t()
+    torch.testing.assert_close(linear.apply(x), expected.float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -24,6 +24,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -58,6 +60,7 @@ FAMILIES = {
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
@@ -73,6 +76,10 @@ GPT_OSS = {
         "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "truncate": False,
         "original_max_position_embeddings": 64,
     },
+}  # fmt: skip
+QWEN3_5 = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
 }  # fmt: skip
 SIZES = {
     "vocab_size": 211,
@@ -99,8 +106,9 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
 @torch.no_grad()
 def randomize(model: PreTrainedModel) -> None:
     for name, weight in model.named_parameters():
-        # Norms and biases too: fresh ones are constants and would hide a mix-up.
-        base = 1.0 if "norm" in name else 0.0
+        # Norms and biases too: fresh ones are constants and would hide a mix-up. States that forget
+        # within a few tokens would hide one, too.
+        base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
         weight.copy_(base + 0.15 * torch.randn(weight.shape))
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pagoda.config.engine import SchedulerConfig
@@ -130,6 +131,8 @@ class FakeClient:
     state: str = "ready"
     cause: str | None = None
     requests: list[AddRequest] = field(default_factory=list)
+    pixels: dict[str, Any] = field(default_factory=dict)
+    """Of the pictures that requests had, by content hash."""
     aborted: list[str] = field(default_factory=list)
     running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     stats: EngineStats = field(
@@ -172,7 +175,10 @@ class FakeClient:
     def deltas(self, request: AddRequest) -> list[RequestDelta]:
         return deltas_of(request, self.script(request))
 
-    def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+    def submit(
+        self, requests: Sequence[AddRequest], pixels: Mapping[str, Any] = MappingProxyType({})
+    ) -> Inbox:
+        self.pixels.update(pixels)
         if self.queue.active:
             assert self.ready is not None
             self.queue.admit(requests, len(self.running), self.stats, self.ready)
@@ -261,6 +267,7 @@ class FakeTextSide:
     markup_ids: frozenset[int] = frozenset()
     special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
+    images: Any = None
 
 
 def served_model(client: FakeClient, path: Path = Path("/models/fake"), **text: Any) -> ServedModel:

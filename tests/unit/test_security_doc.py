@@ -13,7 +13,8 @@ def test_every_test_that_the_page_names_exists() -> None:
     assert len(named) > 30
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text())
-        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        names = {node.name for node in tree.body if isinstance(node, kinds)}
         assert name in names, f"{path} has no {name}"
 
 

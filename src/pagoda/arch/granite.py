@@ -7,7 +7,7 @@ from typing import Any
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits
 from pagoda.arch.read import MAX_LAYERS, Reader, config_reader
-from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.arch.spec import AttentionSpec, ModelSpec, WeightRule
 from pagoda.base.errors import UnsupportedModelError
 
 
@@ -76,7 +76,9 @@ def _multiplied(
     adds is then added as it is, embeddings grow by 1 / m, and since x / rms(x) is the same for
     x / m, norms only see their eps divided by m * m."""
     layers = tuple(
-        replace(layer, mixer=replace(layer.mixer, scale=attention)) for layer in spec.layers
+        replace(layer, mixer=replace(layer.mixer, scale=attention))
+        for layer in spec.layers
+        if isinstance(layer.mixer, AttentionSpec)
     )
     return replace(
         spec,

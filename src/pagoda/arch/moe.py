@@ -15,8 +15,8 @@ def with_experts(
     spec: ModelSpec, experts: MoeSpec, layers: Collection[int], rules: Collection[WeightRule]
 ) -> ModelSpec:
     """`experts` in those layers, whose weights `rules` say."""
-    sparse = tuple(sorted(layers))
     dense = tuple(index for index in range(len(spec.layers)) if index not in layers)
+    sparse = tuple(sorted(layers)) if dense else None
     kept = []
     for rule in spec.weights:
         if not rule.param.startswith(_PARAM):

@@ -27,7 +27,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
         intermediate_size=reader.integer("moe_intermediate_size", MAX_WIDTH),
         renormalize=reader.flag("norm_topk_prob", False),
     )
-    return with_experts(spec, experts, _sparse_layers(reader), single_rules(experts))
+    return with_experts(spec, experts, sparse_layers(reader), single_rules(experts))
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -45,7 +45,7 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     return with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
 
 
-def _sparse_layers(reader: Reader) -> list[int]:
+def sparse_layers(reader: Reader) -> list[int]:
     """Each `decoder_sparse_step`-th layer, but for those that config.json lists as dense."""
     num_layers = reader.integer("num_hidden_layers", MAX_LAYERS)
     step = reader.integer("decoder_sparse_step", MAX_LAYERS, 1)

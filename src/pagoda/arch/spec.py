@@ -42,6 +42,9 @@ class RopeSpec:
     """A GGUF tensor of per-frequency divisors (Llama 3; longrope's short ones)."""
     long_factors_tensor: str | None = None
     """longrope's long ones."""
+    axes: tuple[int, ...] | None = None
+    """Which coordinate of an image token (0 time, 1 row, 2 column) turns each frequency; None
+    where positions are one number. Of text all three are equal."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
+    """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False
     """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
 
@@ -109,6 +114,9 @@ class DeltaNetSpec:
     value_head_dim: int
     conv_width: int
     """Tokens that the causal convolution in front sees, the current one included."""
+    tiled: bool = False
+    """Value head i goes with key head i % num_key_heads (llama.cpp's order); else equal runs of
+    value heads share a key head."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,42 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True)
+class VisionSpec:
+    """A vision transformer whose outputs replace the embeddings of an image's tokens."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    activation: Activation
+    patch_size: int
+    """Pixels of a patch's side."""
+    temporal_patch: int
+    """Frames of a patch."""
+    merge: int
+    """`merge * merge` patches become one token."""
+    num_positions: int
+    """Rows of the table of learned positions, a square that is interpolated to an image's grid."""
+    rope_theta: float
+    norm_eps: float
+    weights: tuple["WeightRule", ...]
+    split_patches: bool = False
+    """The weights of a patch's frames are tensors of their own (GGUF)."""
+    deepstack: tuple[int, ...] = ()
+    """Layers whose outputs are added behind the language model's first layers, one to each
+    (arXiv 2406.04334)."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers that describe a patch: of its frames' pixels, three each."""
+        return 3 * self.temporal_patch * self.patch_size**2
+
+
+@dataclass(frozen=True)
 class PoolingSpec:
     """How a text's hidden states become one vector, or a classifier's scores."""
 
@@ -149,6 +193,15 @@ class PoolingSpec:
     answers: tuple[int, int | None] | None = None
     """Tokens that a reranker says yes and no with: its one score is what the output head gives the
     first, less what it gives the second."""
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Rows `first : first + count` of every `period` rows of a matrix."""
+
+    period: int
+    first: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -181,6 +234,10 @@ class WeightRule:
     The loader puts the halves back: whole rows move, so block formats survive it."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
+    pieces: tuple[RowPiece | None, ...] = ()
+    """Per source, which of its rows are meant (None: all)."""
+    value: Literal["x", "1 + x", "-exp(x)"] = "x"
+    """What an element x of the checkpoint becomes."""
     experts: ExpertTensors | None = None
     """Of matrices that experts have; the sources of one expert follow each other."""
 
@@ -212,13 +269,16 @@ class ModelSpec:
     writes_text: bool = True
     """False where no layer gives logits of tokens: for vectors and scores alone."""
     pooling: PoolingSpec = PoolingSpec()
+    vision: VisionSpec | None = None
+    """None for a model that reads text only."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
     def expanded_weights(self) -> list[WeightRule]:
         """The rules with `{layer}` and `{expert}` filled in."""
         expanded = []
-        for rule in self.weights:
+        vision = () if self.vision is None else self.vision.weights
+        for rule in (*self.weights, *vision):
             if "{layer}" not in rule.param:
                 expanded.append(rule)
                 continue

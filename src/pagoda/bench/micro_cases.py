@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-from pagoda.bench.micro_shapes import SHAPES, Shape
+from pagoda.bench.micro_shapes import DELTA_NETS, SHAPES, DeltaNetShape, Shape
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu.ops import CpuOps
-from pagoda.kernels.ops import kv_cache_shapes
+from pagoda.kernels.ops import Decay, StateSlots, kv_cache_shapes
 from pagoda.weights.formats import FORMATS
 
 TOKENS = (1, 4, 16, 128, 512)
@@ -50,6 +50,8 @@ def all_cases() -> Iterator[Case]:
         yield from _elementwise(ops, shape)
         yield from _attention(ops, shape)
         yield from _logits(ops, shape)
+    for delta_net in DELTA_NETS:
+        yield from _delta_net(ops, delta_net)
 
 
 def _products(native: Any, shape: Shape, storage: str) -> Iterator[Case]:
@@ -186,6 +188,52 @@ def _argmax(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
 def _top_k(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
     logits = torch.randn(size)
     return lambda: ops.top_k(logits, _TOP_K)
+
+
+def _delta_net(ops: CpuOps, shape: DeltaNetShape) -> Iterator[Case]:
+    """Decoding of 1 and 16 requests, and prompts; states take turns as those of layers do."""
+    values = shape.value_heads * shape.dim
+    for reqs, length in ((1, 1), (16, 1), (1, 128), (1, 512)):
+        tokens = reqs * length
+        name = f"{shape.name} decode" if length == 1 else f"{shape.name} prompt"
+        elements = shape.value_heads * shape.dim * shape.dim
+        moved = 4 * (2 * reqs * elements + tokens * (shape.channels + values))
+        yield Case(
+            "gated_delta_rule", name, tokens, moved, 7 * tokens * elements,
+            max(_TURNS_BYTES, moved), "fma", lambda r=reqs, n=length: _rule(ops, shape, r, n),
+        )  # fmt: skip
+        elements = (shape.width - 1) * shape.channels
+        moved = 4 * (2 * reqs * elements + 2 * tokens * shape.channels)
+        taps = 2 * shape.width * tokens * shape.channels
+        yield _fp32(
+            "causal_conv", name, tokens, moved, taps,
+            lambda r=reqs, n=length: _conv(ops, shape, r, n),
+        )  # fmt: skip
+
+
+def _rule(ops: CpuOps, shape: DeltaNetShape, reqs: int, length: int) -> Callable[[], object]:
+    elements = shape.value_heads * shape.dim * shape.dim
+    turns = max(1, _TURNS_BYTES // (4 * elements * reqs))
+    states = torch.randn(1 + turns * reqs, shape.value_heads, shape.dim, shape.dim)
+    qkv = torch.randn(reqs * length, shape.channels)
+    strength, x = torch.randn(2, reqs * length, shape.value_heads)
+    decay = Decay(x, -torch.rand(shape.value_heads), torch.zeros(shape.value_heads))
+    slots = itertools.cycle([_slots(1 + turn * reqs, reqs, length) for turn in range(turns)])
+    return lambda: ops.gated_delta_rule(qkv, strength, decay, states, next(slots), tiled=False)
+
+
+def _conv(ops: CpuOps, shape: DeltaNetShape, reqs: int, length: int) -> Callable[[], object]:
+    state = torch.randn(1 + reqs, shape.width - 1, shape.channels)
+    x, weight = torch.randn(reqs * length, shape.channels), torch.randn(shape.width, shape.channels)
+    slots = _slots(1, reqs, length)
+    return lambda: ops.causal_conv(x, weight, state, slots)
+
+
+def _slots(first: int, reqs: int, length: int) -> StateSlots:
+    """Requests that go on from states in slots from `first` on, in place."""
+    where = torch.arange(first, first + reqs, dtype=torch.int32)
+    starts = torch.arange(reqs + 1, dtype=torch.int32) * length
+    return StateSlots(where, where, starts, torch.full((reqs,), length + 1, dtype=torch.int32))
 
 
 def _fp32(

@@ -24,7 +24,7 @@ _ONE_PROCESS = "one server process answers all requests"
 _NO_COMPILER = "nothing is compiled at start"
 _PARSER = "which parser a model needs is read from its chat template"
 _HEAD = "a request line and its headers may have 16 KiB"
-_MEDIA = "image, audio and video input is not served"
+_MEDIA = "of media, pictures are served, by data URL or from --allowed-media-domains"
 _SPECULATION = "tokens are decoded one by one"
 _LORA = "adapters are not served"
 _SAMPLING = "send it in the request, or give --override-generation-config JSON"
@@ -233,7 +233,6 @@ _SCHEDULER = (
 )
 
 _MEDIA_FLAGS = (
-    Compat("--limit-mm-per-prompt", "j", "later", _MEDIA),
     Compat("--language-model-only", "-", "none", _MEDIA),
     Compat("--media-io-kwargs", "j", "later", _MEDIA),
     Compat("--mm-processor-kwargs", "j", "later", _MEDIA),
@@ -247,13 +246,10 @@ _MEDIA_FLAGS = (
     Compat("--video-pruning-rate", "v", "later", _MEDIA),
     Compat("--enable-mm-embeds", "-", "later", _MEDIA),
     Compat("--allowed-local-media-path", "v", "later", _MEDIA),
-    Compat("--allowed-media-domains", "*", "later", _MEDIA),
-    Compat("--mmproj -mm", "v", "later", _MEDIA),
     Compat("--mmproj-url -mmu", "v", "later", _MEDIA),
     Compat("--mmproj-auto", "-", "later", _MEDIA),
     Compat("--mmproj-offload", "-", "later", _MEDIA),
     Compat("--image-min-tokens", "v", "later", _MEDIA),
-    Compat("--image-max-tokens", "v", "later", _MEDIA),
     Compat("--media-path", "v", "later", _MEDIA),
 )
 

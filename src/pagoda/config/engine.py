@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import dataclass, field
 
+from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 from pagoda.config.option import Options, option
 
@@ -72,6 +73,12 @@ class ModelConfig(Options):
     )
     load_format: str = option(
         "auto", "Where weights come from.", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    mmproj: str | None = option(
+        None,
+        "File with the vision tower of a GGUF model; by default one beside the model that fits it "
+        "(F16 first).",
+        aliases=("-mm",),
     )
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Folder for downloaded models.")
@@ -218,6 +225,42 @@ class DeviceConfig(Options):
     enforce_eager: bool = option(False, "Run steps op by op instead of captured.")
 
 
+def _media_limits(text: str) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    for kind, most in _json_object(text).items():
+        if kind != "image":
+            raise ConfigError(f"{kind!r} is no medium that is served; known is 'image'.")
+        if type(most) is not int or most < 0:
+            raise ConfigError(f"The limit of {kind!r} must be a whole number, not {most!r}.")
+        limits[kind] = most
+    return limits
+
+
+@dataclass(frozen=True)
+class MediaConfig(Options):
+    """Pictures in prompts, for models that see."""
+
+    limit_mm_per_prompt: dict[str, int] = option(
+        None,
+        'JSON of the most pictures that a prompt may hold, such as {"image": 4}; 0 takes none. '
+        "64 by default.",
+        parse=_media_limits,
+        factory=lambda: {"image": 64},
+    )
+    image_max_tokens: int | str = option(
+        "auto",
+        "Most tokens that one picture becomes; larger ones are made smaller. By default 1024 on a "
+        "CPU and 4096 on a GPU, at most half of the context.",
+        parse=_length,
+        bounds=_AT_LEAST_1,
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "Hosts from which a request may have pictures fetched, such as images.example; by default "
+        "none, and pictures come inside the request.",
+    )
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -225,3 +268,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)

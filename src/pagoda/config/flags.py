@@ -16,6 +16,7 @@ from pagoda.config.engine import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,
+    MediaConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -31,6 +32,7 @@ _SECTIONS = {
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "device": DeviceConfig,
+    "media": MediaConfig,
 }
 
 

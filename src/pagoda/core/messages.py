@@ -19,7 +19,9 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     start: int
     length: int
     payload: str
-    """A reference (a file or shared-memory name) the runner reads; never the bytes."""
+    """A file that the runner reads (a numpy array of pixels); never the bytes."""
+    grid: tuple[int, int, int] | None = None
+    """Frames, rows and columns of its tokens, where these are the tokens' positions."""
 
 
 POOLING_TASKS = ("embed", "token_embed", "classify")
@@ -176,6 +178,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     hidden_size: int = 0
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()
+    media: dict[str, int] = msgspec.field(default_factory=dict)
+    """What prompts may hold beside text (`image`), and the most tokens that one of it becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 

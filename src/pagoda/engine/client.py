@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pagoda.base.errors import EngineDeadError, RequestError
@@ -32,9 +32,11 @@ from pagoda.core.messages import (
 )
 from pagoda.engine.child import EngineChild, LaunchOptions
 from pagoda.engine.inbox import Inbox
+from pagoda.engine.media import MediaFiles
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.queue_limit import QueueLimit
 from pagoda.engine.transport import MemoryRoom
+from pagoda.text.images.base import Pixels
 
 log = get_logger(__name__)
 
@@ -50,6 +52,7 @@ _REPORT_SECONDS = 3.0
 # keeps: 4 GB on a slow disk.
 _EXIT_SECONDS = 1.5
 _SAVE_SECONDS = 60.0
+_NO_PIXELS: Mapping[str, Pixels] = {}
 
 State = Literal["starting", "ready", "dead", "stopped"]
 Progress = Callable[[EngineProgress], None]
@@ -78,6 +81,7 @@ class EngineClient:
         self._exited = asyncio.Event()
         self._inboxes: dict[str, Inbox] = {}
         """Of the requests that run, by their ids."""
+        self._media = MediaFiles()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count(1)
         self._progress: Progress | None = None
@@ -137,9 +141,12 @@ class EngineClient:
             raise EngineDeadError(self.cause or "The engine was stopped.")
         return self.ready
 
-    def submit(self, requests: Sequence[AddRequest]) -> Inbox:
+    def submit(
+        self, requests: Sequence[AddRequest], pixels: Mapping[str, Pixels] = _NO_PIXELS
+    ) -> Inbox:
         """Send requests. What each step adds to them arrives in the inbox; the last delta of each
-        has a finish_reason. Who leaves earlier calls `drop`.
+        has a finish_reason. Who leaves earlier calls `drop`. `pixels` are those of their pictures,
+        by content hash.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
         Raises EngineDeadError when the engine is not ready, QueueFullError when too many wait,
@@ -153,6 +160,7 @@ class EngineClient:
             self.queue.admit(requests, len(self._inboxes), self.stats, ready)
         inbox = Inbox()
         for request in requests:
+            self._media.hold(request, self._child.folder, pixels)
             self._inboxes[request.req_id] = inbox
             self._child.end.send(request)
         return inbox
@@ -162,6 +170,7 @@ class EngineClient:
         running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
         for req_id in running:
             self.queue.forget(req_id)
+            self._media.release(req_id)
         if running:
             self._child.end.send(AbortRequests(running))
 
@@ -273,6 +282,7 @@ class EngineClient:
                     inbox.put(delta)
                     if delta.finish_reason is not None:
                         del self._inboxes[delta.req_id]
+                        self._media.release(delta.req_id)
         elif isinstance(message, UtilityResult):
             self._resolve(message)
         elif isinstance(message, EngineProgress):
@@ -347,6 +357,7 @@ class EngineClient:
         for inbox in self._inboxes.values():
             inbox.end(cause)
         self._inboxes.clear()
+        self._media.clear()
         self.queue.clear()
         for future in self._calls.values():
             if not future.done():

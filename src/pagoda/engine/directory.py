@@ -1,15 +1,18 @@
 """A model that is served: its engine and the text side of it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda.arch.spec import PoolingSpec
-from pagoda.config.engine import EngineConfig
+from pagoda.base.errors import RequestError
+from pagoda.config.engine import EngineConfig, MediaConfig
 from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
 from pagoda.engine.client import EngineClient
+from pagoda.engine.media import PlacedImage, media_items
 from pagoda.engine.requests import fan_out
 from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
 from pagoda.text.chat_template import ChatTemplate
@@ -30,6 +33,7 @@ class ServedModel:
     root: str
     """The model as it was asked for."""
     max_logprobs: int = 20
+    media: MediaConfig = field(default_factory=MediaConfig)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -64,12 +68,20 @@ class ServedModel:
         ready = self.client.ready
         return ready.max_model_len if ready is not None else 0
 
+    @property
+    def modalities(self) -> list[str]:
+        """What a prompt may hold: `text`, and `image` for a model that sees."""
+        ready = self.client.ready
+        sees = self.text.images is not None and ready is not None and "image" in ready.media
+        return ["text", "image"] if sees else ["text"]
+
     def make_request(
         self,
         req_id: str,
         prompt_ids: list[int],
         sampling: SamplingParams,
         *,
+        images: Sequence[PlacedImage] = (),
         grammar: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
@@ -80,9 +92,15 @@ class ServedModel:
         RequestError for anything else that this model cannot do.
         """
         limits = self._limits()
+        if images and sampling.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens would cut pictures; leave it out, or leave them out.",
+                "truncate_prompt_tokens",
+            )
         request = requests.make_request(
             req_id, prompt_ids, sampling, self.tokenizer, limits, grammar
         )
+        request.media = media_items(images)
         request.priority = priority
         request.cache_salt = cache_salt
         return request
@@ -143,4 +161,5 @@ def served_model(config: EngineConfig, client: EngineClient, text: TextSide) -> 
         text=text,
         root=config.model.model,
         max_logprobs=config.model.max_logprobs,
+        media=config.media,
     )

@@ -24,6 +24,7 @@ from pagoda.engine.startup import start_engine
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.watchdog import Watchdog
 from pagoda.text.chat_template import ContentFormatName, load_chat_template
+from pagoda.text.content_format import IMAGE_PARTS
 from pagoda.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -116,6 +117,8 @@ class LLM:
         tokenizer = self._text.tokenizer
         tokenized: list[tuple[str | None, list[int]]] = []
         for conversation in conversations:
+            if any(_has_images(message) for message in conversation):
+                raise RequestError("LLM.chat() takes text; send images to a server.", "messages")
             text = render(conversation)
             tokenized.append((text, tokenizer.encode(text, add_special_tokens=False)))
         use = ToolUse(template.get("tools") or ())
@@ -264,6 +267,12 @@ class _Batch:
             del self.pending[delta.req_id]
             self.num_finished += output.finished
         return delta.req_id if processor.matched_stop and delta.finish_reason is None else None
+
+
+def _has_images(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in parts)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

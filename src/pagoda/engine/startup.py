@@ -30,8 +30,12 @@ from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
+from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
+from pagoda.planner.vision import kept_bytes
+from pagoda.text.images.base import ImageProcessor
+from pagoda.text.images.select import image_processor_for
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.quantized import QuantizedCheckpoint
@@ -123,7 +127,10 @@ class _Startup:
         device.set_threads(threads, packed=resolution.packed)
         model = self._load(files, spec, device, resolution, libraries.result())
         grammars = Grammars(partial(_vocabulary, self.config.model, files), spec.vocab_size)
-        runner = self._make_runner(model, spec, device, resolution, libraries.result(), grammars)
+        images = None if spec.vision is None else image_processor_for(files)
+        runner = self._make_runner(
+            model, spec, device, resolution, libraries.result(), grammars, images
+        )
         scheduler = _make_scheduler(resolution)
         core = EngineCore(
             scheduler,
@@ -142,6 +149,7 @@ class _Startup:
             generates=spec.writes_text,
             hidden_size=spec.hidden_size,
             pooling=spec.pooling,
+            media=_media(images, resolution),
             ledger=self.ledger.rows(),
         )
         for line in self.ledger.lines():
@@ -205,7 +213,7 @@ class _Startup:
                 progress=lambda _, done, total: self._progress(done, total),
             )
         with self._timed("read headers"):
-            files = open_model(path)
+            files = open_model(path, model.mmproj)
             spec = spec_for(files.config, files.metadata, self._tensors(files))
             if files.kind == "safetensors":
                 spec = with_sentence_files(spec, files.config, files.folder)
@@ -294,8 +302,13 @@ class _Startup:
         resolution: Resolution,
         libraries: _Libraries,
         grammars: Grammars,
+        images: ImageProcessor | None,
     ) -> "ModelRunner":
         config = resolution.config
+        kept = 0
+        if spec.vision is not None:
+            width, most = DTYPE_BYTES[config.model.dtype], _resolved(config.media.image_max_tokens)
+            kept = kept_bytes(spec.vision, spec.hidden_size, width, most)
         before = device.memory_used()
         with self._timed("reserve KV cache"), _memory_guard("reserving the KV cache", resolution):
             runner = libraries.runner(
@@ -309,6 +322,8 @@ class _Startup:
                 max_model_len=_resolved(config.model.max_model_len),
                 seed=config.model.seed,
                 grammars=grammars,
+                images=images,
+                kept_image_bytes=kept,
             )
         self.ledger.measured["KV pool"] = device.memory_used() - before
         before = device.memory_used()
@@ -317,6 +332,11 @@ class _Startup:
         self.ledger.measured["activations"] = device.memory_used() - before
         self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
         return runner
+
+
+def _media(images: ImageProcessor | None, resolution: Resolution) -> dict[str, int]:
+    """As EngineReady has it."""
+    return {} if images is None else {"image": _resolved(resolution.config.media.image_max_tokens)}
 
 
 def _make_scheduler(resolution: Resolution) -> Scheduler:

@@ -12,7 +12,9 @@ from pagoda.base.errors import ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
+from pagoda.engine.media import ImageInput
 from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
+from pagoda.text.images.select import image_processor_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
@@ -46,6 +48,8 @@ class TextSide:
     parser: ParserFamily
     defaults: dict[str, Any]
     """Sampling defaults, by SamplingParams' names."""
+    images: ImageInput | None = None
+    """None where the model reads text only."""
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
@@ -83,13 +87,17 @@ def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = Non
 
 def load_text_side(config: ModelConfig) -> TextSide:
     """Tokenizer, chat template, parser and defaults of a model that is already local."""
-    files = open_model(resolve_model(config.model, download_dir=config.download_dir))
+    path = resolve_model(config.model, download_dir=config.download_dir)
+    files = open_model(path, config.mmproj)
     tokenizer = tokenizer_of(config, files)
+    processor = image_processor_for(files)
+    images = None if processor is None else ImageInput(processor, tokenizer)
     template = load_chat_template(
         _tokenizer_files(config, files),
         tokenizer,
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
+        image_placeholder=None if processor is None else processor.placeholder,
     )
     parser = parser_for(
         template.source if template is not None else None,
@@ -97,7 +105,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
         config.tool_call_parser,
     )
     log.info("Thought and tool calls are parsed as: %s.", parser.name)
-    return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files))
+    return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files), images)
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:

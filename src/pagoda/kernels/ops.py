@@ -15,6 +15,7 @@ from pagoda.kernels.cpu import packed
 from pagoda.kernels.ref import (
     activation,
     attention,
+    delta_net,
     dequant,
     embedding,
     encoder,
@@ -22,6 +23,7 @@ from pagoda.kernels.ref import (
     kv_cache,
     linear,
     norm,
+    rope,
     sampling,
 )
 from pagoda.kernels.ref import (
@@ -187,6 +189,11 @@ def rotary_store(
     return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
 
 
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k [tokens, heads, dim] rotated, without a cache; else as `rotary_store`."""
+    return rope.rotary(q, k, positions, cos_sin)
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -234,6 +241,57 @@ def silu_and_mul(x: Tensor) -> Tensor:
     if native is not None:
         return native.silu_and_mul(x)
     return activation.silu_and_mul(x)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), both [tokens, size]; rows of the gate may lie any stride apart."""
+    native = _native(x)
+    if native is not None:
+        return native.sigmoid_mul(x, gate)
+    return activation.sigmoid_mul(x, gate)
+
+
+StateSlots = delta_net.StateSlots
+Decay = delta_net.Decay
+
+
+def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+    """silu of each channel's convolution over its last tokens; the current one comes last.
+
+    x [tokens, channels], rows any stride apart; fp32 weight [width, channels]; state
+    [slots, width - 1, channels]: the inputs before the request's next token. Rows behind
+    `query_start[-1]` are zero.
+    """
+    native = _native(x)
+    if native is not None:
+        return native.causal_conv(x, weight, state, slots)
+    return delta_net.causal_conv(x, weight, state, slots)
+
+
+def gated_delta_rule(
+    qkv: Tensor, strength: Tensor, decay: Decay, state: Tensor, slots: StateSlots, *, tiled: bool
+) -> Tensor:
+    """[tokens, value_heads * value_dim]: what the states say to q after each token's k and v.
+
+    With S a head's state, per token: S = exp(decay) S; S += k (sigmoid(strength) (v - S^T k))^T;
+    out = S^T q, where k and q have length 1 and 1 / sqrt(key_dim). qkv [tokens, channels] may be
+    overwritten; strength (and decay) [tokens, value_heads], rows any stride apart; state [slots,
+    value_heads, key_dim, value_dim]. `tiled` as in DeltaNetSpec. Rows behind `query_start[-1]` are
+    zero.
+    """
+    native = _native(qkv)
+    if native is not None and native.takes_state(state):
+        return native.gated_delta_rule(qkv, strength, decay, state, slots, tiled=tiled)
+    return delta_net.gated_delta_rule(qkv, strength, decay, state, slots, tiled=tiled)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm of each head of x [tokens, heads * size] by fp32 weight [size], times silu(gate);
+    rows of the gate may lie any stride apart."""
+    native = _native(x)
+    if native is not None:
+        return native.gated_rms_norm(x, gate, weight, eps)
+    return delta_net.gated_rms_norm(x, gate, weight, eps)
 
 
 def activate(x: Tensor, kind: str) -> Tensor:

@@ -49,7 +49,8 @@ class Attention(nn.Module):
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
         q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
         kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
-        self.qkv = ColumnLinear(context, hidden_size, (q, kv, kv), spec.qkv_bias)
+        shards = (q, kv, kv, q) if spec.output_gate else (q, kv, kv)
+        self.qkv = ColumnLinear(context, hidden_size, shards, spec.qkv_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
@@ -70,10 +71,17 @@ class Attention(nn.Module):
         where = batch.groups[batch.layer_group[self.layer]]
         assert isinstance(where, GroupInputs)
         k_cache, v_cache = batch.kv_caches[self.layer]
+        qkv, gate = self.qkv(hidden_states), None
+        if spec.output_gate:
+            size = self.qkv.sizes[-1]
+            qkv, gate = qkv[:, :-size], qkv[:, -size:]
+        positions, cos_sin = batch.positions, None
+        if self.rotary is not None:
+            positions, cos_sin = self.rotary.at(batch)
         q = ops.rotary_store(
-            self.qkv(hidden_states),
-            batch.positions,
-            None if self.rotary is None else self.rotary.upto(batch.max_kv_len),
+            qkv,
+            positions,
+            cos_sin,
             k_cache,
             v_cache,
             where.slot_mapping,
@@ -89,8 +97,10 @@ class Attention(nn.Module):
             scale=spec.scale,
             window=spec.window,
             sinks=None if self.sinks is None else self.sinks.weight,
-        )
-        return self.output(attended.flatten(1))
+        ).flatten(1)
+        if gate is not None:
+            attended = ops.sigmoid_mul(attended, gate)
+        return self.output(attended)
 
 
 class EncoderAttention(nn.Module):

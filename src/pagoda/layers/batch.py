@@ -1,6 +1,8 @@
 """The inputs of one forward pass."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,7 +41,7 @@ class ForwardBatch:
     token_ids: torch.Tensor
     """int64 [num_tokens]."""
     positions: torch.Tensor
-    """int64 [num_tokens], or [3, num_tokens] for multimodal rotary embeddings."""
+    """int64 [num_tokens], or [3, num_tokens] where images have rows and columns."""
     query_start: torch.Tensor
     """int32 [num_reqs + 1]."""
     kv_lens: torch.Tensor
@@ -48,7 +50,7 @@ class ForwardBatch:
     max_kv_len: int
     groups: list[GroupInputs | StateInputs]
     layer_group: list[int]
-    """KV group of each layer."""
+    """Group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
     """Per layer, K and V of `ops.kv_cache_shapes`, or convolution and state. A block's part is
     contiguous, blocks lie any stride apart."""
@@ -56,6 +58,11 @@ class ForwardBatch:
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
     embed_rows: torch.Tensor | None = None
     """bool [num_tokens]."""
+    layer_embeds: Sequence[torch.Tensor] = ()
+    """[num_tokens, hidden] each, zeros but in `embed_rows`: added behind the first layers, one to
+    each."""
+    rotary_rows: dict[Any, torch.Tensor] = field(default_factory=dict)
+    """Of the rotary tables that were asked for positions of three coordinates, each token's row."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
 

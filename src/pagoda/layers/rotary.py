@@ -5,6 +5,7 @@ import math
 import torch
 
 from pagoda.arch.spec import RopeScaling, RopeSpec
+from pagoda.layers.batch import ForwardBatch
 
 _MIN_LENGTH = 1024
 
@@ -34,6 +35,22 @@ class RotaryTable:
         if length > self._table.shape[0]:
             self.reserve(max(_MIN_LENGTH, 1 << (length - 1).bit_length()))
         return self._table
+
+    def at(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(index int64 [num_tokens], table) of a batch: each token's cosines and sines are a row.
+
+        Positions of three coordinates get a table of their own, which all layers share.
+        """
+        table = self.upto(batch.max_kv_len)
+        if batch.positions.dim() == 1:
+            return batch.positions, table
+        if self not in batch.rotary_rows:
+            assert self.spec.axes is not None  # only such models have these positions
+            axes = torch.tensor(self.spec.axes * 2, device=table.device)
+            columns = torch.arange(self.spec.rotary_dim, device=table.device)
+            batch.rotary_rows[self] = table[batch.positions[axes].T, columns].contiguous()
+        rows = batch.rotary_rows[self]
+        return torch.arange(len(rows), device=rows.device), rows
 
     def reserve(self, length: int) -> None:
         """Make room for exactly that many positions, unless there is more already."""

@@ -48,6 +48,12 @@ class Model(nn.Module):
         [texts, labels]."""
         raise NotImplementedError
 
+    def encode_image(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """Of a model that sees: fp32 [patches, values] of a picture of `grid` (frames, rows and
+        columns of patches) -> [1 + layers, tokens, hidden_size]: the embeddings of its tokens,
+        and what `ForwardBatch.layer_embeds` adds to them."""
+        raise NotImplementedError
+
     def reserve(self, max_model_len: int) -> None:
         """Make all that grows with the context now, so that its address stays the same."""
         self.context.rotary.reserve(max_model_len)
@@ -84,8 +90,10 @@ class CausalLM(Model):
             given = batch.input_embeds.to(hidden_states.dtype)
             hidden_states = torch.where(batch.embed_rows[:, None], given, hidden_states)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             hidden_states, residual = layer(hidden_states, residual, batch)
+            if index < len(batch.layer_embeds):
+                residual = residual + batch.layer_embeds[index]
         return self.norm.add(hidden_states, residual)[0]
 
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from math import prod
 
 import torch
 
@@ -16,7 +17,7 @@ from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
-from pagoda.models.pieces import Piece, pieces
+from pagoda.models.pieces import Piece, pieces, valued
 from pagoda.models.registry import MODELS
 from pagoda.quant.base import ShardSource
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
@@ -129,7 +130,7 @@ def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
     piece, target = item.piece, item.target
-    if info.shape != piece.shape:
+    if _flat(info.shape) != _flat(piece.shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
@@ -146,6 +147,11 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
             f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
             f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
         )
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the middle dimension of a convolution over one channel."""
+    return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
 
 
 def _items(model: Model) -> _Items:
@@ -223,12 +229,18 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
     target = item.target
     rows = target.rows or slice(0, target.shape[0])
-    columns = target.columns or slice(0, target.shape[1] if len(target.shape) == 2 else 1)
-    return ShardSource(
+    columns = target.columns or slice(0, prod(target.shape[1:]))
+    piece = item.piece
+    source = ShardSource(
         info.type,
         rows.stop - rows.start,
         columns.stop - columns.start,
-        lambda: item.piece.read(checkpoint, info, target),
+        lambda: piece.read(checkpoint, info, target),
+    )
+    if piece.value == "x":
+        return source
+    return replace(
+        source, storage="F32", read=lambda: valued(source.read(), info.type, piece.value)
     )
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 import torch
 
-from pagoda.arch.spec import ExpertTensors, WeightRule
+from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
+from pagoda.kernels import ops
 from pagoda.layers.loading import LoadTarget
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
@@ -25,9 +27,14 @@ class Piece:
     part: slice | None = None
     """Its rows; None: all."""
     transposed: bool = False
+    rows: RowPiece | None = None
+    """Those of its rows that count; the target's slice is one of these."""
+    value: str = "x"
+    """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
-        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column.
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column, and
+        a convolution's kernel one of its outputs' rows.
 
         DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
         """
@@ -35,12 +42,16 @@ class Piece:
             span = slice(self.expert, self.expert + 1)
             whole = torch.from_dlpack(checkpoint.read(info.name, span))
             return self._matrix(whole, info)[self.part or slice(None)]
-        rows = _within(self.part, target.rows)
         if len(info.shape) == 1:
-            whole = torch.from_dlpack(checkpoint.read(info.name))
-            raw = whole.reshape(info.shape[0], -1)[rows or slice(None)]
+            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
+            whole = whole if self.rows is None else _chosen(whole, self.rows)
+            raw = whole[_within(self.part, target.rows) or slice(None)]
+        elif self.rows is not None:
+            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
+            raw = _chosen(_flat(whole, info), self.rows)[target.rows or slice(None)]
         else:
-            raw = torch.from_dlpack(checkpoint.read(info.name, rows, target.columns))
+            rows = _within(self.part, target.rows)
+            raw = _flat(torch.from_dlpack(checkpoint.read(info.name, rows, target.columns)), info)
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
@@ -62,8 +73,18 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
     if len(rule.sources) < len(targets):
         yield from _fused_pieces(rule, targets, unpermute)
         return
-    for source, target, size in zip(rule.sources, targets, unpermute, strict=True):
-        yield Piece(source, target.shape, size)
+    chosen = rule.pieces or (None,) * len(targets)
+    for source, target, size, part in zip(rule.sources, targets, unpermute, chosen, strict=True):
+        rows, *columns = target.shape
+        if part is not None:
+            rows = rows // part.count * part.period
+        yield Piece(source, (rows, *columns), size, rows=part, value=rule.value)
+
+
+def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
+    """What becomes of a storage format's bytes (`WeightRule.value`), as those of F32."""
+    x = ops.dequantize(raw, storage)
+    return (x + 1 if value == "1 + x" else -x.exp()).view(torch.uint8)
 
 
 def _fused_pieces(
@@ -105,9 +126,21 @@ def _expert_pieces(
         yield Piece(rule.sources[source], shape, 0, expert, span, transposed)
 
 
+def _chosen(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
+    """A view where they lie together: the file's other pages are not read then."""
+    blocks = rows.unflatten(0, (-1, piece.period))
+    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+
+
 def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows of each head from (pair, half) order back to (half, pair) order.
 
     The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _flat(raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """One row for each of the first dimension."""
+    inner = prod(info.shape[1:-1])
+    return raw if inner == 1 else raw.reshape(len(raw) // inner, -1)

@@ -149,7 +149,8 @@ def _per_token(layer: LayerSpec, width: int) -> int:
     """Bytes of one layer's intermediates that grow with its own sizes."""
     mixer = layer.mixer
     if isinstance(mixer, AttentionSpec):
-        mixed = (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+        q_heads = mixer.num_heads * (2 if mixer.output_gate else 1)
+        mixed = (q_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
     else:
         keys = 2 * mixer.num_key_heads * mixer.key_head_dim
         mixed = keys + 2 * mixer.num_value_heads * mixer.value_head_dim

@@ -8,6 +8,7 @@ from pagoda.arch.spec import (
     MlpSpec,
     ModelSpec,
     MoeSpec,
+    VisionSpec,
 )
 
 
@@ -20,7 +21,7 @@ def parameter_count(spec: ModelSpec) -> int:
         total += _encoder(spec, spec.encoder)
     elif spec.pooling.answers is None:
         total += hidden * len(spec.pooling.labels)
-    return total
+    return total + (0 if spec.vision is None else _vision(spec.vision, hidden))
 
 
 def _layer(layer: LayerSpec, hidden: int) -> int:
@@ -36,7 +37,7 @@ def _layer(layer: LayerSpec, hidden: int) -> int:
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    total = hidden * (q + 2 * kv) + q * hidden
+    total = hidden * (q + 2 * kv) + q * hidden * (2 if spec.output_gate else 1)
     return (
         total
         + (q + 2 * kv) * spec.qkv_bias
@@ -72,3 +73,17 @@ def _encoder(spec: ModelSpec, encoder: EncoderSpec) -> int:
     total += hidden * (1 + 2 * len(spec.layers))
     labels = len(spec.pooling.labels)
     return total + (hidden + labels) * (hidden + 1) * bool(labels)
+
+
+def _vision(spec: VisionSpec, out_size: int) -> int:
+    """All of its layers have biases."""
+    hidden, wide, merged = (
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.hidden_size * spec.merge**2,
+    )
+    total = (spec.patch_values + 1 + spec.num_positions) * hidden
+    block = 4 * hidden + (4 * hidden * hidden + 4 * hidden) + 2 * hidden * wide + wide + hidden
+    merger = merged * (merged + 1) + (merged + 1) * out_size
+    deepstack = len(spec.deepstack) * (merger + 2 * merged)
+    return total + spec.num_layers * block + merger + 2 * hidden + deepstack

@@ -21,6 +21,7 @@ from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.storage import quantization_reason
+from pagoda.planner.vision import encoder_bytes, resolve_media
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -72,7 +73,7 @@ def resolve(
         reasons.append(published)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
-    config = _resolve_scheduler(config, facts, reasons)
+    config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
     groups = kv_groups(spec, config.cache.block_size, str(config.cache.kv_cache_dtype))
     plan = _empty_plan(config, spec, tensors, facts, groups)
     limit = _pool_limit(config, plan, facts)
@@ -138,7 +139,7 @@ def _resolve_types(
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
         method = config.model.quantization
-        kept = f"stay {_kept(storage, facts)}"
+        kept = _kept(storage, facts)
         if method != "none":
             kept = f"are rounded to {_ROUNDED.get(method, method)}"
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
@@ -174,7 +175,7 @@ def _resolve_types(
 
 def _kept(storage: str, facts: DeviceFacts) -> str:
     held = held_as(storage, 0, facts.packed_storages)
-    return held if held == storage else f"{held}, for which there are kernels"
+    return f"stay {held}" if held == storage else f"become {held}, for which there are kernels"
 
 
 def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
@@ -221,11 +222,16 @@ def _empty_plan(
     groups: Sequence[GroupSpec],
 ) -> MemoryPlan:
     dtype, scheduler = config.model.dtype, config.scheduler
+    activations = memory.activation_bytes(
+        spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
+    )
+    if spec.vision is not None:
+        width = memory.DTYPE_BYTES[dtype]
+        most = int(config.media.image_max_tokens)
+        activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     return MemoryPlan(
         weights=memory.weight_bytes(spec, tensors, dtype, facts.packed_storages),
-        activations=memory.activation_bytes(
-            spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
-        ),
+        activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
         groups=tuple(groups),
         max_chunk=int(scheduler.max_num_batched_tokens),

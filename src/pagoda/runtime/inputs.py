@@ -1,6 +1,6 @@
 """From the scheduled rows to the tensors of one forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import torch
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
+from pagoda.runtime.media import MediaRows
 from pagoda.runtime.states import BlockTable, Ints, RequestStates, Scheduled
 
 Ints32 = npt.NDArray[np.int32]
@@ -41,6 +42,7 @@ class StepArrays:
 
     token_ids: Ints
     positions: Ints
+    """[num_tokens], or [3, num_tokens] in a step with pictures."""
     query_start: Ints32
     kv_lens: Ints32
     max_query_len: int
@@ -49,6 +51,8 @@ class StepArrays:
     """Where a model has recurrent layers."""
     token_types: Ints | None = None
     """Where a model has them."""
+    media: list[MediaRows] = field(default_factory=list)
+    """The pictures' tokens among the step's."""
 
     @property
     def num_tokens(self) -> int:
@@ -70,15 +74,17 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     else:
         rows = np.repeat(plan.rows, lens)
         positions = np.arange(num_tokens) + np.repeat(plan.starts - query_start[:-1], lens)
+    media = _media(plan, states, query_start) if states.media else []
     return StepArrays(
         token_ids=states.token_ids[rows, positions].astype(np.int64),
-        positions=positions,
+        positions=_rotary_positions(plan, states, positions, query_start, bool(media)),
         query_start=query_start.astype(np.int32),
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
         groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
         states=StateArrays(*plan.states.T) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
+        media=media,
     )
 
 
@@ -103,6 +109,32 @@ def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) ->
         kv_caches=cache.layers,
         token_types=None if types is None else to_tensor(types, device),
     )
+
+
+def _media(plan: Scheduled, states: RequestStates, query_start: Ints) -> list[MediaRows]:
+    return [
+        rows
+        for i, row in enumerate(plan.rows.tolist())
+        if row in states.media
+        for rows in states.media[row].rows(
+            i, int(plan.starts[i]), int(plan.ends[i]), int(query_start[i])
+        )
+    ]
+
+
+def _rotary_positions(
+    plan: Scheduled, states: RequestStates, positions: Ints, query_start: Ints, pictures: bool
+) -> Ints:
+    """[3, tokens] in a step with pictures, else [tokens]."""
+    if not states.media:
+        return positions
+    moved = np.tile(positions, (3, 1)) if pictures else positions.copy()
+    for i, row in enumerate(plan.rows.tolist()):
+        if row in states.media:
+            coordinates = states.media[row].positions(int(plan.starts[i]), int(plan.ends[i]))
+            part = slice(int(query_start[i]), int(query_start[i + 1]))
+            moved[..., part] = coordinates if pictures else coordinates[0]
+    return moved
 
 
 def _token_types(states: RequestStates, rows: Ints, positions: Ints) -> Ints:

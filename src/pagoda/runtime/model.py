@@ -8,7 +8,8 @@ from pagoda.layers.batch import ForwardBatch
 
 
 class Model(Protocol):
-    """`compute_logits` if it writes text, `classify` if it has labels."""
+    """`compute_logits` if it writes text, `classify` if it has labels, `encode_image` if it sees
+    pictures."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden]."""
@@ -24,4 +25,10 @@ class Model(Protocol):
 
     def reserve(self, max_model_len: int) -> None:
         """Make what grows with the context now."""
+        ...
+
+    def encode_image(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """fp32 patches [patches, values] of a picture of `grid` (frames, rows and columns of
+        patches) -> [1 + layers, tokens, hidden]: the embeddings of its tokens, and what is added
+        to them behind each of the first layers."""
         ...

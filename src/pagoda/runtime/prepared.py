@@ -1,9 +1,10 @@
 """What the host works out before a step is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+import torch
 
 from pagoda.core.plan import PlannedRequest, StepPlan
 from pagoda.runtime import params as need
@@ -20,6 +21,8 @@ class PreparedStep:
     needs: int
     """All of them together."""
     places: SamplePlaces
+    encoded: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The pictures in it, by their contents (`MediaEncoder`)."""
 
     @classmethod
     def of(cls, plan: Scheduled, states: RequestStates) -> Self:
@@ -59,7 +62,7 @@ class DecodeRun:
         """The run that a step begins; None if it is of another kind."""
         if not step.places.one_each or len(step.places.requests) != len(plan.requests):
             return None
-        if step.arrays.num_tokens != len(plan.requests):
+        if step.arrays.num_tokens != len(plan.requests) or step.arrays.media:
             return None
         return cls(step, states)
 
@@ -74,7 +77,7 @@ class DecodeRun:
         scheduled, arrays, states = self.step.plan, self.step.arrays, self._states
         self._ahead += 1
         self._moving += 1
-        arrays.positions[:] = scheduled.starts
+        arrays.positions += 1
         arrays.kv_lens += 1
         arrays.token_ids[:] = states.token_ids[scheduled.rows, scheduled.starts]
         if arrays.states is not None:

@@ -21,6 +21,7 @@ from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.inputs import build_batch
 from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
@@ -28,6 +29,7 @@ from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
 from pagoda.runtime.sampler import NOT_A_NUMBER, most_likely, sample
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
+from pagoda.text.images.base import ImageProcessor
 
 logger = get_logger(__name__)
 
@@ -50,11 +52,18 @@ class ModelRunner:
     seed: int = 0
     grammars: Grammars | None = None
     """None: requests with a grammar are refused."""
+    images: ImageProcessor | None = None
+    """None: requests with pictures are refused."""
+    kept_image_bytes: int = 0
+    """Of pictures' embeddings that are kept for later steps and requests."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | None = None
         self._run: DecodeRun | None = None
+        self.media: MediaEncoder | None = None
+        if self.images is not None:
+            self.media = MediaEncoder(self.model.encode_image, self.images, self.kept_image_bytes)
         self.model.reserve(self.max_model_len)
         self.pooler = Pooler(
             self.spec.pooling.method,
@@ -70,14 +79,16 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             seed=self.seed,
             grammars=self.grammars,
+            takes_media=self.media is not None,
         )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a plan. Results come in the plan's order, one per planned request."""
-        begun = time.perf_counter()
+        begun, encoding = time.perf_counter(), self.times.seconds["media"]
         step = self._prepare(plan)
-        self.times.add("host", time.perf_counter() - begun)
+        encoding = self.times.seconds["media"] - encoding
+        self.times.add("host", time.perf_counter() - begun - encoding)
         results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
         if step is not None:
             self._compute(step, results)
@@ -162,15 +173,38 @@ class ModelRunner:
         if self._run is not None and self._run.advance(plan):
             return self._run.step
         self._run = None
-        scheduled = self.states.apply(plan)
-        if not scheduled.req_ids:
+        step = self._encoded(self.states.apply(plan))
+        if step is None:
             return None
-        step = PreparedStep.of(scheduled, self.states)
         self._run = DecodeRun.begin(step, plan, self.states)
         program = self._program_for(step)
         if self._run is not None and program is not None:
             program.adopt(step.arrays, step.places.hidden_rows)
         return step
+
+    def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
+        """The step of what is scheduled, with its pictures encoded; requests whose pictures cannot
+        be are left out, and None is left of nothing."""
+        if not scheduled.req_ids:
+            return None
+        step = PreparedStep.of(scheduled, self.states)
+        if not step.arrays.media:
+            return step
+        assert self.media is not None  # else `states` lets none in
+        begun = time.perf_counter()
+        faulty = set()
+        for part in step.arrays.media:
+            try:
+                step.encoded[part.item.content_hash] = self.media.encoded(part.item)
+            except (OSError, ValueError, RuntimeError) as error:
+                fault = Fault(f"An image could not be encoded: {error}.")
+                self.states.faults[scheduled.req_ids[part.request]] = fault
+                faulty.add(part.request)
+        self.times.add("media", time.perf_counter() - begun)
+        if not faulty:
+            return step
+        healthy = [i for i in range(len(scheduled.req_ids)) if i not in faulty]
+        return self._encoded(scheduled.select(np.array(healthy, np.int64)))
 
     def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> None:
         begun = time.perf_counter()
@@ -194,7 +228,10 @@ class ModelRunner:
         if program is not None:
             return program.run(arrays, samples)
         device = self.device.torch_device
-        hidden_states = self.model.forward(build_batch(arrays, self.cache, device))
+        batch = build_batch(arrays, self.cache, device)
+        if self.media is not None and arrays.media:
+            self.media.fill(batch, arrays.media, step.encoded)
+        hidden_states = self.model.forward(batch)
         logits = None
         if len(samples):
             logits = self.model.compute_logits(_take(hidden_states, samples))
@@ -202,7 +239,7 @@ class ModelRunner:
 
     def _program_for(self, step: PreparedStep) -> StepProgram | None:
         program, arrays = self.program, step.arrays
-        if program is None:
+        if program is None or arrays.media:
             return None
         num_samples = len(step.places.hidden_rows)
         return program if program.fits(arrays.num_tokens, arrays.num_reqs, num_samples) else None

@@ -15,6 +15,7 @@ from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import PlannedRequest, StepPlan
+from pagoda.runtime.media import RequestMedia, check_media
 from pagoda.runtime.params import (
     PARAMS,
     PENALTIES,
@@ -144,7 +145,9 @@ class RequestStates:
         max_model_len: int,
         seed: int,
         grammars: Grammars | None = None,
+        takes_media: bool = False,
     ):
+        self.takes_media = takes_media
         self.has_states = has_states
         """Whether the model has recurrent layers."""
         self.vocab_size = vocab_size
@@ -162,6 +165,8 @@ class RequestStates:
         self.counts: dict[int, TokenCounts] = {}
         self.matchers: dict[int, TokenMatcher] = {}
         """Of the rows whose output follows a grammar."""
+        self.media: dict[int, RequestMedia] = {}
+        """Of the rows whose prompt holds pictures."""
         self.faults: dict[str, Fault] = {}
         """Requests that cannot go on, with the reason; they stay so until freed."""
         self._rows: dict[str, int] = {}
@@ -200,6 +205,7 @@ class RequestStates:
         self.rules.pop(row, None)
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
+        self.media.pop(row, None)
         self._free.append(row)
 
     def accept(
@@ -279,6 +285,8 @@ class RequestStates:
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
         if matcher is not None:
             self.matchers[row] = matcher
+        if request.media:
+            self.media[row] = RequestMedia(request.media, len(prompt))
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= RULES
@@ -303,6 +311,9 @@ class RequestStates:
                 "shorten the prompt or raise --max-model-len."
             )
         check_token_ids(request.prompt_token_ids, self.vocab_size, "prompt")
+        if request.media and not self.takes_media:
+            raise RequestError("This model reads text only; leave the images out.", "messages")
+        check_media(request.media, length)
 
     def _schedule(self, requests: Sequence[PlannedRequest]) -> Scheduled:
         good: list[PlannedRequest] = []

@@ -8,10 +8,11 @@ from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import Generation, ReplyRules
+from pagoda.server.media import with_images
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
-from pagoda.server.prompts import encode
+from pagoda.server.prompts import Prompt, encode
 from pagoda.server.protocol.chat import (
     BatchChatRequest,
     ChatBody,
@@ -56,50 +57,54 @@ async def chat_job(
     otherwise."""
     sampling = chat_params(body, served)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    prompt = await render_chat(body, served)
+    text = await render_chat(body, served)
     constraint = Constraint()
     if use.tools or sampling.structured_outputs is not None:
         constraint = await constrained(
-            body, lambda: chat_constraint(served.text, prompt, sampling.structured_outputs, use)
+            body, lambda: chat_constraint(served.text, text, sampling.structured_outputs, use)
         )
-    ids = await chat_ids(body, served, prompt)
+    prompt = await chat_prompt(body, served, body.messages, text)
     if fits_length and sampling.max_tokens is not None:
-        sampling.max_tokens = max(1, min(sampling.max_tokens, served.max_model_len - len(ids)))
+        room = served.max_model_len - len(prompt.ids)
+        sampling.max_tokens = max(1, min(sampling.max_tokens, room))
     rules = ReplyRules(constraint.grammar, served.text.markup_ids)
-    generation = Generation(served, [ids], sampling, body, head.id, metrics, rules)
+    generation = Generation(served, [prompt], sampling, body, head.id, metrics, rules)
     echoed = [final_text(body.messages)] if body.echo else []
-    return ChatJob(body, served, generation, head, [prompt], echoed, constraint)
+    return ChatJob(body, served, generation, head, [text], echoed, constraint)
 
 
 async def batch_job(
     body: BatchChatRequest, served: ServedModel, head: ReplyHead, metrics: Metrics
 ) -> ChatJob:
     sampling = chat_params(body, served)
-    prompts, ids = [], []
+    texts, prompts = [], []
     for messages in body.messages:
-        prompts.append(await _render(body, served, messages))
-        ids.append(await chat_ids(body, served, prompts[-1]))
+        texts.append(await _render(body, served, messages))
+        prompts.append(await chat_prompt(body, served, messages, texts[-1]))
         await asyncio.sleep(0)  # a thousand take a second, and others want theirs
     rules = ReplyRules(shown_ids=served.text.markup_ids)
-    generation = Generation(served, ids, sampling, body, head.id, metrics, rules)
+    generation = Generation(served, prompts, sampling, body, head.id, metrics, rules)
     echoed = [final_text(messages) for messages in body.messages] if body.echo else []
-    return ChatJob(body, served, generation, head, prompts, echoed, Constraint())
+    return ChatJob(body, served, generation, head, texts, echoed, Constraint())
 
 
 async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
     return await _render(body, served, body.messages)
 
 
-async def chat_ids(body: ChatBody, served: ServedModel, prompt: str) -> list[int]:
-    """Token ids of a rendered conversation."""
-    return await encode(
+async def chat_prompt(
+    body: ChatBody, served: ServedModel, messages: list[ChatMessage], text: str
+) -> Prompt:
+    """Token ids of a conversation that was rendered as `text`, with its pictures."""
+    ids = await encode(
         served,
-        prompt,
+        text,
         # Templates write the special tokens themselves; a second BOS would spoil the prompt.
         add_special_tokens=body.add_special_tokens,
         truncates=body.truncate_prompt_tokens is not None,
         param="messages",
     )
+    return await with_images(served, ids, messages)
 
 
 async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> str:

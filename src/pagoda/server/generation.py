@@ -15,6 +15,7 @@ from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
+from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.common import TextBody
 
 Part = tuple[int, OutputDelta]
@@ -44,7 +45,7 @@ class Generation:
     def __init__(
         self,
         served: ServedModel,
-        prompts: list[list[int]],
+        prompts: list[Prompt],
         sampling: SamplingParams,
         body: TextBody,
         response_id: str,
@@ -64,9 +65,9 @@ class Generation:
         self._requests: list[AddRequest] = []
         self.timers: list[RequestTimer] = []
         """One per choice."""
-        for prompt_ids in prompts:
+        for prompt in prompts:
             req_id = f"{response_id}-{next(_serial)}"
-            request = prepared_request(served, req_id, prompt_ids, sampling, body, rules.grammar)
+            request = prepared_request(served, req_id, prompt, sampling, body, rules.grammar)
             choices = fan_out(request, sampling.n)
             siblings = Siblings(self.metrics, sampling.n)
             self._requests += choices
@@ -107,7 +108,9 @@ class Generation:
         Entering raises QueueFullError or EngineDeadError where the engine takes no more.
         """
         client = self.served.client
-        self._inbox = client.submit(self._requests)
+        images = [placed.image for prompt in self.prompts for placed in prompt.images]
+        pixels = {image.content_hash: image.pixels for image in images}
+        self._inbox = client.submit(self._requests, pixels)
         try:
             yield
         finally:
@@ -198,7 +201,7 @@ class _Choice:
 def prepared_request(
     served: ServedModel,
     req_id: str,
-    prompt_ids: list[int],
+    prompt: Prompt,
     sampling: SamplingParams,
     body: TextBody,
     grammar: str | None = None,
@@ -208,8 +211,9 @@ def prepared_request(
     check_ready(served)
     request = served.make_request(
         req_id,
-        prompt_ids,
+        prompt.ids,
         sampling,
+        images=prompt.images,
         grammar=grammar,
         priority=body.priority,
         cache_salt=body.cache_salt,

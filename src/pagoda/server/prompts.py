@@ -1,16 +1,25 @@
 """What a request brings as prompt -> token ids, before anything waits in a queue."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.engine.directory import ServedModel
+from pagoda.engine.media import PlacedImage
 
 MAX_PROMPTS = 1024
 # Longer texts are tokenized on a thread (about 1 ms per 4,000 characters).
 _INLINE_CHARACTERS = 4000
 # Ordinary text has 2 to 6 characters per token.
 _CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: list[int]
+    images: Sequence[PlacedImage] = ()
 
 
 def split_prompts(

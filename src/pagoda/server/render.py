@@ -4,10 +4,11 @@ import msgspec
 
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel
-from pagoda.server.chat_job import chat_ids, render_chat
+from pagoda.server.chat_job import chat_prompt, render_chat
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import prepared_request
 from pagoda.server.params import chat_params
+from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.generate import Rendered
@@ -18,19 +19,19 @@ async def rendered_chat(
 ) -> Rendered:
     """Of a chat request, in whatever dialect it came."""
     sampling = chat_params(body, served)
-    ids = await chat_ids(body, served, await render_chat(body, served))
-    return rendered(served, ids, sampling, body, head)
+    prompt = await chat_prompt(body, served, body.messages, await render_chat(body, served))
+    return rendered(served, prompt, sampling, body, head)
 
 
 def rendered(
     served: ServedModel,
-    prompt_ids: list[int],
+    prompt: Prompt,
     sampling: SamplingParams,
     body: GenerationBody,
     head: ReplyHead,
 ) -> Rendered:
     """Raises as a Generation of it would."""
-    request = prepared_request(served, head.id, prompt_ids, sampling, body)
+    request = prepared_request(served, head.id, prompt, sampling, body)
     return Rendered(
         request_id=head.id,
         model=head.model,

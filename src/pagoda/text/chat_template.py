@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import jinja2
@@ -44,12 +45,18 @@ class ChatTemplate:
         sources: Mapping[str, str],
         names: Mapping[str, str],
         content_format: ContentFormatName = "auto",
+        image_placeholder: str | None = None,
     ):
+        """`image_placeholder` stands for a picture where a template takes strings only; None where
+        the model reads nothing but text."""
         self.source = "\n".join(sources.values())
         """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
-        self._formats = {name: _format_of(text, content_format) for name, text in sources.items()}
+        self._formats = {
+            name: replace(_format_of(text, content_format), image_placeholder=image_placeholder)
+            for name, text in sources.items()
+        }
         self._rerank = sources.get("rerank")
         self.takes_pairs = self._rerank is not None or all(
             role.search(sources.get("default", "")) for role in _ROLES
@@ -139,18 +146,22 @@ def load_chat_template(
     *,
     override: str | None = None,
     content_format: ContentFormatName = "auto",
+    image_placeholder: str | None = None,
 ) -> ChatTemplate | None:
     """The chat template of a model, or the one of `--chat-template`; None if it has none.
 
-    `override` is a file's path or a template's text. Raises ConfigError for an override that can't
-    be used, CheckpointError for a broken template of the model's own.
+    `override` is a file's path or a template's text; `image_placeholder` as of
+    `ChatTemplate`. Raises ConfigError for an override that can't be used, CheckpointError for a
+    broken template of the model's own.
     """
     sources = template_sources(files, override)
     if not sources:
         return None
     sources.setdefault("default", next(iter(sources.values())))
     try:
-        template = ChatTemplate(sources, tokenizer.special_token_names, content_format)
+        template = ChatTemplate(
+            sources, tokenizer.special_token_names, content_format, image_placeholder
+        )
     except (jinja2.TemplateError, RecursionError) as error:
         if override is not None:
             raise ConfigError(f"The chat template can't be compiled: {error}.") from error
@@ -178,7 +189,7 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
     content = messages[-1].get("content") if messages else None
     if isinstance(content, str):
         messages[-1]["content"] = content + _END_MARK
-    elif isinstance(content, list) and content:
+    elif isinstance(content, list) and content and "text" in content[-1]:
         content[-1]["text"] += _END_MARK
     else:
         raise RequestError(

@@ -10,6 +10,8 @@ from pagoda.base.errors import RequestError
 from pagoda.text.template_sandbox import ENVIRONMENT
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+IMAGE_PARTS = frozenset(("image_url", "input_image"))
+"""Types of the parts that hold a picture."""
 _TEXT_TESTS = frozenset(("string", "mapping", "iterable", "sequence"))
 
 
@@ -21,6 +23,8 @@ class ContentFormat:
     """The template knows lists only, so that strings become lists of one part."""
     knows_null: bool = False
     """The template asks whether there is content: some write calls only where there is none."""
+    image_placeholder: str | None = None
+    """A picture among strings; None where the model reads text only."""
 
     @property
     def silence(self) -> Any:
@@ -88,26 +92,42 @@ def _is_content(node: nodes.Node | None, names: set[str] | frozenset[str]) -> bo
 
 
 def shape_content(content: Any, wanted: ContentFormat) -> Any:
-    """A message's content in the form the template wants; RequestError for parts not of text."""
+    """A message's content in the form the template wants; RequestError for parts that the model
+    cannot read."""
     if isinstance(content, str) and wanted.wraps_strings:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         return content
-    texts = [_text_of(part) for part in content]
     if wanted.name == "string":
-        return "\n".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(
+            str(wanted.image_placeholder) if _is_picture(part, wanted) else _text_of(part, wanted)
+            for part in content
+        )
+    return [
+        {"type": "image"}
+        if _is_picture(part, wanted)
+        else {"type": "text", "text": _text_of(part, wanted)}
+        for part in content
+    ]
 
 
-def _text_of(part: Any) -> str:
+def _is_picture(part: Any, wanted: ContentFormat) -> bool:
+    if wanted.image_placeholder is None or not isinstance(part, dict):
+        return False
+    return part.get("type") in IMAGE_PARTS
+
+
+def _text_of(part: Any, wanted: ContentFormat) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     key = _TEXT_PARTS.get(str(kind))
     if key is None:
+        taken = "text only; send parts of type 'text'"
+        if wanted.image_placeholder is not None:
+            taken = "text and images; send parts of type 'text' and 'image_url'"
         raise RequestError(
-            f"A message has a content part of type {kind!r}, but this model reads text only; "
-            "send parts of type 'text'.",
+            f"A message has a content part of type {kind!r}, but this model reads {taken}.",
             param="messages",
         )
     text = part.get(key)

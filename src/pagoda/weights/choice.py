@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from pagoda.base.errors import SourceError
@@ -16,6 +16,7 @@ _QUANT = re.compile(
 )
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _PREFERRED = ("Q4_K_M", "Q8_0")
+_PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 # Everything a Hugging Face model may need besides its weights; never pickles (.bin, .pt).
 _COMPANIONS = (".json", ".jinja", ".txt", ".model")
 
@@ -53,13 +54,13 @@ def choose_files(repo: str, files: Iterable[RemoteFile], selector: str | None) -
     files = [file for file in files if _is_safe(file.path)]
     ggufs = _gguf_models(files)
     if selector is not None:
-        return _selected(repo, ggufs, selector)
+        return _with_projector(_selected(repo, ggufs, selector), files)
     folder = _safetensors_model(files)
     if folder:
         total = format_bytes(sum(file.nbytes for file in folder))
         return Choice(folder, "", f"{repo}: {len(folder)} files, {total}.")
     if ggufs:
-        return _default_gguf(repo, ggufs)
+        return _with_projector(_default_gguf(repo, ggufs), files)
     found = ", ".join(sorted({PurePosixPath(file.path).suffix for file in files} - {""})) or "none"
     raise SourceError(
         f"{repo} has neither safetensors nor GGUF weights (file types: {found}); Pagoda loads no "
@@ -71,6 +72,13 @@ def quant_of(path: str) -> str:
     """The quantization that a GGUF's path names, in capitals; empty if it names none."""
     found = _QUANT.findall(path.removesuffix(".gguf"))
     return found[-1].upper() if found else ""
+
+
+def best_projector(names: Iterable[str]) -> str | None:
+    """Of the vision projectors of one model: F16, else BF16, Q8_0 or F32, else the first. Towers
+    are small, and rounding them shows."""
+    known = {quant_of(name): name for name in sorted(names, reverse=True)}
+    return next((known[quant] for quant in (*_PROJECTORS, *known) if quant in known), None)
 
 
 def is_gguf_model(name: str) -> bool:
@@ -130,6 +138,21 @@ def _selected(repo: str, ggufs: list[tuple[RemoteFile, ...]], selector: str) -> 
         )
     paths = ", ".join(model[0].path for model in matches)
     raise SourceError(f"{repo} has several {selector}: {paths}. Name the file.")
+
+
+def _with_projector(choice: Choice, files: Sequence[RemoteFile]) -> Choice:
+    """With the vision tower, where the model's folder has one."""
+    folder = PurePosixPath(choice.entry).parent
+    found = {
+        file.path: file
+        for file in files
+        if PurePosixPath(file.path).parent == folder and "mmproj" in PurePosixPath(file.path).name
+    }
+    best = best_projector(path for path in found if path.endswith(".gguf"))
+    if best is None:
+        return choice
+    reason = f"{choice.reason.removesuffix('.')}; images by {best}."
+    return replace(choice, files=(*choice.files, found[best]), reason=reason)
 
 
 def _default_gguf(repo: str, ggufs: list[tuple[RemoteFile, ...]]) -> Choice:

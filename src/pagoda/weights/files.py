@@ -1,17 +1,18 @@
 """A model's files, once they are on this machine: weights, config and defaults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pagoda.base.errors import CheckpointError
+from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.choice import is_gguf_model
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
+from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.checkpoint import PublishedCheckpoint
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
@@ -35,6 +36,8 @@ class ModelFiles:
     kind: Literal["gguf", "safetensors"]
     config: dict[str, Any] | None
     """config.json; None for a GGUF, whose metadata says the same."""
+    projector: Path | None = None
+    """A GGUF's vision tower, which lies in a file of its own."""
 
     @property
     def folder(self) -> Path:
@@ -43,7 +46,7 @@ class ModelFiles:
     def weight_paths(self) -> list[Path]:
         """The files that hold the weights."""
         if self.kind == "gguf":
-            return split_paths(self.path)
+            return split_paths(self.path) + ([self.projector] if self.projector else [])
         return [self.path] if self.path.is_file() else weight_files(self.path)
 
     @cached_property
@@ -51,7 +54,10 @@ class ModelFiles:
         """The weights; CheckpointError when there are none, or broken ones, and
         UnsupportedModelError for a quantization that is not known."""
         if self.kind == "gguf":
-            return GgufCheckpoint(self.path)
+            model = GgufCheckpoint(self.path)
+            if self.projector is None:
+                return model
+            return JoinedCheckpoint(model, GgufCheckpoint(self.projector))
         method = method_of(self.config)
         plain = SafetensorsCheckpoint(self.path)
         return Mxfp4Checkpoint(plain) if method is None else PublishedCheckpoint(plain, method)
@@ -73,12 +79,24 @@ class ModelFiles:
         return inside | (read_json(path) if path.is_file() else {})
 
 
-def open_model(path: Path) -> ModelFiles:
-    """Look at a file or folder; raises CheckpointError when no model is there.
+def open_model(path: Path, mmproj: str | None = None) -> ModelFiles:
+    """Look at a file or folder; raises CheckpointError when no model is there, ConfigError for an
+    `mmproj` (the file with a GGUF's vision tower) that does not go with it.
 
     A folder with a config.json is a Hugging Face model, even without weights (for planning and
     dummy weights); a folder with one GGUF stands for that GGUF.
     """
+    files = _open(path)
+    if files.kind == "gguf":
+        return replace(files, projector=find_projector(files.path, mmproj))
+    if mmproj is not None:
+        raise ConfigError(
+            f"--mmproj {mmproj} goes with a GGUF; {path} brings its own vision tower."
+        )
+    return files
+
+
+def _open(path: Path) -> ModelFiles:
     if path.is_file():
         return _open_file(path)
     if not path.is_dir():

@@ -169,6 +169,47 @@ void test_matmul(Test& test) {
     }
 }
 
+std::vector<float> mix(const Kernels& kernels, Pool& pool, Experts op, int64_t tokens) {
+    auto out = poisoned(tokens * op.down.rows);
+    op.out = out.data();
+    std::vector<uint8_t> scratch(
+        static_cast<size_t>(kernels.experts_scratch_bytes(op, tokens)) + 64, 0xff);
+    op.scratch = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+    kernels.experts(op, tokens, pool);
+    return out;
+}
+
+// Experts chosen by random logits, one of them another rank's.
+void test_experts(Test& test) {
+    const int64_t count = 5, top_k = 3, size = 32;
+    for (Storage storage : {Storage::kF32, Storage::kQ8_0, Storage::kMXFP4})
+        for (int64_t hidden : {32, 64})
+            for (int64_t tokens : {0, 1, 40}) {
+                const Panels gate(storage, count * size, hidden), up(storage, count * size, hidden);
+                const Panels down(storage, count * hidden, size);
+                const MatrixView views[] = {gate.view, up.view, down.view};
+                const auto x = normals(tokens * hidden), logits = normals(tokens * (count + 1));
+                const auto up_bias = normals(count * 2 * size), down_bias = normals(count * hidden);
+                std::vector<int64_t> ids(static_cast<size_t>(tokens * top_k), -7), ids2 = ids;
+                auto weights = poisoned(tokens * top_k), weights2 = weights;
+                const auto scoring = Scoring(tokens % 3);
+                test.kernels.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
+                                    ids.data(), weights.data()}, tokens, test.pool);
+                test.generic.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
+                                    ids2.data(), weights2.data()}, tokens, test.single);
+                test.compare("route", weights, weights2, 1e-6);
+                test.compare_whole("route's ids", ids, ids2);
+                const Experts op{x.data(), ids2.data(), weights2.data(), top_k, 1, count,
+                                 {views, 2, size, hidden, up_bias.data()},
+                                 {views + 2, 1, hidden, size, down_bias.data()},
+                                 1.702f, hidden == 32 ? 0.0f : 2.0f, nullptr, nullptr};
+                // What is rounded to 8 bits between the products may fall to either side.
+                test.compare("experts", mix(test.kernels, test.pool, op, tokens),
+                             mix(test.generic, test.single, op, tokens),
+                             is_float(storage) ? 1e-5 : 2e-2);
+            }
+}
+
 float widen_bits(FloatType type, uint16_t bits) {
     return type == FloatType::kFloat16 ? half_to_float(bits) : bf16_to_float(bits);
 }
@@ -232,7 +273,9 @@ void test_rotary_store(Test& test) {
                     const float* weights = form >= 2 ? norm.data() : nullptr;
                     kernels.rotary_store(
                         {x.data(), stride, heads,
-                         {k.bytes.data(), v.bytes.data(), CacheType(type), kv_heads, block_size, dim},
+                         {k.bytes.data(), v.bytes.data(), CacheType(type),
+                          kv_heads * block_size * dim * int64_t(k.size()), kv_heads, block_size,
+                          dim},
                          slots.data(), positions.data(), form % 2 ? table.data() : nullptr,
                          rotary_dim, weights, weights, 1e-6f}, rows, pool);
                     auto out = k.numbers();
@@ -259,8 +302,9 @@ void test_attention(Test& test) {
                     for (int32_t& block : blocks) block = static_cast<int32_t>(below(50));
                     Typed k(type, 50 * kv_heads * block_size * dim), v = k;
                     k.randomize(), v.randomize();
-                    const KvCache cache{k.bytes.data(), v.bytes.data(), CacheType(type), kv_heads,
-                                        block_size, dim};
+                    const int64_t block_bytes = kv_heads * block_size * dim * int64_t(k.size());
+                    const KvCache cache{k.bytes.data(), v.bytes.data(), CacheType(type),
+                                        block_bytes, kv_heads, block_size, dim};
                     const auto q = normals(rows * heads * dim), sinks = normals(heads);
                     const auto run = [&](const Kernels& kernels, Pool& pool) {
                         auto out = poisoned(rows * heads * dim);
@@ -361,6 +405,7 @@ int main(int count, char** names) {
         Test test{*kernels, *choose_kernels("generic")};
         test_rms_norm(test);
         test_matmul(test);
+        test_experts(test);
         test_rotary_store(test);
         test_attention(test);
         test_elementwise(test);

@@ -245,3 +245,52 @@ def test_a_type_that_is_asked_for_is_not_packed(dtype):
     assert not resolution.packed
     assert resolution.plan.weights > 49152 * 576 * 2
     assert resolution.config.cache.kv_cache_dtype == dtype
+
+
+KERNELS = frozenset({"Q4_0", "Q4_1", "Q8_0", "BF16"})
+
+
+@pytest.mark.parametrize(
+    ("storage", "held", "bytes_per_weight", "words"),
+    [
+        ("INT4", "Q4_0", 18 / 32, "the same codes"),
+        ("UINT4", "Q4_1", 20 / 32, "the same codes"),
+        ("INT8", "Q8_0", 34 / 32, "the same codes"),
+        ("FP8", "Q8_0", 34 / 32, "0.55%"),
+        ("DECODED", "Q8_0", 34 / 32, "0.5%"),
+    ],
+)
+def test_a_quantized_checkpoint_is_planned_as_it_is_held(storage, held, bytes_per_weight, words):
+    spec = replace(with_weights(), quantization="GPTQ, 4 bits")
+    facts = machine(packed_storages=KERNELS)
+    resolution = resolve(EngineConfig(), spec, tensors(storage, 36 / 32), facts)
+    assert resolution.plan.weights == 49152 * 576 * bytes_per_weight + 4 * 576
+    (reason,) = (r for r in resolution.reasons if r.field == "quantization")
+    assert reason.value == "GPTQ, 4 bits"
+    assert f"{storage} held as {held}" in reason.why and words in reason.why
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_without_kernels_it_is_decoded_to_its_own_type(dtype):
+    spec = replace(with_weights(), quantization="AWQ, 4 bits", dtype=dtype)
+    resolution = resolve(EngineConfig(), spec, tensors("UINT4", 21 / 32), machine())
+    assert resolution.config.model.dtype == dtype
+    assert resolution.plan.weights == 2 * (49152 * 576 + 576)
+    (reason,) = (r for r in resolution.reasons if r.field == "quantization")
+    assert f"UINT4 held as {dtype}: decoded as it loads" in reason.why
+
+
+def test_fp8_on_fp8_only_repeats_it():
+    config = configure(model={"quantization": "fp8"})
+    resolution = resolve(config, with_weights(), tensors("FP8", 36 / 32), machine())
+    assert resolution.config.model.quantization == "none"
+    with pytest.raises(ConfigError, match="--quantization fp8.*quantized already"):
+        resolve(config, with_weights(), tensors("INT8", 1), machine(packed_storages=KERNELS))
+
+
+def test_a_vision_tower_stays_at_8_bits():
+    rules = (WeightRule("vision.x.weight", ("v",)), WeightRule("layers.0.x.weight", ("x",)))
+    spec = replace(smollm2(), weights=rules)
+    info = {name: TensorInfo(name, (8, 64), "BF16", 1024) for name in ("v", "x")}
+    rounded = quantized_tensors(spec, info, "int4")
+    assert (rounded["v"].type, rounded["x"].type) == ("Q8_0", "Q4_1")

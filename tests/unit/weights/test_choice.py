@@ -35,7 +35,7 @@ def test_quantizations_in_names(path: str, quant: str) -> None:
 
 
 def test_default_gguf() -> None:
-    names = ["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-F16.gguf"]
+    names = ["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf"]
     assert paths(names) == ["m-Q4_K_M.gguf"]
     assert paths(names[:3]) == ["m-Q8_0.gguf"]
     assert paths(names[:2]) == ["m-F16.gguf"], "the smallest"
@@ -91,3 +91,19 @@ def test_sentence_transformers_modules_come_along() -> None:
     names = ["model.safetensors", "modules.json", "1_Pooling/config.json", "onnx/config.json",
              "2_Dense/model.safetensors", "1_Pooling/sub/config.json"]  # fmt: skip
     assert sorted(paths(names)) == ["1_Pooling/config.json", "model.safetensors", "modules.json"]
+
+
+def test_a_gguf_comes_with_its_vision_tower() -> None:
+    towers = [
+        "mmproj-m-F32.gguf",
+        "mmproj-m-Q8_0.gguf",
+        "mmproj-m-BF16.gguf",
+        "sub/mmproj-F16.gguf",
+    ]
+    names = ["m-Q2_K.gguf", "m-Q4_K_M.gguf"]
+    assert paths([*names, *towers]) == ["m-Q4_K_M.gguf", "mmproj-m-BF16.gguf"]
+    assert paths([*names, *towers], "Q2_K") == ["m-Q2_K.gguf", "mmproj-m-BF16.gguf"]
+    assert paths([*names, towers[0]]) == ["m-Q4_K_M.gguf", "mmproj-m-F32.gguf"]
+    assert (
+        "images by mmproj-m-F32.gguf" in choose_files("o/n", files(*names, towers[0]), None).reason
+    )

@@ -262,6 +262,7 @@ def test_every_method_says_what_it_is():
         ("gptq", {"checkpoint_format": "marlin"}, "GPTQ packed for 'marlin'"),
         ("gptq", {"pack_dtype": "int8"}, "GPTQ packed into int8"),
         ("awq", {"version": "gemv"}, "AWQ packed for 'gemv'"),
+        ("awq", {"version": None, "format": "gemv_fast"}, "AWQ packed for 'gemv_fast'"),
         ("awq", {"bits": 8}, "AWQ in 8 bits"),
         ("auto-round", {"packing_format": "auto_round:llm_compressor"}, "AutoRound packed as"),
         ("auto-round", {"data_type": "mx_fp"}, "AutoRound in mx_fp"),

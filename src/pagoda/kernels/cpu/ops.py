@@ -2,15 +2,20 @@
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from pagoda.kernels.cpu._native import (
+    MAX_KEY_DIM,
     MAX_TOP_K,
+    VALUE_DIM_UNIT,
     CacheType,
     FloatType,
     KvCache,
     Native,
     Scoring,
 )
+from pagoda.kernels.cpu._native import StateSlots as NativeSlots
+from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
 from pagoda.kernels.workspace import empty
@@ -29,6 +34,7 @@ _CACHE_TYPES = {
     torch.int8: CacheType.int8,
 }
 _DRAW_DTYPES = (np.float32, np.int32, np.float64, np.float32, np.uint64, np.int64)
+_KEY_BLOCK = 64
 
 
 class CpuOps:
@@ -143,12 +149,20 @@ class CpuOps:
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
     ) -> Tensor:
-        """As `kernels.ops.encoder_attention`; q may be rows of qkv. Each key is a block of one
-        token in a cache that lasts for this call."""
+        """As `kernels.ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts
+        for this call: in blocks where there is one text (a picture), else each alone."""
         lens = query_start.diff()
-        longest = int(lens.max()) if len(lens) else 0
-        table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
-        k_cache, v_cache = k.contiguous().unsqueeze(3), v.contiguous().unsqueeze(2)
+        if len(lens) == 1:
+            # 1.5 times as fast as keys alone (2048 tokens, 16 heads of 64), with the same bits.
+            pad = -len(k) % _KEY_BLOCK
+            blocks = [F.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(0, (-1, _KEY_BLOCK)) for x in (k, v)]
+            k_cache, v_cache = blocks[0].permute(0, 2, 3, 1), blocks[1].transpose(1, 2)
+            table = torch.arange(len(k_cache), dtype=torch.int32)[None]
+        else:
+            longest = int(lens.max()) if len(lens) else 0
+            table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
+            k_cache, v_cache = k.unsqueeze(3), v.unsqueeze(2)
+        k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
         return self.paged_attention(q, k_cache, v_cache, table, query_start, lens, scale=scale,
                                     both_ways=True)  # fmt: skip
 
@@ -195,6 +209,84 @@ class CpuOps:
         y = empty((rows, width // 2))
         self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [rows, size] * sigmoid(gate)."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check_rows("gate", gate, (rows, size))
+        y = empty((rows, size))
+        self._native.sigmoid_mul(
+            x.data_ptr(), gate.data_ptr(), gate.stride(0), y.data_ptr(), rows, size
+        )
+        return y
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `kernels.ops.gated_rms_norm`."""
+        rows, width = _dims("x", x, 2)
+        (size,) = _dims("weight", weight, 1)
+        _check("x", x, torch.float32)
+        _check("weight", weight, torch.float32)
+        _check_rows("gate", gate, (rows, width))
+        if width % size:
+            raise ValueError(f"x has {width} columns, which are no whole heads of {size}.")
+        y = empty((rows, width))
+        self._native.gated_rms_norm(
+            x.data_ptr(), gate.data_ptr(), gate.stride(0), weight.data_ptr(), y.data_ptr(), rows,
+            width // size, size, eps,
+        )  # fmt: skip
+        return y
+
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+        """As `kernels.ops.causal_conv`."""
+        rows, channels = _dims("x", x, 2)
+        width, _ = _dims("weight", weight, 2)
+        _check_rows("x", x, (rows, channels))
+        _check("weight", weight, torch.float32, (width, channels))
+        _check_rows("state", state, (len(state), width - 1, channels))
+        y = empty((rows, channels))
+        self._native.causal_conv(
+            x.data_ptr(), rows, x.stride(0), weight.data_ptr(), width, channels, state.data_ptr(),
+            state.stride(0), _slots(slots), y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def takes_state(self, state: Tensor) -> bool:
+        """Whether `gated_delta_rule` has heads of this size [.., key_dim, value_dim]."""
+        return state.shape[-2] <= MAX_KEY_DIM and state.shape[-1] % VALUE_DIM_UNIT == 0
+
+    def gated_delta_rule(
+        self,
+        qkv: Tensor,
+        strength: Tensor,
+        decay: Decay,
+        state: Tensor,
+        slots: StateSlots,
+        *,
+        tiled: bool,
+    ) -> Tensor:
+        """As `kernels.ops.gated_delta_rule`, for what `takes_state`; q and k are overwritten."""
+        rows, channels = _dims("qkv", qkv, 2)
+        _, heads, key_dim, value_dim = _dims("state", state, 4)
+        key_heads = (channels - heads * value_dim) // (2 * key_dim)
+        if key_heads < 1 or heads % key_heads:
+            raise ValueError(f"{heads} value heads cannot share {key_heads} key heads equally.")
+        _check("qkv", qkv, torch.float32, (rows, 2 * key_heads * key_dim + heads * value_dim))
+        _check_rows("strength", strength, (rows, heads))
+        _check_rows("decay", decay.x, (rows, heads))
+        if strength.stride(0) != decay.x.stride(0):
+            raise ValueError("strength and decay must be columns of one tensor.")
+        _check("rate", decay.rate, torch.float32, (heads,))
+        _check("bias", decay.bias, torch.float32, (heads,))
+        _check_rows("state", state, (len(state), heads, key_dim, value_dim))
+        out = empty((rows, heads * value_dim))
+        self._native.gated_delta_rule(
+            qkv.data_ptr(), rows, key_heads, strength.data_ptr(), decay.x.data_ptr(),
+            strength.stride(0), decay.rate.data_ptr(), decay.bias.data_ptr(), tiled,
+            state.data_ptr(), heads, key_dim, value_dim, state.stride(0), _slots(slots),
+            out.data_ptr(),
+        )  # fmt: skip
+        return out
 
     def route(
         self, logits: Tensor, top_k: int, scoring: str, renormalize: bool
@@ -304,6 +396,18 @@ def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
     return KvCache(
         k_cache.data_ptr(), v_cache.data_ptr(), cache_type, stride, kv_heads, block_size, dim
     )
+
+
+def _slots(slots: StateSlots) -> NativeSlots:
+    (reqs,) = _dims("read", slots.read, 1)
+    _check("read", slots.read, torch.int32)
+    _check("write", slots.write, torch.int32, (reqs,))
+    _check("query_start", slots.query_start, torch.int32, (reqs + 1,))
+    _check("kv_lens", slots.kv_lens, torch.int32, (reqs,))
+    return NativeSlots(
+        slots.read.data_ptr(), slots.write.data_ptr(), slots.query_start.data_ptr(),
+        slots.kv_lens.data_ptr(), reqs,
+    )  # fmt: skip
 
 
 def _float_type(name: str, tensor: Tensor) -> FloatType:

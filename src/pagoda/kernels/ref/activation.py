@@ -9,6 +9,10 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return x * gate.sigmoid()
+
+
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 

@@ -256,6 +256,12 @@ class Success(msgspec.Struct):
     success: bool = True
 
 
+class ModelArchitecture(msgspec.Struct):
+    input_modalities: list[str]
+    """`text`, and `image` for a model that sees."""
+    output_modalities: list[str]
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
@@ -264,6 +270,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | None
+    architecture: ModelArchitecture | None = None
+    """None while the model is not loaded."""
     permission: list[ModelPermission]
     status: ModelStatus
 

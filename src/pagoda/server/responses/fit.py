@@ -2,6 +2,7 @@
 
 from pagoda.engine.directory import ServedModel
 from pagoda.server.chat_job import render_chat
+from pagoda.server.media import with_images
 from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.chat import ChatCompletionRequest
 
@@ -34,5 +35,6 @@ def _without(
 
 
 async def _fits(chat: ChatCompletionRequest, served: ServedModel, room: int) -> bool:
-    prompt = await render_chat(chat, served)
-    return len(await tokenize(served, prompt, add_special_tokens=False)) <= room
+    text = await render_chat(chat, served)
+    ids = await tokenize(served, text, add_special_tokens=False)
+    return len((await with_images(served, ids, chat.messages)).ids) <= room

@@ -15,7 +15,7 @@ from pagoda.server.context import Context, context_of, reply_head
 from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.openapi import describe
 from pagoda.server.params import completion_params
-from pagoda.server.prompts import MAX_PROMPTS, encode, split_prompts
+from pagoda.server.prompts import MAX_PROMPTS, Prompt, encode, split_prompts
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import Completion, CompletionChunk
@@ -55,7 +55,7 @@ async def render_completion(request: Request) -> Response:
     sampling = completion_params(body, served)
     ids = await _all_ids(served, split_prompts(body.prompt), body)
     head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
-    return json_reply([rendered(served, prompt, sampling, body, head) for prompt in ids])
+    return json_reply([rendered(served, Prompt(prompt), sampling, body, head) for prompt in ids])
 
 
 async def _job(request: Request, body: CompletionRequest, context: Context) -> CompletionJob:
@@ -69,7 +69,8 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
         constraint = await constrained(body, lambda: completion_constraint(wanted))
     rules = ReplyRules(constraint.grammar)
     head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
-    generation = Generation(served, ids, sampling, body, head.id, context.metrics, rules)
+    given = [Prompt(prompt_ids) for prompt_ids in ids]
+    generation = Generation(served, given, sampling, body, head.id, context.metrics, rules)
     texts = []
     if body.echo:
         texts = [

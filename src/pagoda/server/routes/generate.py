@@ -13,6 +13,7 @@ from pagoda.server.generate import GenerateJob, StreamedGenerated, WholeGenerate
 from pagoda.server.generation import Generation
 from pagoda.server.openapi import describe
 from pagoda.server.params import sampling_params
+from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.generate import (
     Aborted,
     AbortRequest,
@@ -36,7 +37,8 @@ async def generate(request: Request) -> Response:
     served = await context.served(request, body.model)
     sampling = _sampling(body, served, request.url.path)
     head = ReplyHead(reply_id(request, body.request_id), body.model or served.names[0])
-    generation = Generation(served, [body.token_ids], sampling, body, head.id, context.metrics)
+    prompts = [Prompt(body.token_ids)]
+    generation = Generation(served, prompts, sampling, body, head.id, context.metrics)
     job = GenerateJob(body, served, generation, head)
     log_request(context.config, head.id, generation)
     return await respond(

@@ -12,11 +12,10 @@ from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
 from pagoda.server.anthropic.reply import MessageBuilder, StreamedMessage, whole_message
 from pagoda.server.anthropic.translate import NAMES, chat_request
 from pagoda.server.body import read_body
-from pagoda.server.chat_job import ChatJob, chat_job, render_chat
+from pagoda.server.chat_job import ChatJob, chat_job, chat_prompt, render_chat
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.errors import ApiError
 from pagoda.server.openapi import describe
-from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
 from pagoda.server.protocol.chat import ChatCompletionRequest
@@ -63,9 +62,9 @@ async def count_tokens(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
         chat = chat_request(body, request.url.path)
-        prompt = await unless_refused(chat, lambda: render_chat(chat, served))
-    ids = await tokenize(served, prompt, add_special_tokens=chat.add_special_tokens)
-    return json_reply(TokenCount(len(ids)))
+        text = await unless_refused(chat, lambda: render_chat(chat, served))
+        prompt = await chat_prompt(chat, served, chat.messages, text)
+    return json_reply(TokenCount(len(prompt.ids)))
 
 
 @router.post(

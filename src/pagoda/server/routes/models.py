@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pagoda.engine.directory import ServedModel
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.fleet import describe as state_of
@@ -16,6 +17,7 @@ from pagoda.server.context import context_of
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.models import ModelRequest
 from pagoda.server.protocol.replies import (
+    ModelArchitecture,
     ModelCard,
     ModelList,
     ModelPermission,
@@ -96,6 +98,10 @@ async def get_model(request: Request, name: str) -> Response:
     return json_reply(_card(context_of(request).entry(name), name))
 
 
+def _architecture(served: ServedModel) -> ModelArchitecture:
+    return ModelArchitecture(served.modalities, ["text"] if served.generates else ["embeddings"])
+
+
 def _card(entry: ModelEntry, name: str) -> ModelCard:
     ready = entry.served.client.ready if entry.served is not None else None
     return ModelCard(
@@ -103,6 +109,7 @@ def _card(entry: ModelEntry, name: str) -> ModelCard:
         created=entry.created,
         root=entry.config.model.model if entry.served is None else entry.served.root,
         max_model_len=ready.max_model_len if ready is not None else None,
+        architecture=None if entry.served is None else _architecture(entry.served),
         permission=[ModelPermission(id=f"modelperm-{name}", created=entry.created)],
         status=ModelStatus(
             entry.state, pinned=entry.pinned, bytes=entry.planned_bytes or None, error=entry.cause

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
-from pagoda.server.chat_job import chat_ids, render_chat
+from pagoda.server.chat_job import chat_prompt, render_chat
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.errors import ApiError
 from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.native import NativeJob, StreamedNative, WholeNative
 from pagoda.server.nativeparams import native_grammar, native_params, prompt_ids, split
 from pagoda.server.openapi import describe
-from pagoda.server.prompts import MAX_PROMPTS
+from pagoda.server.prompts import MAX_PROMPTS, Prompt
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.native import (
     InfillRequest,
@@ -98,7 +98,8 @@ async def _reply(
     if not body.cache_prompt:
         body.cache_salt = uuid.uuid4().hex
     rules = ReplyRules(await native_grammar(body))
-    generation = Generation(served, prompts, sampling, body, head.id, context.metrics, rules)
+    given = [Prompt(ids) for ids in prompts]
+    generation = Generation(served, given, sampling, body, head.id, context.metrics, rules)
     job = NativeJob(body, served, generation, head)
     log_request(context.config, head.id, generation)
     return await respond(
@@ -127,5 +128,6 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens a chat request would have."""
     body = await read_body(request, ChatCompletionRequest)
     served = await context_of(request).served(request, body.model)
-    prompt = await render_chat(body, served)
-    return json_reply(InputTokens(len(await chat_ids(body, served, prompt))))
+    text = await render_chat(body, served)
+    prompt = await chat_prompt(body, served, body.messages, text)
+    return json_reply(InputTokens(len(prompt.ids)))

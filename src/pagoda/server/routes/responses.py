@@ -14,10 +14,9 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
-from pagoda.server.chat_job import ChatJob, chat_job, render_chat
+from pagoda.server.chat_job import ChatJob, chat_job, chat_prompt, render_chat
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.openapi import describe
-from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.response_objects import (
@@ -85,9 +84,9 @@ async def count_input(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     chat, _ = await _chat(request, body, served)
     with errors_about(NAMES):
-        prompt = await unless_refused(chat, lambda: render_chat(chat, served))
-    ids = await tokenize(served, prompt, add_special_tokens=chat.add_special_tokens)
-    return json_reply(InputTokenCount(input_tokens=len(ids)))
+        text = await unless_refused(chat, lambda: render_chat(chat, served))
+        prompt = await chat_prompt(chat, served, chat.messages, text)
+    return json_reply(InputTokenCount(input_tokens=len(prompt.ids)))
 
 
 @router.post("/v1/responses/render", openapi_extra=describe(ResponsesRequest, Rendered))

@@ -12,7 +12,7 @@ from pagoda.server.errors import unavailable
 from pagoda.server.metrics import RequestTimer
 from pagoda.server.nativeparams import settings
 from pagoda.server.openapi import describe, query
-from pagoda.server.protocol.state import GenerationDefaults, NextToken, Props, Slot
+from pagoda.server.protocol.state import GenerationDefaults, Modalities, NextToken, Props, Slot
 from pagoda.server.respond import json_reply
 from pagoda.server.routes.info import MODEL
 from pagoda.version import __version__
@@ -36,6 +36,7 @@ async def props(request: Request) -> Response:
             total_slots=_num_slots(served),
             model_alias=served.names[0],
             model_path=served.root,
+            modalities=Modalities(vision="image" in served.modalities),
             chat_template=served.chat_template.source if served.chat_template else "",
             bos_token=names.get("bos_token", ""),
             eos_token=names.get("eos_token", ""),

@@ -37,7 +37,9 @@ def from_config(settings: Settings) -> Awq:
     bits = settings.integer("bits", settings.integer("w_bit", _BITS))
     if bits != _BITS:
         raise settings.unsupported(f"AWQ in {bits} bits (known is 4)")
-    packing = settings.text("version", settings.text("checkpoint_format", "gemm")).lower()
+    # AutoAWQ's name for it, and GPTQModel's two.
+    names = (settings.text(key).lower() for key in ("version", "checkpoint_format", "format"))
+    packing = next((name for name in names if name), "gemm")
     if packing != "gemm":
         raise settings.unsupported(f"AWQ packed for {packing!r} (known is gemm)")
     if not settings.flag("zero_point", True):

@@ -11,17 +11,21 @@ inline Floats silu(Floats x) {
     return x / (Floats::all(1.0f) + exp(Floats::zero() - x));
 }
 
-inline void silu_and_mul_row(const SiluAndMul& op, int64_t row) {
-    const float* gate = op.x + row * 2 * op.size;
-    const float* up = gate + op.size;
-    float* y = op.y + row * op.size;
-    const int64_t whole = op.size - op.size % Floats::kSize;
+inline Floats sigmoid(Floats x) {
+    return Floats::all(1.0f) / (Floats::all(1.0f) + exp(Floats::zero() - x));
+}
+
+// y = x * function(gate).
+template <typename Function>
+inline void gate_row(const float* x, const float* gate, float* y, int64_t size,
+                     Function function) {
+    const int64_t whole = size - size % Floats::kSize;
     for (int64_t i = 0; i < whole; i += Floats::kSize)
-        (silu(Floats::load(gate + i)) * Floats::load(up + i)).store(y + i);
-    if (whole == op.size) return;
-    const int64_t rest = op.size - whole;
+        (function(Floats::load(gate + i)) * Floats::load(x + i)).store(y + i);
+    if (whole == size) return;
+    const int64_t rest = size - whole;
     float lanes[Floats::kSize];
-    (silu(load_first(gate + whole, rest)) * load_first(up + whole, rest)).store(lanes);
+    (function(load_first(gate + whole, rest)) * load_first(x + whole, rest)).store(lanes);
     for (int64_t i = 0; i < rest; ++i) y[whole + i] = lanes[i];
 }
 
@@ -82,7 +86,18 @@ void scale(const Scale& op, int64_t rows, Pool& pool) {
 }
 
 void silu_and_mul(const SiluAndMul& op, int64_t rows, Pool& pool) {
-    run_rows(pool, rows, 3 * op.size, [&](int64_t row) { silu_and_mul_row(op, row); });
+    run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
+        const float* gate = op.x + row * 2 * op.size;
+        gate_row(gate + op.size, gate, op.y + row * op.size, op.size,
+                 [](Floats v) { return silu(v); });
+    });
+}
+
+void sigmoid_mul(const SigmoidMul& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
+        gate_row(op.x + row * op.size, op.gate + row * op.gate_stride, op.y + row * op.size,
+                 op.size, [](Floats v) { return sigmoid(v); });
+    });
 }
 
 }  // namespace

@@ -199,6 +199,51 @@ class Native {
                 SiluAndMul{pointer<const float>(x), pointer<float>(y), size}, rows);
     }
 
+    void sigmoid_mul(uintptr_t x, uintptr_t gate, int64_t gate_stride, uintptr_t y, int64_t rows,
+                     int64_t size) {
+        compute("sigmoid_mul", kernels_->sigmoid_mul,
+                SigmoidMul{pointer<const float>(x), pointer<const float>(gate), gate_stride,
+                           pointer<float>(y), size},
+                rows);
+    }
+
+    void gated_rms_norm(uintptr_t x, uintptr_t gate, int64_t gate_stride, uintptr_t weight,
+                        uintptr_t y, int64_t rows, int64_t heads, int64_t size, float eps) {
+        compute("gated_rms_norm", kernels_->gated_rms_norm,
+                GatedRmsNorm{pointer<const float>(x), pointer<const float>(gate), gate_stride,
+                             pointer<const float>(weight), pointer<float>(y), heads, size, eps},
+                rows);
+    }
+
+    void causal_conv(uintptr_t x, int64_t rows, int64_t stride, uintptr_t weight, int64_t width,
+                     int64_t channels, uintptr_t state, int64_t slot_stride,
+                     const StateSlots& slots, uintptr_t y) {
+        compute("causal_conv", kernels_->causal_conv,
+                CausalConv{pointer<const float>(x), stride, pointer<const float>(weight), width,
+                           channels, pointer<float>(state), slot_stride, slots, pointer<float>(y)},
+                rows);
+    }
+
+    void gated_delta_rule(uintptr_t qkv, int64_t rows, int64_t key_heads, uintptr_t strength,
+                          uintptr_t decay, int64_t gate_stride, uintptr_t rate, uintptr_t bias,
+                          bool tiled, uintptr_t state, int64_t value_heads, int64_t key_dim,
+                          int64_t value_dim, int64_t slot_stride, const StateSlots& slots,
+                          uintptr_t out) {
+        const GatedDeltaRule op{
+            pointer<float>(qkv), pointer<const float>(strength), pointer<const float>(decay),
+            gate_stride, pointer<const float>(rate), pointer<const float>(bias), key_heads,
+            value_heads, key_dim, value_dim, tiled, pointer<float>(state), slot_stride, slots,
+            pointer<float>(out), nullptr};
+        const Kernels* kernels = kernels_;
+        compute("gated_delta_rule", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            GatedDeltaRule step = op;
+            step.scratch = reinterpret_cast<float*>(scratch);
+            kernels->gated_delta_rule(step, rows, pool);
+        }, rows, [value_heads](int64_t rows) {
+            return rows * value_heads * 2 * int64_t{sizeof(float)};
+        });
+    }
+
     void gelu(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, bool tanh) {
         compute("gelu", kernels_->gelu,
                 Gelu{pointer<const float>(x), pointer<float>(y), size, tanh}, rows);
@@ -357,6 +402,15 @@ NB_MODULE(_native, module) {
             new (self) KvCache{pointer<void>(k), pointer<void>(v), type, block_bytes,
                                kv_heads, block_size, dim};
         });
+    nb::class_<StateSlots>(module, "StateSlots")
+        .def("__init__", [](StateSlots* self, uintptr_t read, uintptr_t write,
+                            uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs) {
+            new (self) StateSlots{pointer<const int32_t>(read), pointer<const int32_t>(write),
+                                  pointer<const int32_t>(query_start),
+                                  pointer<const int32_t>(kv_lens), max_reqs};
+        });
+    module.attr("MAX_KEY_DIM") = kMaxKeyDim;
+    module.attr("VALUE_DIM_UNIT") = kValueDimUnit;
     module.attr("MAX_TOP_K") = kMaxTopK;
     module.attr("PANEL_ROWS") = kPanelRows;
     nb::list isas;
@@ -388,6 +442,10 @@ NB_MODULE(_native, module) {
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
         .def("silu_and_mul", &Native::silu_and_mul)
+        .def("sigmoid_mul", &Native::sigmoid_mul)
+        .def("gated_rms_norm", &Native::gated_rms_norm)
+        .def("causal_conv", &Native::causal_conv)
+        .def("gated_delta_rule", &Native::gated_delta_rule)
         .def("gelu", &Native::gelu)
         .def("scale", &Native::scale)
         .def("layer_norm", &Native::layer_norm)

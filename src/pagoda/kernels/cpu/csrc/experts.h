@@ -185,7 +185,7 @@ inline Floats gated(const Experts& op, Floats gate, Floats up) {
 }
 
 // Of x = [gate, up], in the gate's place.
-inline void gate_row(const Experts& op, float* x) {
+inline void gate_inner(const Experts& op, float* x) {
     const int64_t size = op.up.rows, whole = size - size % Floats::kSize;
     const float* up = x + size;
     for (int64_t i = 0; i < whole; i += Floats::kSize)
@@ -286,7 +286,7 @@ void experts(const Experts& op, int64_t rows, Pool& pool) {
         });
         multiply_runs(plan, op.up, up_blocks, plan.inner, pool);
         plan.run_tiles(pool, [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) gate_row(op, plan.inner + i * 2 * op.up.rows);
+            for (int64_t i = first; i < last; ++i) gate_inner(op, plan.inner + i * 2 * op.up.rows);
             convert_rows(down, first, last, down_blocks);
         });
         multiply_runs(plan, op.down, down_blocks, plan.hidden, pool);

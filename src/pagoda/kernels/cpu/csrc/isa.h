@@ -75,6 +75,10 @@ struct Kernels {
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);
+    void (*sigmoid_mul)(const SigmoidMul&, int64_t rows, Pool&);
+    void (*gated_rms_norm)(const GatedRmsNorm&, int64_t rows, Pool&);
+    void (*causal_conv)(const CausalConv&, int64_t rows, Pool&);
+    void (*gated_delta_rule)(const GatedDeltaRule&, int64_t rows, Pool&);
     void (*gelu)(const Gelu&, int64_t rows, Pool&);
     void (*scale)(const Scale&, int64_t rows, Pool&);
     void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);

@@ -3,6 +3,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "delta_net.h"
 #include "draw.h"
 #include "experts.h"
 #include "logits.h"
@@ -30,6 +31,10 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     rotary_store,
     paged_attention,
     silu_and_mul,
+    sigmoid_mul,
+    gated_rms_norm,
+    causal_conv,
+    gated_delta_rule,
     gelu,
     scale,
     layer_norm,

@@ -73,6 +73,77 @@ struct SiluAndMul {
     int64_t size;
 };
 
+// y = x * sigmoid(gate).
+struct SigmoidMul {
+    const float* x;     // [rows, size]
+    const float* gate;  // [rows, size], gate_stride apart
+    int64_t gate_stride;
+    float* y;           // [rows, size]
+    int64_t size;
+};
+
+// y = x / rms(x) * weight * silu(gate) per head.
+struct GatedRmsNorm {
+    const float* x;       // [rows, heads, size]
+    const float* gate;    // [rows, heads, size], rows gate_stride apart
+    int64_t gate_stride;
+    const float* weight;  // [size]
+    float* y;             // [rows, heads, size]
+    int64_t heads;
+    int64_t size;
+    float eps;
+};
+
+// Which slots of a recurrent state a step's requests read and write. Request i owns the rows from
+// query_start[i] to query_start[i + 1], its last tokens of kv_lens[i]; with all of them it starts
+// from zeros. Requests from the first that starts at `rows` on are not looked at; rows behind the
+// last request become zero.
+struct StateSlots {
+    const int32_t* read;         // [max_reqs]
+    const int32_t* write;        // [max_reqs]; 0: the state is not kept
+    const int32_t* query_start;  // [max_reqs + 1]
+    const int32_t* kv_lens;      // [max_reqs]
+    int64_t max_reqs;
+};
+
+// y[t] = silu(sum over i of weight[i] * x[t - width + 1 + i]) per channel.
+struct CausalConv {
+    const float* x;       // [rows, channels], stride apart
+    int64_t stride;
+    const float* weight;  // [width, channels]
+    int64_t width;
+    int64_t channels;
+    float* state;         // [slots, width - 1, channels], slot_stride apart: x before the next token
+    int64_t slot_stride;
+    StateSlots slots;
+    float* y;             // [rows, channels]
+};
+
+constexpr int64_t kMaxKeyDim = 256;
+constexpr int64_t kValueDimUnit = 16;  // of which value_dim is a multiple
+
+// The gated delta rule (arXiv 2412.06464), per value head and token, with k and q at lengths 1 and
+// 1 / sqrt(key_dim): S *= exp(rate * softplus(decay + bias)), S += k (sigmoid(strength) (v - S^T
+// k))^T, out = S^T q.
+struct GatedDeltaRule {
+    float* qkv;             // [rows, q and k of key_heads, v of value_heads]; q and k change
+    const float* strength;  // [rows, value_heads], gate_stride apart
+    const float* decay;     // [rows, value_heads], gate_stride apart
+    int64_t gate_stride;
+    const float* rate;      // [value_heads]
+    const float* bias;      // [value_heads]
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_dim;        // at most kMaxKeyDim
+    int64_t value_dim;
+    bool tiled;             // value head i has key head i % key_heads; else runs of them share one
+    float* state;           // [slots, value_heads, key_dim, value_dim], slot_stride apart
+    int64_t slot_stride;
+    StateSlots slots;
+    float* out;             // [rows, value_heads, value_dim]
+    float* scratch;         // [rows, value_heads, 2]
+};
+
 // y = x / 2 * (1 + erf(x / sqrt 2)) (arXiv 1606.08415), or with `tanh` the formula of that paper
 // that approximates it by a hyperbolic tangent.
 struct Gelu {

@@ -1,0 +1,205 @@
+"""Qwen3.5 and 3.6, dense: three layers of gated delta net (arXiv 2412.06464) to one of attention
+with an output gate and partly rotated heads. The text model alone."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.names import Traits, config_rules, linear_rules
+from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
+from pagoda.arch.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    ModelSpec,
+    RowPiece,
+    WeightRule,
+)
+
+_ARCHITECTURE = "Qwen3_5ForCausalLM"
+# The convolution's width is a loop in the kernels and tokens of state in each slot.
+_MAX_CONV_WIDTH = 64
+
+
+def from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _from_config(config, "model.")
+
+
+def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The language model of a checkpoint that also has a vision tower."""
+    return _from_config(config, "model.language_model.")
+
+
+def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
+    # Qwen3_5TextConfig's own defaults.
+    reader = config_reader({"head_dim": 256, "partial_rotary_factor": 0.25, **config})
+    bias = reader.flag("attention_bias", False)
+    traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    spec = spec_from_config(reader, _ARCHITECTURE, traits)
+    delta_net = DeltaNetSpec(
+        num_key_heads=reader.integer("linear_num_key_heads", MAX_HEADS),
+        num_value_heads=reader.integer("linear_num_value_heads", MAX_HEADS),
+        key_head_dim=reader.integer("linear_key_head_dim", MAX_WIDTH),
+        value_head_dim=reader.integer("linear_value_head_dim", MAX_WIDTH),
+        conv_width=reader.integer("linear_conv_kernel_dim", _MAX_CONV_WIDTH),
+    )
+    _check_heads(reader, "linear_num_value_heads", delta_net)
+    rules = config_rules(traits, spec.tie_word_embeddings, prefix)
+    linear = prefix + "layers.{layer}.linear_attn."
+    return _hybrid(
+        spec,
+        delta_net,
+        _config_recurrent(reader, len(spec.layers)),
+        [_zero_centred(rule) for rule in rules],
+        [
+            *linear_rules(
+                _DELTA_NET + "input", tuple(linear + "in_proj_" + x for x in _INPUTS), False
+            ),
+            WeightRule(_DELTA_NET + "conv.weight", (linear + "conv1d.weight",) * 3),
+            WeightRule(_DELTA_NET + "gates.rate", (linear + "A_log",), value="-exp(x)"),
+            WeightRule(_DELTA_NET + "gates.bias", (linear + "dt_bias",)),
+            WeightRule(_DELTA_NET + "norm.weight", (linear + "norm.weight",)),
+            WeightRule(_DELTA_NET + "output.weight", (linear + "out_proj.weight",)),
+        ],
+        # The head that drafts several tokens at once and the vision tower are not run yet.
+        ("mtp.*", "model.visual.*"),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    whole = Reader(metadata, "GGUF metadata", "qwen35.")
+    # The layers that draft several tokens at once lie behind the others and are not run yet.
+    drafting = whole.integer("nextn_predict_layers", MAX_LAYERS, 0, minimum=0)
+    count = whole.integer("block_count", MAX_LAYERS)
+    if drafting >= count:
+        raise whole.error("nextn_predict_layers", f"is {drafting} of {count} layers")
+    reader = Reader(
+        {**metadata, "qwen35.block_count": count - drafting}, "GGUF metadata", "qwen35."
+    )
+    tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    traits = Traits(qk_norm=True)
+    spec = spec_from_gguf(reader, tokenizer, _ARCHITECTURE, traits, tensor_names)
+    heads = reader.integer("ssm.time_step_rank", MAX_HEADS)
+    inner = reader.integer("ssm.inner_size", MAX_WIDTH)
+    if inner % heads:
+        raise reader.error("ssm.inner_size", f"is {inner}, which {heads} heads cannot share")
+    delta_net = DeltaNetSpec(
+        num_key_heads=reader.integer("ssm.group_count", MAX_HEADS),
+        num_value_heads=heads,
+        key_head_dim=reader.integer("ssm.state_size", MAX_WIDTH),
+        value_head_dim=inner // heads,
+        conv_width=reader.integer("ssm.conv_kernel", _MAX_CONV_WIDTH),
+        tiled=True,
+    )
+    _check_heads(reader, "ssm.time_step_rank", delta_net)
+    every = reader.integer("full_attention_interval", MAX_LAYERS, 4)
+    layer = "blk.{layer}."
+    inputs = tuple(layer + name for name in _GGUF_INPUTS)
+    return _hybrid(
+        spec,
+        delta_net,
+        [(index + 1) % every != 0 for index in range(len(spec.layers))],
+        [
+            replace(rule, sources=(layer + "post_attention_norm.weight",))
+            if rule.param.endswith(".mlp_norm.weight")
+            else rule
+            for rule in spec.weights
+        ],
+        [
+            *linear_rules(_DELTA_NET + "input", inputs, False),
+            WeightRule(_DELTA_NET + "conv.weight", (layer + "ssm_conv1d.weight",) * 3),
+            WeightRule(_DELTA_NET + "gates.rate", (layer + "ssm_a",)),
+            WeightRule(_DELTA_NET + "gates.bias", (layer + "ssm_dt.bias",)),
+            WeightRule(_DELTA_NET + "norm.weight", (layer + "ssm_norm.weight",)),
+            WeightRule(_DELTA_NET + "output.weight", (layer + "ssm_out.weight",)),
+        ],
+        tuple(f"blk.{index}.*" for index in range(count - drafting, count)),
+    )
+
+
+_ATTENTION = "layers.{layer}.attention."
+_DELTA_NET = "layers.{layer}.delta_net."
+# Of q, k, v, the output gate z, the writing strength b and the decay a.
+_INPUTS = ("qkv", "qkv", "qkv", "z", "b", "a")
+_GGUF_INPUTS = ("attn_qkv", "attn_qkv", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+
+
+def _hybrid(
+    spec: ModelSpec,
+    delta_net: DeltaNetSpec,
+    recurrent: list[bool],
+    dense_rules: Iterable[WeightRule],
+    delta_rules: Iterable[WeightRule],
+    ignored: tuple[str, ...],
+) -> ModelSpec:
+    """`spec`, a dense decoder's, with delta nets in some layers and output gates in the others."""
+    linear = tuple(index for index, found in enumerate(recurrent) if found)
+    full = tuple(index for index, found in enumerate(recurrent) if not found)
+    return replace(
+        spec,
+        layers=tuple(
+            _layer(layer, delta_net if found else None)
+            for layer, found in zip(spec.layers, recurrent, strict=True)
+        ),
+        weights=(
+            *(_attention_rule(rule, full, spec.attentions[0].head_dim) for rule in dense_rules),
+            *(replace(_delta_rule(rule, delta_net), layers=linear) for rule in delta_rules),
+        ),
+        ignored_weights=spec.ignored_weights + ignored,
+    )
+
+
+def _layer(layer: LayerSpec, delta_net: DeltaNetSpec | None) -> LayerSpec:
+    assert isinstance(layer.mixer, AttentionSpec)
+    return replace(layer, mixer=delta_net or replace(layer.mixer, output_gate=True))
+
+
+def _attention_rule(rule: WeightRule, layers: tuple[int, ...], head_dim: int) -> WeightRule:
+    """For these layers only; q's matrix alternates with the gate's, head by head."""
+    if not rule.param.startswith(_ATTENTION):
+        return rule
+    if not rule.param.startswith(_ATTENTION + "qkv."):
+        return replace(rule, layers=layers)
+    q, gate = RowPiece(2 * head_dim, 0, head_dim), RowPiece(2 * head_dim, head_dim, head_dim)
+    sources = (*rule.sources, rule.sources[0])
+    return replace(rule, sources=sources, pieces=(q, None, None, gate), layers=layers)
+
+
+def _delta_rule(rule: WeightRule, spec: DeltaNetSpec) -> WeightRule:
+    """The first three sources of `input` and `conv` are one matrix of q, k and v."""
+    if len(rule.sources) < 3:
+        return rule
+    keys = spec.num_key_heads * spec.key_head_dim
+    values = spec.num_value_heads * spec.value_head_dim
+    rows = 2 * keys + values
+    q, k = RowPiece(rows, 0, keys), RowPiece(rows, keys, keys)
+    rest = (None,) * (len(rule.sources) - 3)
+    return replace(rule, pieces=(q, k, RowPiece(rows, 2 * keys, values), *rest))
+
+
+def _zero_centred(rule: WeightRule) -> WeightRule:
+    """Weights of RMSNorm are stored less 1, but for those in delta nets."""
+    return replace(rule, value="1 + x") if rule.param.endswith("norm.weight") else rule
+
+
+def _config_recurrent(reader: Reader, num_layers: int) -> list[bool]:
+    """Which layers are delta nets: by `layer_types`, else all but every fourth."""
+    if not reader.has("layer_types"):
+        every = reader.integer("full_attention_interval", MAX_LAYERS, 4)
+        return [(index + 1) % every != 0 for index in range(num_layers)]
+    kinds = reader.texts("layer_types")
+    if len(kinds) != num_layers or set(kinds) - {"full_attention", "linear_attention"}:
+        raise reader.error(
+            "layer_types",
+            f"must name full_attention or linear_attention for each of {num_layers} layers",
+        )
+    return [kind == "linear_attention" for kind in kinds]
+
+
+def _check_heads(reader: Reader, name: str, spec: DeltaNetSpec) -> None:
+    if spec.num_value_heads % spec.num_key_heads:
+        raise reader.error(
+            name,
+            f"is {spec.num_value_heads}, which {spec.num_key_heads} key heads cannot share equally",
+        )

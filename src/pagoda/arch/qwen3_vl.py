@@ -1,0 +1,73 @@
+"""Qwen3-VL, dense (arXiv 2511.21631): Qwen3 with a vision transformer in front and positions of
+three coordinates."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.names import Traits, config_rules
+from pagoda.arch.qwen_vision import rope_axes, vision_from_config, vision_from_gguf
+from pagoda.arch.read import Reader, config_reader
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+
+_NAME = "Qwen3VLForConditionalGeneration"
+
+
+def from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return dense_from_config(config, _NAME)
+
+
+def dense_from_config(config: Mapping[str, Any], architecture: str) -> ModelSpec:
+    reader = text_reader(config)
+    bias = reader.flag("attention_bias", False)
+    traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    spec = spec_from_config(reader, architecture, traits)
+    section = reader.section("rope_parameters") or reader.section("rope_scaling") or reader
+    return replace(
+        spec,
+        layers=tuple(_with_axes(layer, section, "mrope_section") for layer in spec.layers),
+        weights=config_rules(traits, spec.tie_word_embeddings, "model.language_model."),
+        vision=vision_from_config(config, spec.hidden_size),
+    )
+
+
+def text_reader(config: Mapping[str, Any]) -> Reader:
+    text = config.get("text_config")
+    text = {"head_dim": 128, **(text if isinstance(text, Mapping) else {})}
+    # Of the two places the outer one counts (transformers ties the whole model's embeddings).
+    if config.get("tie_word_embeddings") is not None:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return config_reader({**config, "text_config": text})
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    reader = Reader(metadata, "GGUF metadata", "qwen3vl.")
+    return dense_from_gguf(metadata, tensor_names, reader, (_NAME, "Qwen3ForCausalLM"))
+
+
+def dense_from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    reader: Reader,
+    architectures: tuple[str, str],
+) -> ModelSpec:
+    """The first of `architectures` with a vision tower (`--mmproj`), the second without: then all
+    that is left is a model of text."""
+    tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    sees = "clip.projector_type" in metadata
+    name = architectures[0 if sees else 1]
+    spec = spec_from_gguf(reader, tokenizer, name, Traits(qk_norm=True), tensor_names)
+    if not sees:
+        return spec
+    return replace(
+        spec,
+        layers=tuple(_with_axes(layer, reader, "rope.dimension_sections") for layer in spec.layers),
+        vision=vision_from_gguf(metadata, spec.hidden_size),
+    )
+
+
+def _with_axes(layer: LayerSpec, reader: Reader, name: str) -> LayerSpec:
+    mixer = layer.mixer
+    assert isinstance(mixer, AttentionSpec) and mixer.rope is not None  # a dense decoder
+    return replace(layer, mixer=replace(mixer, rope=rope_axes(reader, name, mixer.rope)))

@@ -1,0 +1,186 @@
+"""The vision transformer of Qwen3-VL and Qwen3.5 (arXiv 2511.21631)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+from pagoda.arch.names import linear_rules
+from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
+from pagoda.arch.spec import Activation, RopeSpec, VisionSpec, WeightRule
+from pagoda.base.errors import CheckpointError, UnsupportedModelError
+
+_ACTIVATIONS: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_MAX_PATCH = 256
+# modeling_qwen3_vl.py: constants of the architecture, not in config.json.
+_ROPE_THETA = 10000.0
+_NORM_EPS = 1e-6
+_MERGER = {"norm": "norm", "fc1": "up", "fc2": "down"}
+
+
+def vision_from_config(config: Mapping[str, Any], out_size: int) -> VisionSpec:
+    """`vision_config` of a config.json; `out_size` is the language model's width."""
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping):
+        raise CheckpointError(
+            "config.json: vision_config is missing. The file is damaged or not meant for this "
+            "program; fetch it again."
+        )
+    reader = Reader(section, "config.json: vision_config")
+    if reader.integer("out_hidden_size", MAX_WIDTH) != out_size:
+        raise reader.error("out_hidden_size", f"must be the language model's {out_size}")
+    activation = reader.text("hidden_act", "gelu_pytorch_tanh")
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"config.json asks for the vision activation {activation!r}; known are "
+            f"{' and '.join(_ACTIVATIONS)}."
+        )
+    layers = reader.integer("depth", MAX_LAYERS)
+    found = reader.raw("deepstack_visual_indexes") or ()
+    deepstack = reader.integers("deepstack_visual_indexes", len(found), layers - 1) if found else ()
+    spec = VisionSpec(
+        hidden_size=reader.integer("hidden_size", MAX_WIDTH),
+        num_layers=layers,
+        num_heads=reader.integer("num_heads", MAX_HEADS),
+        intermediate_size=reader.integer("intermediate_size", MAX_WIDTH),
+        activation=_ACTIVATIONS[activation],
+        patch_size=reader.integer("patch_size", _MAX_PATCH, 16),
+        temporal_patch=reader.integer("temporal_patch_size", _MAX_PATCH, 2),
+        merge=reader.integer("spatial_merge_size", _MAX_PATCH, 2),
+        num_positions=reader.integer("num_position_embeddings", MAX_WIDTH),
+        rope_theta=_ROPE_THETA,
+        norm_eps=_NORM_EPS,
+        weights=_rules("model.visual.", layers, len(deepstack)),
+        deepstack=deepstack,
+    )
+    _check_heads(reader, "hidden_size", spec)
+    if isqrt(spec.num_positions) ** 2 != spec.num_positions:
+        raise reader.error("num_position_embeddings", "must be a square")
+    return spec
+
+
+def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
+    """`clip.*` of the file with the tower."""
+    clip = Reader(metadata, "GGUF metadata", "clip.")
+    kind = clip.text("projector_type")
+    if kind != "qwen3vl_merger":
+        raise UnsupportedModelError(
+            f"The vision tower is a {kind!r}, and Qwen3-VL's is a 'qwen3vl_merger'; give another "
+            "file with --mmproj."
+        )
+    if not clip.flag("use_gelu", False):
+        raise UnsupportedModelError("The vision tower has another activation than gelu.")
+    reader = Reader(metadata, "GGUF metadata", "clip.vision.")
+    if reader.integer("projection_dim", MAX_WIDTH) != out_size:
+        raise reader.error("projection_dim", f"must be the language model's {out_size}")
+    layers = reader.integer("block_count", MAX_LAYERS)
+    flags = reader.raw("is_deepstack_layers") or ()
+    deepstack = tuple(index for index, flag in enumerate(flags) if flag is True)
+    patch = reader.integer("patch_size", _MAX_PATCH)
+    spec = VisionSpec(
+        hidden_size=reader.integer("embedding_length", MAX_WIDTH),
+        num_layers=layers,
+        num_heads=reader.integer("attention.head_count", MAX_HEADS),
+        intermediate_size=reader.integer("feed_forward_length", MAX_WIDTH),
+        activation="gelu_tanh",
+        patch_size=patch,
+        temporal_patch=2,
+        merge=reader.integer("spatial_merge_size", _MAX_PATCH, 2),
+        num_positions=(reader.integer("image_size", MAX_WIDTH) // patch) ** 2,
+        rope_theta=_ROPE_THETA,
+        norm_eps=reader.number("attention.layer_norm_epsilon", _NORM_EPS, below=1.0),
+        weights=_gguf_rules(layers, deepstack),
+        split_patches=True,
+        deepstack=deepstack,
+    )
+    _check_heads(reader, "embedding_length", spec)
+    return spec
+
+
+def _check_heads(reader: Reader, name: str, spec: VisionSpec) -> None:
+    if spec.hidden_size % (4 * spec.num_heads):
+        raise reader.error(
+            name,
+            f"is {spec.hidden_size}, which {spec.num_heads} heads cannot share in multiples of 4",
+        )
+
+
+def rope_axes(reader: Reader, name: str, rope: RopeSpec) -> RopeSpec:
+    """`rope` with the coordinate of each frequency, as the sizes under `name` deal them out: in
+    turns (time, row, column, time, ...) as long as each has some left."""
+    sizes = tuple((reader.raw(name) or ())[:3])
+    half = rope.rotary_dim // 2
+    if len(sizes) != 3 or not all(type(size) is int for size in sizes) or sum(sizes) != half:
+        raise reader.error(name, f"must be three sizes that add up to {half}, not {sizes}")
+    if not reader.flag("mrope_interleaved", True):
+        raise UnsupportedModelError(
+            "config.json asks for coordinates in runs (mrope_interleaved is false), which no model "
+            "known here has."
+        )
+    axes = tuple(at % 3 if at < 3 * sizes[at % 3] else 0 for at in range(half))
+    return replace(rope, axes=axes)
+
+
+def _rules(prefix: str, num_layers: int, num_deepstack: int) -> tuple[WeightRule, ...]:
+    """Names as transformers writes them (modeling_qwen3_vl.py)."""
+    block, source = "vision.blocks.{layer}.", prefix + "blocks.{layer}."
+    blocks = (
+        *linear_rules(block + "attention_norm", (source + "norm1",)),
+        *linear_rules(block + "qkv", (source + "attn.qkv",)),
+        *linear_rules(block + "output", (source + "attn.proj",)),
+        *linear_rules(block + "mlp_norm", (source + "norm2",)),
+        *linear_rules(block + "up", (source + "mlp.linear_fc1",)),
+        *linear_rules(block + "down", (source + "mlp.linear_fc2",)),
+    )
+    merger = _merger("vision.merger.", prefix + "merger.")
+    deeper = _merger("vision.deepstack.{layer}.", prefix + "deepstack_merger_list.{layer}.")
+    return (
+        *linear_rules("vision.patches", (prefix + "patch_embed.proj",)),
+        WeightRule("vision.positions.weight", (prefix + "pos_embed.weight",)),
+        *_of_layers(blocks, num_layers),
+        *merger,
+        *_of_layers(deeper, num_deepstack),
+    )
+
+
+def _gguf_rules(num_layers: int, deepstack: tuple[int, ...]) -> tuple[WeightRule, ...]:
+    """Names as llama.cpp writes them (gguf-py/gguf/constants.py, conversion/qwen3vl.py)."""
+    block, source = "vision.blocks.{layer}.", "v.blk.{layer}."
+    blocks = (
+        *linear_rules(block + "attention_norm", (source + "ln1",)),
+        *linear_rules(block + "qkv", (source + "attn_qkv",)),
+        *linear_rules(block + "output", (source + "attn_out",)),
+        *linear_rules(block + "mlp_norm", (source + "ln2",)),
+        *linear_rules(block + "up", (source + "ffn_up",)),
+        *linear_rules(block + "down", (source + "ffn_down",)),
+    )
+    deeper = [
+        rule
+        for index, layer in enumerate(deepstack)
+        for part in ("norm", "fc1", "fc2")
+        for rule in linear_rules(
+            f"vision.deepstack.{index}.{_MERGER[part]}", (f"v.deepstack.{layer}.{part}",)
+        )
+    ]
+    return (
+        WeightRule("vision.patches.weight", ("v.patch_embd.weight", "v.patch_embd.weight.1")),
+        WeightRule("vision.patches.bias", ("v.patch_embd.bias",)),
+        WeightRule("vision.positions.weight", ("v.position_embd.weight",)),
+        *_of_layers(blocks, num_layers),
+        *linear_rules("vision.merger.norm", ("v.post_ln",)),
+        *linear_rules("vision.merger.up", ("mm.0",)),
+        *linear_rules("vision.merger.down", ("mm.2",)),
+        *deeper,
+    )
+
+
+def _merger(param: str, source: str) -> list[WeightRule]:
+    return [
+        *linear_rules(param + "norm", (source + "norm",)),
+        *linear_rules(param + "up", (source + "linear_fc1",)),
+        *linear_rules(param + "down", (source + "linear_fc2",)),
+    ]
+
+
+def _of_layers(rules: Iterable[WeightRule], count: int) -> list[WeightRule]:
+    return [replace(rule, layers=tuple(range(count))) for rule in rules]

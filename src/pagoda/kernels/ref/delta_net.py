@@ -1,0 +1,142 @@
+"""Gated delta nets (arXiv 2412.06464): the convolution in front, and the rule itself.
+
+Of each layer a slot keeps, in fp32: the convolution's last inputs [width - 1, channels], oldest
+first, and the state [value_heads, key_dim, value_dim]. Channels are q's, k's and v's heads in this
+order. Columns of the state (value_dim, innermost) never mix, so kernels take vectors of them.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+# Tokens whose influence on each other is solved for at once.
+_CHUNK = 64
+_EPS = 1e-6  # of q's and k's lengths, as in the reference implementations
+
+
+class StateSlots(NamedTuple):
+    """Which slots the requests of a step read and write: `layers.batch.StateInputs`, with the
+    batch's `query_start` and `kv_lens`."""
+
+    read: Tensor
+    write: Tensor
+    query_start: Tensor
+    kv_lens: Tensor
+
+
+class Decay(NamedTuple):
+    """A value head's state shrinks by exp(rate * softplus(x + bias)) at each token."""
+
+    x: Tensor
+    """[tokens, value_heads]."""
+    rate: Tensor
+    """fp32 [value_heads], negative."""
+    bias: Tensor
+    """fp32 [value_heads]."""
+
+
+def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    width = weight.shape[0]
+    for part in _parts(slots, x.device):
+        window = torch.cat((part.before(state), x[part.rows].float()), dim=1)
+        length = part.rows.shape[1]
+        total = sum(weight[i] * window[:, i : i + length] for i in range(width))
+        out[part.rows] = F.silu(total).to(x.dtype)
+        part.keep(state, window[:, length:])
+    return out
+
+
+def gated_delta_rule(
+    qkv: Tensor, strength: Tensor, decay: Decay, state: Tensor, slots: StateSlots, *, tiled: bool
+) -> Tensor:
+    heads, key_dim, value_dim = state.shape[1:]
+    keys = (qkv.shape[1] - heads * value_dim) // 2
+    q, k, v = qkv.float().split((keys, keys, heads * value_dim), dim=1)
+    shared = heads * key_dim // keys
+    q, k = (_shared(_unit(x.unflatten(1, (-1, key_dim))), shared, tiled) for x in (q, k))
+    q = q * key_dim**-0.5
+    v = v.unflatten(1, (heads, value_dim))
+    log_decay = decay.rate * F.softplus(decay.x.float() + decay.bias)
+    beta = strength.float().sigmoid()
+    out = torch.zeros_like(v)
+    for part in _parts(slots, qkv.device):
+        now = part.before(state)
+        for rows in part.rows.split(_CHUNK, dim=1):
+            # [requests, heads, tokens, ...]
+            chunk = (x[rows].transpose(1, 2) for x in (q, k, v, log_decay, beta))
+            result, now = _chunk(now, *chunk)
+            out[rows] = result.transpose(1, 2)
+        part.keep(state, now)
+    return out.flatten(1).to(qkv.dtype)
+
+
+def _chunk(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Results and the next state, for q, k [..., tokens, key_dim].
+
+    Token by token the rule is state = exp(log_decay) * state, d = beta * (v - state^T k),
+    state += k d^T, out = state^T q. Written out for all tokens, the d solve a triangular system.
+    """
+    total = log_decay.cumsum(-1)
+    between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    decayed = total.exp()[..., None]
+    told = beta[..., None] * (v - decayed * (k @ state))
+    influence = beta[..., None] * between * (k @ k.transpose(-1, -2))
+    d = torch.linalg.solve_triangular(influence, told, upper=False, unitriangular=True)
+    out = decayed * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ d
+    left = between[..., -1, :, None]
+    return out, decayed[..., -1:, :] * state + (left * k).transpose(-1, -2) @ d
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    heads = x.float().unflatten(1, (-1, weight.shape[0]))
+    scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)
+    return ((heads * scale * weight).flatten(1) * F.silu(gate.float())).to(x.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
+
+
+def _shared(x: Tensor, count: int, tiled: bool) -> Tensor:
+    """Key heads [tokens, heads, dim], each for `count` value heads."""
+    return x.repeat(1, count, 1) if tiled else x.repeat_interleave(count, dim=1)
+
+
+class _Part(NamedTuple):
+    """Requests with the same number of tokens in this step, computed together."""
+
+    rows: Tensor
+    """int64 [requests, tokens]."""
+    read: Tensor
+    is_fresh: Tensor
+    """bool [requests]."""
+    write: Tensor
+
+    def before(self, state: Tensor) -> Tensor:
+        mask = self.is_fresh.view(-1, *[1] * (state.dim() - 1))
+        return torch.where(mask, 0.0, state[self.read])
+
+    def keep(self, state: Tensor, after: Tensor) -> None:
+        kept = self.write > 0
+        state[self.write[kept]] = after[kept]
+
+
+def _parts(slots: StateSlots, device: torch.device) -> Iterator[_Part]:
+    starts, lens = slots.query_start.tolist(), slots.kv_lens.tolist()
+    by_length: dict[int, list[int]] = {}
+    for req in range(len(lens)):
+        if starts[req + 1] > starts[req]:
+            by_length.setdefault(starts[req + 1] - starts[req], []).append(req)
+    for length, reqs in by_length.items():
+        first = torch.tensor([starts[req] for req in reqs], device=device)
+        fresh = torch.tensor([lens[req] == length for req in reqs], device=device)
+        index = torch.tensor(reqs, device=device)
+        rows = first[:, None] + torch.arange(length, device=device)
+        yield _Part(rows, slots.read[index].long(), fresh, slots.write[index].long())

@@ -1,0 +1,120 @@
+"""A gated delta net (arXiv 2412.06464): attention's place taken by a state of constant size."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import DeltaNetSpec
+from pagoda.base.errors import ConfigError
+from pagoda.kernels import ops
+from pagoda.layers.batch import ForwardBatch, StateInputs
+from pagoda.layers.context import LayerContext
+from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
+from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.norm import RMSNorm
+from pagoda.quant.base import ShardSource
+
+
+class CausalConv(WeightedLayer):
+    """Of each channel over the last tokens; the weight is kept in fp32 as [width, channels]."""
+
+    params = ("weight",)
+
+    def __init__(self, context: LayerContext, shards: tuple[Shard, ...], width: int):
+        super().__init__()
+        self._shards = shards
+        channels = sum(shard.local_rows for shard in shards)
+        self.weight = torch.empty(width, channels, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        width = self.weight.shape[0]
+        parts = self.weight.split([shard.local_rows for shard in self._shards], dim=1)
+        return tuple(
+            LoadTarget((shard.rows, width), partial(self._load, part), rows=shard.part)
+            for shard, part in zip(self._shards, parts, strict=True)
+        )
+
+    def _load(self, part: torch.Tensor, source: ShardSource) -> None:
+        part.copy_(ops.dequantize(source.read(), source.storage).t())
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+class HeadGates(WeightedLayer):
+    """How fast each value head forgets: fp32 [heads] `rate` (negative) and `bias`."""
+
+    params = ("rate", "bias")
+
+    def __init__(self, context: LayerContext, heads: Shard):
+        super().__init__()
+        self._heads = heads
+        size = heads.local_rows
+        self.rate = torch.empty(size, dtype=torch.float32, device=context.device)
+        self.bias = torch.empty(size, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        load = partial(load_vector, self.rate if param == "rate" else self.bias)
+        return (LoadTarget((self._heads.rows,), load, rows=self._heads.part),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rate.nbytes + self.bias.nbytes
+
+
+class DeltaNet(nn.Module):
+    """Short convolutions of q, k and v, the gated delta rule, and a gated norm of each head."""
+
+    def __init__(
+        self, context: LayerContext, spec: DeltaNetSpec, hidden_size: int, eps: float, layer: int
+    ):
+        super().__init__()
+        parallel = context.parallel
+        if spec.tiled and parallel.size > 1:
+            raise ConfigError(
+                "The value heads of this GGUF's delta nets lie in an order that cannot be split "
+                "over devices; take the model's safetensors, or --tensor-parallel-size 1."
+            )
+        self.spec = spec
+        self.layer = layer
+        self._eps = eps
+        key_heads = parallel.share(spec.num_key_heads, "key heads of delta nets")
+        shared = spec.num_value_heads // spec.num_key_heads
+        value_heads = slice(key_heads.start * shared, key_heads.stop * shared)
+        keys = _shard(spec.num_key_heads, key_heads, spec.key_head_dim)
+        values = _shard(spec.num_value_heads, value_heads, spec.value_head_dim)
+        heads = _shard(spec.num_value_heads, value_heads, 1)
+        # q, k, v, the output gate, the writing strength and the decay.
+        shards = (keys, keys, values, values, heads, heads)
+        self.input = ColumnLinear(context, hidden_size, shards)
+        self.conv = CausalConv(context, (keys, keys, values), spec.conv_width)
+        self.gates = HeadGates(context, heads)
+        self.norm = RMSNorm(context, spec.value_head_dim, eps)
+        self.output = RowLinear(context, values.rows, hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; moves the requests' states on by their tokens."""
+        where = batch.groups[batch.layer_group[self.layer]]
+        assert isinstance(where, StateInputs)
+        conv_state, state = batch.kv_caches[self.layer]
+        slots = ops.StateSlots(where.read, where.write, batch.query_start, batch.kv_lens)
+        channels, values, heads = self.conv.weight.shape[1], *self.input.sizes[3:5]
+        mixed, gate, strength, decay = self.input(hidden_states).split(
+            [channels, values, heads, heads], dim=1
+        )
+        out = ops.gated_delta_rule(
+            ops.causal_conv(mixed, self.conv.weight, conv_state, slots),
+            strength,
+            ops.Decay(decay, self.gates.rate, self.gates.bias),
+            state,
+            slots,
+            tiled=self.spec.tiled,
+        )
+        normed = ops.gated_rms_norm(out, gate, self.norm.weight, self._eps)
+        return self.output(normed)
+
+
+def _shard(heads: int, part: slice, size: int) -> Shard:
+    return Shard(heads * size, slice(part.start * size, part.stop * size))

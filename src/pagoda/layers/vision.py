@@ -1,0 +1,189 @@
+"""Vision transformers: patches of an image in, embeddings of tokens out."""
+
+from collections.abc import Callable
+from functools import partial
+from math import isqrt, prod
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import VisionSpec
+from pagoda.kernels import ops
+from pagoda.layers.context import LayerContext
+from pagoda.layers.embedding import VocabTable
+from pagoda.layers.linear import ColumnLinear, Shard
+from pagoda.layers.loading import LoadTarget
+from pagoda.layers.norm import LayerNorm
+from pagoda.quant.base import ShardSource
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of patches."""
+
+
+class PatchEmbed(ColumnLinear):
+    """A convolution whose stride is its kernel: a product with each patch's values."""
+
+    def __init__(self, context: LayerContext, spec: VisionSpec):
+        whole = Shard(spec.hidden_size, slice(0, spec.hidden_size))
+        super().__init__(context, spec.patch_values, (whole,), bias=True)
+        self._split = spec.split_patches
+        self._frames = spec.temporal_patch
+        self._raw: dict[int, torch.Tensor] = {}
+        self._kernel = (spec.patch_size, spec.patch_size)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        (whole,) = super().targets(param)
+        if param == "bias":
+            return (whole,)
+        rows = whole.shape[0]
+        if not self._split:
+            return (LoadTarget((rows, 3, self._frames, *self._kernel), whole.load),)
+        return tuple(
+            LoadTarget((rows, 3, *self._kernel), partial(self._load_frame, frame, whole.load))
+            for frame in range(self._frames)
+        )
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        super().create(storages[:1])
+
+    def _load_frame(
+        self, frame: int, load: Callable[[ShardSource], None], source: ShardSource
+    ) -> None:
+        """Keep a frame's weights until all are there, and then load them side by side."""
+        self._raw[frame] = source.read()
+        if len(self._raw) < self._frames:
+            return
+        parts = [self._raw[at].unflatten(1, (3, -1)) for at in range(self._frames)]
+        whole = torch.stack(parts, dim=2).flatten(1)
+        self._raw.clear()
+        width = source.in_features * self._frames
+        load(ShardSource(source.storage, source.out_features, width, lambda: whole))
+
+
+class VisionBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); every rank holds it whole."""
+
+    def __init__(self, context: LayerContext, spec: VisionSpec):
+        super().__init__()
+        hidden = spec.hidden_size
+        self.head_dim = spec.head_dim
+        self.activation = spec.activation
+        self.attention_norm = LayerNorm(context, hidden, spec.norm_eps)
+        self.qkv = _whole(context, hidden, 3 * hidden)
+        self.output = _whole(context, hidden, hidden)
+        self.mlp_norm = LayerNorm(context, hidden, spec.norm_eps)
+        self.up = _whole(context, hidden, spec.intermediate_size)
+        self.down = _whole(context, spec.intermediate_size, hidden)
+
+    def forward(
+        self, x: torch.Tensor, rotation: torch.Tensor, frames: torch.Tensor
+    ) -> torch.Tensor:
+        """[patches, hidden]; `rotation` is fp32 [patches, head_dim], cosines then sines, and
+        `frames` int32 where each frame begins, with the end: a patch sees its own frame."""
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, -1, self.head_dim))
+        q, k, v = qkv.unbind(1)
+        q, k = ops.rotary(q, k, torch.arange(len(x), device=x.device), rotation)
+        attended = ops.encoder_attention(q, k, v, frames, scale=self.head_dim**-0.5)
+        x = x + self.output(attended.flatten(1))
+        return x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))
+
+
+class PatchMerger(nn.Module):
+    """`merge * merge` neighbouring patches to one token's embedding."""
+
+    def __init__(
+        self, context: LayerContext, spec: VisionSpec, out_size: int, norm_merged: bool = False
+    ):
+        super().__init__()
+        self.width = spec.hidden_size * spec.merge**2
+        self.norm_merged = norm_merged
+        size = self.width if norm_merged else spec.hidden_size
+        self.norm = LayerNorm(context, size, spec.norm_eps)
+        self.up = _whole(context, self.width, self.width)
+        self.down = _whole(context, self.width, out_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[patches, hidden], neighbours in a row -> [tokens, out_size]."""
+        if self.norm_merged:
+            x = self.norm(x.reshape(-1, self.width))
+        else:
+            x = self.norm(x).reshape(-1, self.width)
+        return self.down(ops.activate(self.up(x), "gelu"))
+
+
+class VisionTower(nn.Module):
+    """Qwen3-VL's; without deepstack also Qwen3.5's."""
+
+    def __init__(self, context: LayerContext, spec: VisionSpec, out_size: int):
+        super().__init__()
+        self.spec = spec
+        self._context = context
+        self.patches = PatchEmbed(context, spec)
+        self.positions = VocabTable(context, spec.num_positions, spec.hidden_size)
+        self.blocks = nn.ModuleList(VisionBlock(context, spec) for _ in range(spec.num_layers))
+        self.merger = PatchMerger(context, spec, out_size)
+        self.deepstack = nn.ModuleList(
+            PatchMerger(context, spec, out_size, norm_merged=True) for _ in spec.deepstack
+        )
+
+    def forward(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """fp32 [patches, patch_values] of one image or video, `merge * merge` neighbours in a row
+        -> [1 + deepstack, tokens, out_size]: the embeddings, and what is added later."""
+        device, merge = self._context.device, self.spec.merge
+        rows, columns = (at.to(device) for at in _places(grid, merge))
+        x = self.patches(patches.to(device, self._context.dtype))
+        x = x + self._interpolated(rows, columns, grid).to(x.dtype)
+        rotation = self._rotation(rows, columns)
+        size = grid[1] * grid[2]
+        frames = torch.arange(0, (grid[0] + 1) * size, size, dtype=torch.int32, device=device)
+        deeper = []
+        for index, block in enumerate(self.blocks):
+            x = block(x, rotation, frames)
+            if index in self.spec.deepstack:
+                deeper.append(self.deepstack[self.spec.deepstack.index(index)](x))
+        return torch.stack([self.merger(x), *deeper])
+
+    def _interpolated(self, rows: torch.Tensor, columns: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Learned positions, between which a grid of another size is interpolated (bilinear,
+        corners on corners)."""
+        side = isqrt(self.spec.num_positions)
+        parts = [
+            (row_share * column_share)[:, None] * self.positions(row * side + column)
+            for row, row_share in _neighbours(rows, grid[1], side)
+            for column, column_share in _neighbours(columns, grid[2], side)
+        ]
+        return torch.stack(parts).sum(0)
+
+    def _rotation(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """fp32 [patches, head_dim]: half of the frequencies turn by row, half by column."""
+        size = self.spec.head_dim // 2
+        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
+        frequencies = 1.0 / self.spec.rope_theta**exponents
+        angles = torch.cat((rows[:, None] * frequencies, columns[:, None] * frequencies), dim=1)
+        return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def _places(grid: Grid, merge: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each patch; patches of one token follow each other."""
+    frames, rows, columns = grid
+    at = torch.arange(prod(grid[1:])).view(rows // merge, merge, columns // merge, merge)
+    # From the order of reading to that of tokens: the same cut of the raster, transposed.
+    order = at.transpose(1, 2).flatten().repeat(frames)
+    return torch.div(order, columns, rounding_mode="floor"), order % columns
+
+
+def _neighbours(
+    places: torch.Tensor, size: int, side: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The two rows of a table of `side` between which each place of `size` lies, and how much each
+    counts."""
+    exact = places.float() * (side - 1) / max(size - 1, 1)
+    low = exact.floor().long()
+    share = exact - low
+    return [(low, 1 - share), ((low + 1).clamp(max=side - 1), share)]
+
+
+def _whole(context: LayerContext, in_features: int, out_features: int) -> ColumnLinear:
+    return ColumnLinear(
+        context, in_features, (Shard(out_features, slice(0, out_features)),), bias=True
+    )

@@ -1,0 +1,152 @@
+"""Pictures in prompts: where they stand, and the embeddings that stand for them."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagoda.base.errors import RequestError
+from pagoda.core.messages import MediaItem
+from pagoda.layers.batch import ForwardBatch
+from pagoda.text.images.base import Grid, ImageProcessor
+
+Ints = npt.NDArray[np.int64]
+Encode = Callable[[torch.Tensor, Grid], torch.Tensor]
+
+
+def check_media(items: Sequence[MediaItem], prompt_len: int) -> None:
+    """RequestError for items that overlap, leave the prompt or do not fill their grid."""
+    done = 0
+    for item in items:
+        whole = item.grid is None or math.prod(item.grid) == item.length
+        if (
+            not whole
+            or item.length < 1
+            or item.start < done
+            or item.start + item.length > prompt_len
+        ):
+            raise RequestError(
+                f"A picture of {item.length} tokens (grid {item.grid}) at {item.start} does not "
+                f"fit a prompt of {prompt_len}; please report this."
+            )
+        done = item.start + item.length
+
+
+@dataclass(frozen=True)
+class MediaRows:
+    """Some of an item's tokens among those of a step."""
+
+    item: MediaItem
+    request: int
+    """Index into the plan."""
+    row: int
+    """Of the step's tokens, the first one."""
+    offset: int
+    """Of the item's tokens, the first one."""
+    count: int
+
+
+class RequestMedia:
+    """What a request has of them, and the positions that follow (arXiv 2409.12191, section 2.1).
+
+    A picture's tokens have three coordinates: the time at which it stands, their row and their
+    column. What comes behind it goes on from the largest.
+    """
+
+    def __init__(self, items: Sequence[MediaItem], prompt_len: int):
+        self.items = items
+        self._positions = np.empty((3, prompt_len), np.int64)
+        done = following = 0
+        for item in items:
+            if item.grid is None:
+                continue  # its tokens stand in a row, as text
+            following = self._count_on(done, item.start, following)
+            frames, rows, columns = item.grid
+            done = item.start + item.length
+            corners = np.indices((frames, rows, columns)).reshape(3, -1)
+            self._positions[:, item.start : done] = following + corners
+            following += max(rows, columns)
+        # Pictures take less room than they have tokens: generated ones are so much nearer.
+        self._shift = self._count_on(done, prompt_len, following) - prompt_len
+
+    def _count_on(self, start: int, end: int, following: int) -> int:
+        stop = following + end - start
+        self._positions[:, start:end] = np.arange(following, stop)
+        return stop
+
+    def positions(self, start: int, end: int) -> Ints:
+        """[3, end - start] of a request's tokens `start .. end`, generated ones included."""
+        known = self._positions[:, start:end]
+        generated = np.arange(start + known.shape[1], end) + self._shift
+        return np.concatenate([known, np.broadcast_to(generated, (3, len(generated)))], axis=1)
+
+    def rows(self, request: int, start: int, end: int, row: int) -> list[MediaRows]:
+        """Of the items' tokens those in `start .. end`, whose first is row `row` of the step."""
+        found = []
+        for item in self.items:
+            first, stop = max(item.start, start), min(item.start + item.length, end)
+            if first < stop:
+                offset = first - item.start
+                place = row + first - start
+                found.append(MediaRows(item, request, place, offset, stop - first))
+        return found
+
+
+class MediaEncoder:
+    """Embeddings of items, by their contents; those used last are kept up to `budget` bytes.
+
+    A prompt that is read in chunks asks for the same item several times, and so do conversations.
+    """
+
+    def __init__(self, encode: Encode, processor: ImageProcessor, budget: int):
+        """`encode` as `Model.encode_image`."""
+        self._tower = encode
+        self._processor = processor
+        self._budget = budget
+        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._nbytes = 0
+        self.num_encoded = 0
+
+    def encoded(self, item: MediaItem) -> torch.Tensor:
+        """[1 + layers, item.length, hidden]: embeddings, and what is added behind each layer.
+
+        OSError or ValueError where the payload is gone or does not fit the item.
+        """
+        encoded = self._kept.pop(item.content_hash, None)
+        if encoded is None:
+            encoded = self._encode(item)
+            self._nbytes += encoded.nbytes
+        self._kept[item.content_hash] = encoded
+        while self._nbytes > self._budget:
+            _, oldest = self._kept.popitem(last=False)
+            self._nbytes -= oldest.nbytes
+        return encoded
+
+    def fill(
+        self, batch: ForwardBatch, media: Sequence[MediaRows], encoded: dict[str, torch.Tensor]
+    ) -> None:
+        """Give a batch the embeddings of its items' tokens."""
+        first = next(iter(encoded.values()))
+        shape = (len(first), batch.num_tokens, first.shape[2])
+        embeds = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        rows = torch.zeros(batch.num_tokens, dtype=torch.bool, device=first.device)
+        for part in media:
+            target = slice(part.row, part.row + part.count)
+            source = encoded[part.item.content_hash]
+            embeds[:, target] = source[:, part.offset : part.offset + part.count]
+            rows[target] = True
+        batch.input_embeds, batch.embed_rows = embeds[0], rows
+        batch.layer_embeds = embeds[1:].float().unbind()
+
+    def _encode(self, item: MediaItem) -> torch.Tensor:
+        pixels = np.load(item.payload, allow_pickle=False)
+        patches, grid = self._processor.patches(pixels)
+        encoded = self._tower(torch.from_numpy(patches), grid)
+        self.num_encoded += 1
+        if encoded.shape[1] != item.length:
+            raise ValueError(f"it makes {encoded.shape[1]} tokens, and {item.length} were sent")
+        return encoded

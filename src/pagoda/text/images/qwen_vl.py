@@ -1,0 +1,130 @@
+"""Pictures for Qwen3-VL and Qwen3.5: any size, as long as it is whole tokens."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from pagoda.arch.read import MAX_WIDTH, Reader
+from pagoda.base.errors import RequestError
+from pagoda.text.images.base import Grid, ImageProcessor, Pixels, ProcessedImage
+
+_MAX_PIXELS = 1 << 40
+_MAX_ASPECT = 200
+
+
+@dataclass(frozen=True)
+class QwenImageProcessor(ImageProcessor):
+    patch_size: int
+    temporal_patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    token = "<|image_pad|>"
+    placeholder = "<|vision_start|><|image_pad|><|vision_end|>"
+
+    def process(self, picture: Pixels) -> ProcessedImage:
+        frames, height, width, _ = picture.shape
+        unit = self.patch_size * self.merge
+        new_height, new_width = fitting_size(height, width, unit, self.min_pixels, self.max_pixels)
+        size = (new_width, new_height)
+        resized = [
+            np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
+            for frame in picture
+        ]
+        grid = (-(-frames // self.temporal_patch), new_height // unit, new_width // unit)
+        return ProcessedImage(np.stack(resized), grid)
+
+    def patches(self, pixels: Pixels) -> tuple[npt.NDArray[np.float32], Grid]:
+        mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
+        values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        missing = -len(values) % self.temporal_patch
+        # A picture is a film of one frame, and a film's last frame stands still.
+        values = np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+        frames, height, width, colors = values.shape
+        size, merge = self.patch_size, self.merge
+        cut = values.reshape(
+            frames // self.temporal_patch, self.temporal_patch,
+            height // (size * merge), merge, size,
+            width // (size * merge), merge, size, colors,
+        )  # fmt: skip
+        # Frames, rows and columns of tokens, then of patches in a token; in a patch the color,
+        # the frame, the row and the column of each value.
+        ordered = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        grid = (frames // self.temporal_patch, height // size, width // size)
+        return ordered.reshape(-1, colors * self.temporal_patch * size * size), grid
+
+    def limited(self, max_tokens: int) -> "QwenImageProcessor":
+        most = max_tokens * (self.patch_size * self.merge) ** 2
+        return replace(
+            self, max_pixels=min(self.max_pixels, most), min_pixels=min(self.min_pixels, most)
+        )
+
+
+def fitting_size(
+    height: int, width: int, unit: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """(height, width) in multiples of `unit` with a product between the bounds, and nearly the
+    shape it was. RequestError for a strip."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise RequestError(
+            f"An image of {width} x {height} pixels is too long and narrow; at most "
+            f"{_MAX_ASPECT} to 1 is taken."
+        )
+    # Python rounds halves to even, and so do those that the models were trained with.
+    rows, columns = round(height / unit), round(width / unit)
+    if rows * columns * unit * unit > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        rows = max(1, math.floor(height / shrink / unit))
+        columns = max(1, math.floor(width / shrink / unit))
+    elif rows * columns * unit * unit < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        rows, columns = math.ceil(height * grow / unit), math.ceil(width * grow / unit)
+    return rows * unit, columns * unit
+
+
+def from_config(reader: Reader) -> QwenImageProcessor:
+    """By preprocessor_config.json; what it leaves out is Qwen3-VL's."""
+    size = reader.section("size") or reader
+    smallest = size.integer("shortest_edge", _MAX_PIXELS, 1 << 16)
+    largest = size.integer("longest_edge", _MAX_PIXELS, 1 << 24)
+    return QwenImageProcessor(
+        patch_size=reader.integer("patch_size", MAX_WIDTH, 16),
+        temporal_patch=reader.integer("temporal_patch_size", MAX_WIDTH, 2),
+        merge=reader.integer("merge_size", MAX_WIDTH, 2),
+        min_pixels=reader.integer("min_pixels", _MAX_PIXELS, smallest),
+        max_pixels=reader.integer("max_pixels", _MAX_PIXELS, largest),
+        mean=_three(reader, "image_mean"),
+        std=_three(reader, "image_std"),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
+    """By `clip.vision.*`; bounds that it leaves out are Qwen3-VL's."""
+    reader = Reader(metadata, "GGUF metadata", "clip.vision.")
+    return QwenImageProcessor(
+        patch_size=reader.integer("patch_size", MAX_WIDTH),
+        temporal_patch=2,
+        merge=reader.integer("spatial_merge_size", MAX_WIDTH, 2),
+        min_pixels=reader.integer("image_min_pixels", _MAX_PIXELS, 1 << 16),
+        max_pixels=reader.integer("image_max_pixels", _MAX_PIXELS, 1 << 24),
+        mean=_three(reader, "image_mean"),
+        std=_three(reader, "image_std"),
+    )
+
+
+def _three(reader: Reader, name: str) -> tuple[float, ...]:
+    values = reader.raw(name)
+    if values is None:
+        return (0.5, 0.5, 0.5)
+    numbers = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
+    if not numbers or len(values) != 3 or (name == "image_std" and min(values) <= 0):
+        raise reader.error(name, f"must be three numbers, not {values!r}")
+    return tuple(float(value) for value in values)

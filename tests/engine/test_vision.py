@@ -1,0 +1,224 @@
+"""A tiny Qwen3-VL through the whole engine: chunks, cached prefixes, neighbours and faults."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from pagoda.config.engine import SchedulerConfig as Scheduling
+from pagoda.core.messages import AddRequest, EngineReady, RequestDelta
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.core import EngineCore
+from pagoda.engine.startup import start_engine
+from pagoda.kernels import ops
+from tests.models import tiny, vision
+from tests.models.vision import VisionPrompt, picture
+
+COUNT = 8
+SIZES = [("gradient", 64, 64), ("noise", 97, 203), ("letters", 310, 51)]
+"""4, 21 and 16 tokens, with blocks of 16."""
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return vision.make()
+
+
+@pytest.fixture(scope="module")
+def folder(reference, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3vl")
+    vision.save(reference, folder)
+    return folder
+
+
+def start(folder: Path, batched: int = 64, **model: Any) -> tuple[EngineCore, EngineReady]:
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder), **{"dtype": "float32", **model}),
+        cache=CacheConfig(num_gpu_blocks_override=80),
+        scheduler=Scheduling(max_num_batched_tokens=batched, max_num_seqs=4),
+        device=DeviceConfig("cpu", threads=1),
+    )
+    return start_engine(config, lambda message: None)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return start(folder)
+
+
+def words(count: int, seed: int) -> list[int]:
+    return [token % 200 for token in tiny.random_ids(count, seed=seed)]
+
+
+def prompt(folder: Path, sizes: list, lead: int = 9, tail: int = 12) -> VisionPrompt:
+    """A text, and pictures with a text behind each."""
+    images = vision.processed(folder, [picture(*size) for size in sizes])
+    pieces: list[Any] = [words(lead, 1)]
+    for number, image in enumerate(images):
+        pieces += [[200], image, [202], words(tail, 2 + number)]
+    return vision.prompt_of(pieces, folder)
+
+
+def request(req_id: str, given: VisionPrompt, **fields: Any) -> AddRequest:
+    sampling = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    return AddRequest(
+        req_id=req_id, prompt_token_ids=given.ids, media=given.items, sampling=sampling, **fields
+    )
+
+
+def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]]:
+    for req in requests:
+        core.handle(req)
+    deltas: dict[str, list[RequestDelta]] = {req.req_id: [] for req in requests}
+    while core.has_work():
+        for delta in core.step():
+            deltas[delta.req_id].append(delta)
+    core.scheduler.check_integrity()
+    return deltas
+
+
+def tokens(deltas: list[RequestDelta]) -> list[int]:
+    assert deltas[-1].finish_reason == "length", deltas[-1]
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def expected(reference, given: VisionPrompt, sizes: list) -> list[int]:
+    ids = list(given.ids)
+    for _ in range(COUNT):
+        logits = vision.reference_logits(reference, ids, [picture(*size) for size in sizes])
+        ids.append(int(logits[-1].argmax()))
+    return ids[len(given.ids) :]
+
+
+def encoder(core: EngineCore):
+    return core.executor.runner.media
+
+
+@pytest.mark.parametrize("batched", [4, 13, 512])
+def test_replies_equal_transformers_in_chunks_of_any_size(batched, folder, reference):
+    core, ready = start(folder, batched)
+    assert ready.media == {"image": 256}  # half of the context
+    given = prompt(folder, SIZES)
+    (deltas,) = run(core, request("r", given)).values()
+    assert tokens(deltas) == expected(reference, given, SIZES)
+    assert encoder(core).num_encoded == 3
+
+
+def test_neighbours_change_nothing(engine, folder, reference):
+    core, _ = engine
+    text = VisionPrompt(words(30, 5), [])
+    first, second = prompt(folder, SIZES[:1]), prompt(folder, SIZES[1:], lead=3)
+    requests = (request("text", text), request("one", first), request("two", second))
+    found = run(core, *requests)
+    assert tokens(found["text"]) == expected(reference, text, [])
+    assert tokens(found["one"]) == expected(reference, first, SIZES[:1])
+    assert tokens(found["two"]) == expected(reference, second, SIZES[1:])
+
+
+def test_text_steps_are_replayed(folder, monkeypatch):
+    if not ops.can_pack("cpu"):
+        pytest.skip("no native kernels")
+    core, _ = start(folder, dtype="auto")
+    program, sizes = core.executor.runner.program, []
+    replay = program.run
+
+    def noted(arrays, samples):
+        sizes.append(arrays.num_tokens)
+        return replay(arrays, samples)
+
+    monkeypatch.setattr(program, "run", noted)
+    run(core, request("r", prompt(folder, SIZES[:1], lead=5)))
+    # All but the step with the picture: the tokens behind the first sampled one.
+    assert sizes == [1] * (COUNT - 1)
+    run(core, request("t", VisionPrompt(words(20, 8), [])))
+    assert sizes[COUNT - 1 :] == [20] + [1] * (COUNT - 1)
+
+
+@pytest.mark.parametrize("lead", [3, 7, 8, 14, 15, 30])
+def test_a_cached_picture_is_not_encoded_again(lead, folder, reference):
+    """The cached prefix ends before, within and behind the picture."""
+    core, _ = start(folder)
+    given = prompt(folder, SIZES[1:2], lead=lead)
+    again = VisionPrompt(given.ids[:-3] + words(9, 7), given.items)
+    (first,) = run(core, request("a", given)).values()
+    (second,) = run(core, request("b", again)).values()
+    assert tokens(first) == expected(reference, given, SIZES[1:2])
+    assert tokens(second) == expected(reference, again, SIZES[1:2])
+    assert second[0].num_cached_tokens == (len(given.ids) - 3) // 16 * 16 > 0
+    assert encoder(core).num_encoded == 1
+
+
+def test_another_picture_is_no_prefix_hit(folder, reference):
+    core, _ = start(folder)
+    # Both 21 tokens, so that nothing but the pixels differs.
+    sizes = [("noise", 97, 203)], [("gradient", 97, 203)]
+    prompts = [prompt(folder, size, lead=20) for size in sizes]
+    assert prompts[0].ids == prompts[1].ids
+    run(core, request("a", prompts[0]))
+    (deltas,) = run(core, request("b", prompts[1])).values()
+    assert tokens(deltas) == expected(reference, prompts[1], sizes[1])
+    assert deltas[0].num_cached_tokens == 16  # the text in front
+    assert encoder(core).num_encoded == 2
+
+
+def test_a_payload_that_is_gone_ends_its_own_request(engine, folder):
+    core, _ = engine
+    given = prompt(folder, SIZES[:1], lead=21)
+    for item in given.items:
+        item.content_hash, item.payload = "unknown", str(folder / "missing.npy")
+    found = run(core, request("bad", given), request("good", VisionPrompt(words(9, 4), [])))
+    assert found["bad"][-1].finish_reason == "error"
+    assert "image could not be encoded" in found["bad"][-1].error
+    assert len(tokens(found["good"])) == COUNT
+
+
+@pytest.mark.parametrize("change", [{"start": 60}, {"length": 5}, {"grid": (1, 3, 2)}])
+def test_items_that_fit_no_prompt_are_refused(change, engine, folder):
+    core, _ = engine
+    given = prompt(folder, SIZES[:1])
+    for name, value in change.items():
+        setattr(given.items[0], name, value)
+    (deltas,) = run(core, request("bad", given)).values()
+    assert deltas[-1].bad_request and "does not fit" in deltas[-1].error
+
+
+def test_a_model_of_text_refuses_pictures(folder, tmp_path):
+    tiny.make("qwen3", head_dim=16).save_pretrained(tmp_path)
+    core, ready = start(tmp_path)
+    assert ready.media == {}
+    (deltas,) = run(core, request("r", prompt(folder, SIZES[:1]))).values()
+    assert deltas[-1].bad_request and "text only" in deltas[-1].error
+
+
+@pytest.mark.slow
+def test_real_sizes_with_random_weights(tmp_path):
+    """Qwen3-VL-2B's own sizes, with two layers of each kind."""
+    config = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144,
+            "vocab_size": 151936, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+            "rope_theta": 5000000,
+            "rope_scaling": {
+                "rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16,
+            "out_hidden_size": 2048, "num_position_embeddings": 2304, "patch_size": 16,
+            "deepstack_visual_indexes": [1],
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    core, _ = start(tmp_path, 256, load_format="dummy", dtype="auto", max_model_len=512)
+    images = vision.processed(tmp_path, [picture("letters", 300, 280)])
+    given = vision.prompt_of([words(5, 1), images[0], words(5, 2)], tmp_path)
+    (deltas,) = run(core, request("r", given)).values()
+    assert len(tokens(deltas)) == COUNT
+    assert torch.isfinite(encoder(core).encoded(given.items[0])).all()

@@ -1,0 +1,127 @@
+"""A Qwen3.5 model of transformers as llama.cpp's converter would write it (conversion/qwen.py).
+
+Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tests.models.tiny_gguf import Storage
+
+_TENSORS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+def write(
+    path: Path, model: PreTrainedModel, storage: Storage, draft_layers: int = 0
+) -> PreTrainedModel:
+    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds.
+
+    With `draft_layers`, some tensors of layers behind the last one are in the file.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(path, "qwen35")
+    _write_metadata(writer, config, draft_layers)
+    for name, weight in model.state_dict().items():
+        values = weight.numpy().squeeze(1) if "conv1d" in name else weight.numpy()
+        order = _tiled_order(name, values.shape, config)
+        axis = 1 if "out_proj" in name else 0
+        if order is not None:
+            values = np.take(values, order, axis)
+        values = _there(name)(values)
+        kind = storage if values.ndim == 2 and "conv1d" not in name else Storage.F32
+        raw = gguf.quantize(np.ascontiguousarray(values), kind)
+        writer.add_tensor(_stored_name(name), raw, raw_dtype=kind)
+        if kind != Storage.F32:
+            seen = gguf.dequantize(raw, kind).reshape(values.shape)
+            if order is not None:
+                seen = np.take(seen, np.argsort(order), axis)
+            weight.copy_(torch.from_numpy(seen.copy()))
+    for layer in range(draft_layers):
+        name = f"blk.{config.num_hidden_layers + layer}.nextn.enorm.weight"
+        writer.add_tensor(name, np.ones(config.hidden_size, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
+    writer.add_block_count(config.num_hidden_layers + draft_layers)
+    if draft_layers:
+        writer.add_nextn_predict_layers(draft_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+
+
+def _there(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    if name.endswith("A_log"):
+        return lambda values: -np.exp(values)
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return lambda values: values + 1
+    return lambda values: values
+
+
+def _tiled_order(name: str, shape: tuple[int, ...], config) -> np.ndarray | None:
+    """Where rows (of out_proj: columns) go: value heads that share a key head lie apart by the
+    number of key heads. q and k stay."""
+    if "linear_attn." not in name or name.endswith("linear_attn.norm.weight"):
+        return None
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    total = shape[1] if "out_proj" in name else shape[0]
+    fixed = 2 * keys * config.linear_key_head_dim if "qkv" in name or "conv1d" in name else 0
+    heads = np.arange(fixed, total).reshape(keys, values // keys, -1)
+    return np.concatenate((np.arange(fixed), heads.swapaxes(0, 1).ravel()))
+
+
+def _stored_name(name: str) -> str:
+    if not name.startswith("model.layers."):
+        return _TENSORS[name]
+    layer, _, stem = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_TENSORS[stem]}"

@@ -1,0 +1,198 @@
+"""Tiny random Qwen3-VL checkpoints and pictures, and how both are read. References are
+transformers'."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
+from transformers import (
+    PreTrainedModel,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+from pagoda.core.messages import MediaItem
+from pagoda.layers.batch import ForwardBatch
+from pagoda.models.base import CausalLM
+from pagoda.runtime.media import MediaEncoder, RequestMedia
+from pagoda.text.images.base import ImageProcessor, ProcessedImage
+from pagoda.text.images.select import image_processor_for
+from pagoda.weights.files import open_model
+from tests.models import tiny
+from tests.models.driver import Driver
+
+IMAGE = 201
+"""The token of pictures; 200 begins and 202 ends one."""
+PREPROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.4, 0.6],
+    "image_std": [0.5, 0.3, 0.4],
+    "size": {"shortest_edge": 4096, "longest_edge": 65536},
+}
+TEXT = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+VISION = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [1, 2],
+}
+
+
+def make(
+    text: dict | None = None, vision: dict | None = None, experts: bool = False, **changes
+) -> PreTrainedModel:
+    """As `tiny.make`; fresh random numbers of a vision tower are small, and so are these made
+    larger."""
+    torch.manual_seed(0)
+    config_class = Qwen3VLMoeConfig if experts else Qwen3VLConfig
+    model_class = Qwen3VLMoeForConditionalGeneration if experts else Qwen3VLForConditionalGeneration
+    config = config_class(
+        text_config={**TEXT, **(EXPERTS if experts else {}), **(text or {})},
+        vision_config={**VISION, **(vision or {})},
+        image_token_id=IMAGE,
+        video_token_id=203,
+        vision_start_token_id=200,
+        vision_end_token_id=202,
+        **changes,
+    )
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            base = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)
+    if isinstance(model, Qwen3VLMoeForConditionalGeneration):
+        _lay_experts_as_the_hub(folder / "model.safetensors")
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+
+
+def _lay_experts_as_the_hub(path: Path) -> None:
+    """On their side, [experts, columns, rows]: transformers reads both, and writes its own."""
+    tensors = load_file(path)
+    for name, weight in tensors.items():
+        if ".experts." in name:
+            tensors[name] = weight.transpose(1, 2).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+
+
+def picture(kind: str, width: int, height: int) -> Image.Image:
+    """A gradient, noise or letters."""
+    if kind == "noise":
+        values = np.random.default_rng(width * height).integers(0, 256, (height, width, 3))
+        return Image.fromarray(values.astype(np.uint8))
+    rows, columns = np.mgrid[0:height, 0:width]
+    values = np.stack([rows * 255 // height, columns * 255 // width, (rows + columns) % 256], -1)
+    image = Image.fromarray(values.astype(np.uint8))
+    if kind == "letters":
+        ImageDraw.Draw(image).multiline_text((3, 3), "Pagoda\n0123\nxyz", fill=(255, 0, 0))
+    return image
+
+
+def processed_by_transformers(images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    fields = {name: value for name, value in PREPROCESSOR.items() if name != "image_processor_type"}
+    processor = Qwen2VLImageProcessorPil(**fields)
+    return processor(images=images, return_tensors="pt")
+
+
+def processed(folder: Path, images: list[Image.Image]) -> list[ProcessedImage]:
+    processor = image_processor_for(open_model(folder))
+    return [processor.process(np.asarray(image)[None]) for image in images]
+
+
+def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "VisionPrompt":
+    """Token ids and pictures in a row."""
+    ids: list[int] = []
+    items = []
+    for piece in pieces:
+        if isinstance(piece, list):
+            ids += piece
+            continue
+        path = folder / f"{piece.content_hash}.npy"
+        np.save(path, piece.pixels)
+        length = piece.num_tokens
+        items.append(MediaItem(piece.content_hash, len(ids), length, str(path), piece.grid))
+        ids += [IMAGE] * length
+    return VisionPrompt(ids, items)
+
+
+class VisionPrompt:
+    def __init__(self, ids: list[int], items: list[MediaItem]):
+        self.ids = ids
+        self.items = items
+
+
+@torch.inference_mode()
+def reference_logits(
+    model: PreTrainedModel, ids: list[int], images: list[Image.Image]
+) -> torch.Tensor:
+    """fp32 [len(ids), vocab]."""
+    if not images:
+        return tiny.reference_logits(model, ids)
+    kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
+    model.model.rope_deltas = None  # kept from the call before
+    inputs = processed_by_transformers(images)
+    return model(torch.tensor([ids]), mm_token_type_ids=kinds, **inputs).logits[0]
+
+
+class VisionDriver(Driver):
+    """Gives the batch what the runner gives it for pictures."""
+
+    def __init__(self, model: CausalLM, processor: ImageProcessor):
+        super().__init__(model, num_blocks=200)
+        self.encoder = MediaEncoder(model.encode_image, processor, budget=1 << 24)
+        self.media: dict[str, RequestMedia] = {}
+
+    def add(self, req: str, prompt: VisionPrompt) -> None:
+        if prompt.items:
+            self.media[req] = RequestMedia(prompt.items, len(prompt.ids))
+
+    def _batch(self, tokens: dict[str, list[int]]) -> ForwardBatch:
+        batch = super()._batch(tokens)
+        plain = batch.positions
+        batch.positions = plain.repeat(3, 1)
+        parts, row = [], 0
+        for index, (req, ids) in enumerate(tokens.items()):
+            end = self.lens[req]
+            if req in self.media:
+                media = self.media[req]
+                coordinates = media.positions(end - len(ids), end)
+                batch.positions[:, row : row + len(ids)] = torch.from_numpy(coordinates)
+                parts += media.rows(index, end - len(ids), end, row)
+            row += len(ids)
+        if parts:
+            encoded = {p.item.content_hash: self.encoder.encoded(p.item) for p in parts}
+            self.encoder.fill(batch, parts, encoded)
+        else:
+            assert (batch.positions == batch.positions[0]).all()
+            batch.positions = batch.positions[0]
+        return batch

@@ -1,0 +1,120 @@
+"""A tiny random Qwen3-VL behind `pagoda serve`, with the official clients and transformers."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.models import vision
+from tests.models.vision import picture
+from tests.system.conftest import starter
+from tests.system.harness import Served, wait_until
+
+SIZE = ("letters", 310, 51)
+COUNT = 12
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """200 bytes, then the marks of pictures where the tiny model has them, then those of turns."""
+    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"Ġ"})
+    vocabulary = {letter: index for index, letter in enumerate(["Ġ", *letters][:200])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens(marks)
+    assert tokenizer.token_to_id("<|image_pad|>") == vision.IMAGE
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl")
+    vision.save(vision.make(), folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    with starter() as start:
+        served = start(folder, "--dtype", "float32", "--served-model-name", "vl")
+        served.wait_ready(60)
+        yield served
+
+
+def url() -> str:
+    buffer = io.BytesIO()
+    picture(*SIZE).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def expected(folder: Path) -> tuple[int, list[int]]:
+    """Of the conversation below: the prompt's length, and the most likely tokens behind it."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (image,) = vision.processed(folder, [picture(*SIZE)])
+    marks = "<|image_pad|>" * image.num_tokens
+    text = f"<|im_start|>user:See<|vision_start|>{marks}<|vision_end|><|im_end|>"
+    ids = list(tokenizer.encode(text + "<|im_start|>assistant:", add_special_tokens=False).ids)
+    length, model = len(ids), vision.make()
+    for _ in range(COUNT):
+        ids.append(int(vision.reference_logits(model, ids, [picture(*SIZE)])[-1].argmax()))
+    return length, ids[length:]
+
+
+def test_both_clients_get_what_transformers_computes(server: Served, folder: Path) -> None:
+    parts = [
+        {"type": "text", "text": "See"},
+        {"type": "image_url", "image_url": {"url": url()}},
+    ]
+    length, tokens = expected(folder)
+    for _ in range(2):  # the second time from cached blocks
+        reply = server.openai().chat.completions.create(
+            model="vl",
+            messages=[{"role": "user", "content": parts}],
+            temperature=0,
+            max_tokens=COUNT,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        assert reply.usage.prompt_tokens == length
+        assert reply.choices[0].token_ids == tokens
+    text = reply.choices[0].message.content
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="vl",
+            max_tokens=COUNT,
+            messages=[{"role": "user", "content": [
+                {"type": "text", "text": "See"},
+                {"type": "image", "source": {"type": "url", "url": url()}},
+            ]}],
+            extra_body={"ignore_eos": True, "temperature": 0},
+        )  # fmt: skip
+    assert "".join(block.text for block in message.content if block.type == "text") == text
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= length
+
+
+def test_no_picture_is_left_behind(server: Served) -> None:
+    """Neither of a reply that ends, nor of one whose reader leaves."""
+    (private,) = server.socket_folders()
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url()}}]}]
+    with server.openai().chat.completions.create(
+        model="vl", messages=messages, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        assert len(list(private.glob("*.npy"))) == 1
+    wait_until(lambda: not list(private.glob("*.npy")))
