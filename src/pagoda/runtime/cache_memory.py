@@ -47,7 +47,8 @@ class CacheMemory:
         """Put back what `read` gave, into blocks that nobody reads meanwhile."""
         rows = self._rows[group]
         index = to_tensor(np.asarray(blocks, np.int64), rows.device)
-        rows[index] = to_tensor(data, rows.device)
+        # Copied: a mapped file's pages are read-only, which torch does not know.
+        rows[index] = to_tensor(np.array(data), rows.device)
 
 
 def _layers(
