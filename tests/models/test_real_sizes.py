@@ -11,6 +11,7 @@ from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
 from pagoda.planner.parameters import parameter_count
 from tests.models.driver import Driver
+from tests.unit.arch.test_moe import QWEN3_30B_A3B
 
 # As published, but for fields that nobody reads. Beside each the parameters of the whole model, as
 # the repository's safetensors headers sum up.
@@ -57,6 +58,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
         },
         3_836_021_760,
     ),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
 }  # fmt: skip
 
 
