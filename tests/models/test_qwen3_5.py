@@ -108,6 +108,7 @@ def test_resuming_from_a_kept_state_equals_computing_anew(model):
 
 def test_a_checkpoint_with_vision_and_draft_layers_gives_its_text_model(tmp_path):
     text = make().config.to_dict()
+    text["rope_parameters"]["mrope_section"] = [2, 1, 1]
     vision = {
         "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
         "out_hidden_size": text["hidden_size"], "num_position_embeddings": 16,

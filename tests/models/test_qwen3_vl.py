@@ -135,8 +135,9 @@ def test_requests_with_and_without_pictures_share_steps(reference, model, folder
     {"vision": {"deepstack_visual_indexes": []}},
     {"vision": {"num_heads": 4, "hidden_act": "gelu", "num_position_embeddings": 49}},
     {"text": {"attention_bias": True, "num_key_value_heads": 4}},
-    {"experts": True},
-    {"experts": True, "text": {"mlp_only_layers": [1]}},
+    {"family": "qwen3_vl_moe"},
+    {"family": "qwen3_vl_moe", "text": {"mlp_only_layers": [1]}},
+    {"family": "qwen3_5"},
 ])  # fmt: skip
 def test_variants(changes, tmp_path):
     reference = vision.make(**changes)

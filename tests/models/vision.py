@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     PreTrainedModel,
     Qwen2VLImageProcessorPil,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -52,6 +54,12 @@ TEXT = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+HYBRID = {
+    **tiny.QWEN3_5,
+    "rope_parameters": {
+        **TEXT["rope_parameters"], "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
+    },
+}  # fmt: skip
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 VISION = {
     "depth": 4,
@@ -64,17 +72,29 @@ VISION = {
 }
 
 
+FAMILIES = {
+    "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {}),
+    "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, EXPERTS),
+    "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, HYBRID),
+}
+
+
 def make(
-    text: dict | None = None, vision: dict | None = None, experts: bool = False, **changes
+    text: dict | None = None,
+    vision: dict | None = None,
+    family: str = "qwen3_vl",
+    **changes,
 ) -> PreTrainedModel:
     """As `tiny.make`; fresh random numbers of a vision tower are small, and so are these made
     larger."""
     torch.manual_seed(0)
-    config_class = Qwen3VLMoeConfig if experts else Qwen3VLConfig
-    model_class = Qwen3VLMoeForConditionalGeneration if experts else Qwen3VLForConditionalGeneration
+    config_class, model_class, sizes = FAMILIES[family]
+    tower = dict(VISION)
+    if family == "qwen3_5":
+        del tower["deepstack_visual_indexes"]
     config = config_class(
-        text_config={**TEXT, **(EXPERTS if experts else {}), **(text or {})},
-        vision_config={**VISION, **(vision or {})},
+        text_config={**TEXT, **sizes, **(text or {})},
+        vision_config={**tower, **(vision or {})},
         image_token_id=IMAGE,
         video_token_id=203,
         vision_start_token_id=200,
@@ -82,10 +102,7 @@ def make(
         **changes,
     )
     model = model_class(config).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            base = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    tiny.randomize(model)
     return model
 
 

@@ -1,5 +1,6 @@
 """Qwen3.5 and 3.6, dense: three layers of gated delta net (arXiv 2412.06464) to one of attention
-with an output gate and partly rotated heads. The text model alone."""
+with an output gate and partly rotated heads. Images are read by Qwen3-VL's tower, whose layers add
+nothing to later ones here."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits, config_rules, linear_rules
+from pagoda.arch.qwen_vision import config_sections, layers_with_axes, vision_from_config
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -27,8 +29,16 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The language model of a checkpoint that also has a vision tower."""
-    return _from_config(config, "model.language_model.")
+    """Of a checkpoint that also has a vision tower; without `vision_config` the language model."""
+    spec = _from_config(config, "model.language_model.")
+    if config.get("vision_config") is None:
+        return spec
+    return replace(
+        spec,
+        architecture="Qwen3_5ForConditionalGeneration",
+        layers=layers_with_axes(spec.layers, *config_sections(config_reader(config))),
+        vision=vision_from_config(config, spec.hidden_size),
+    )
 
 
 def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
@@ -62,7 +72,7 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
             WeightRule(_DELTA_NET + "norm.weight", (linear + "norm.weight",)),
             WeightRule(_DELTA_NET + "output.weight", (linear + "out_proj.weight",)),
         ],
-        # The head that drafts several tokens at once and the vision tower are not run yet.
+        # The head that drafts several tokens at once is not run yet; nor is a tower without sizes.
         ("mtp.*", "model.visual.*"),
     )
 

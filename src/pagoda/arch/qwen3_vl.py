@@ -7,9 +7,14 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits, config_rules
-from pagoda.arch.qwen_vision import rope_axes, vision_from_config, vision_from_gguf
+from pagoda.arch.qwen_vision import (
+    config_sections,
+    layers_with_axes,
+    vision_from_config,
+    vision_from_gguf,
+)
 from pagoda.arch.read import Reader, config_reader
-from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.arch.spec import ModelSpec
 
 _NAME = "Qwen3VLForConditionalGeneration"
 
@@ -23,10 +28,9 @@ def dense_from_config(config: Mapping[str, Any], architecture: str) -> ModelSpec
     bias = reader.flag("attention_bias", False)
     traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
     spec = spec_from_config(reader, architecture, traits)
-    section = reader.section("rope_parameters") or reader.section("rope_scaling") or reader
     return replace(
         spec,
-        layers=tuple(_with_axes(layer, section, "mrope_section") for layer in spec.layers),
+        layers=layers_with_axes(spec.layers, *config_sections(reader)),
         weights=config_rules(traits, spec.tie_word_embeddings, "model.language_model."),
         vision=vision_from_config(config, spec.hidden_size),
     )
@@ -62,12 +66,6 @@ def dense_from_gguf(
         return spec
     return replace(
         spec,
-        layers=tuple(_with_axes(layer, reader, "rope.dimension_sections") for layer in spec.layers),
+        layers=layers_with_axes(spec.layers, reader, "rope.dimension_sections"),
         vision=vision_from_gguf(metadata, spec.hidden_size),
     )
-
-
-def _with_axes(layer: LayerSpec, reader: Reader, name: str) -> LayerSpec:
-    mixer = layer.mixer
-    assert isinstance(mixer, AttentionSpec) and mixer.rope is not None  # a dense decoder
-    return replace(layer, mixer=replace(mixer, rope=rope_axes(reader, name, mixer.rope)))

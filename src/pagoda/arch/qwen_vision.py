@@ -7,7 +7,14 @@ from typing import Any
 
 from pagoda.arch.names import linear_rules
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
-from pagoda.arch.spec import Activation, RopeSpec, VisionSpec, WeightRule
+from pagoda.arch.spec import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    RopeSpec,
+    VisionSpec,
+    WeightRule,
+)
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 
 _ACTIVATIONS: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -103,6 +110,25 @@ def _check_heads(reader: Reader, name: str, spec: VisionSpec) -> None:
             name,
             f"is {spec.hidden_size}, which {spec.num_heads} heads cannot share in multiples of 4",
         )
+
+
+def config_sections(reader: Reader) -> tuple[Reader, str]:
+    """Where a config.json deals out frequencies to coordinates."""
+    section = reader.section("rope_parameters") or reader.section("rope_scaling")
+    return section or reader, "mrope_section"
+
+
+def layers_with_axes(
+    layers: Iterable[LayerSpec], reader: Reader, name: str
+) -> tuple[LayerSpec, ...]:
+    """With `rope_axes` in those that attend."""
+    changed = []
+    for layer in layers:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionSpec) and mixer.rope is not None:
+            mixer = replace(mixer, rope=rope_axes(reader, name, mixer.rope))
+        changed.append(replace(layer, mixer=mixer))
+    return tuple(changed)
 
 
 def rope_axes(reader: Reader, name: str, rope: RopeSpec) -> RopeSpec:

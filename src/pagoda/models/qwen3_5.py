@@ -10,6 +10,7 @@ from pagoda.layers.delta_net import DeltaNet
 from pagoda.layers.moe import feed_forward
 from pagoda.layers.norm import RMSNorm
 from pagoda.models.base import CausalLM, DecoderLayer
+from pagoda.models.qwen3_vl import Qwen3VL
 
 
 class Qwen35Layer(DecoderLayer):
@@ -42,4 +43,10 @@ class Qwen35Layer(DecoderLayer):
 
 
 class Qwen35ForCausalLM(CausalLM):
+    layer_class = Qwen35Layer
+
+
+class Qwen35(Qwen3VL):
+    """With its vision tower."""
+
     layer_class = Qwen35Layer

@@ -17,6 +17,7 @@ MODELS = Registry(
         "Qwen3VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3VLMoeForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3_5ForCausalLM": "pagoda.models.qwen3_5:Qwen35ForCausalLM",
+        "Qwen3_5ForConditionalGeneration": "pagoda.models.qwen3_5:Qwen35",
         "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
         "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",

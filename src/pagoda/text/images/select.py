@@ -12,6 +12,7 @@ FAMILIES = Registry(
     "image processor",
     {
         "Qwen3VLForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
+        "Qwen3_5ForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
         "Qwen3VLMoeForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
     },
 )
