@@ -22,8 +22,11 @@ def sections() -> dict[str, Iterable[str]]:
 
 
 def _models() -> Iterator[str]:
-    yield "| models | class in config.json | GGUF | safetensors | GGUF | CPU steps | llama.cpp |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        "| models | class in config.json | GGUF | safetensors | GGUF | CPU steps | llama.cpp "
+        "| tests of its own |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     decoders, encoders = _classes(DECODERS), _classes(ENCODERS)
     counts = [
         _cases("test_transformers.py", "CASES", decoders)
@@ -40,6 +43,7 @@ def _models() -> Iterator[str]:
             _code(names),
             _code(ggufs.get(module, [])),
             *(str(count or NONE) for count in tested),
+            _own_tests(module),
         ]
         yield f"| {' | '.join(cells)} |"
 
@@ -56,6 +60,11 @@ def _first_paragraph(module: str) -> str:
     path = ROOT / "src" / (module.replace(".", "/") + ".py")
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".").replace("|", "\\|")
+
+
+def _own_tests(module: str) -> str:
+    file = f"test_{module.rpartition('.')[2]}.py"
+    return _code([file] if (TESTS / file).is_file() else [])
 
 
 def _code(names: list[str]) -> str:

@@ -7,6 +7,7 @@ the difference over the rms of the weights.
 import torch
 
 from pagoda.kernels import ops
+from pagoda.kernels.ref import kv_cache
 from pagoda.quant.repack import repacked
 from pagoda.weights.quantize import quantize_rows
 
@@ -72,6 +73,8 @@ def main() -> None:
     low = ops.dequantize(repacked(four_blocks, "UINT4", "Q4_1"), "Q4_1")
     scattered_raw = scattered.view(torch.uint8)
     spread_out = ops.dequantize(repacked(scattered_raw, "DECODED", "Q8_0"), "Q8_0")
+    heads = groups(x, 64)  # of K and V
+    cached = kv_cache.decode(kv_cache.encode(heads, torch.int8), torch.float32)
     rows = [
         ("bf16 to fp8, a scale per row", error(x, eight)),
         ("bf16 to Q8_0 (`--quantization int8` and `fp8`)", error(x, rounded(x, "Q8_0"))),
@@ -82,6 +85,8 @@ def main() -> None:
         ("UINT4 held as Q4_1", error(four, low)),
         ("4 bits in activation order held as Q8_0", error(scattered, spread_out)),
         ("4 bits in activation order held as Q4_1", error(scattered, rounded(scattered, "Q4_1"))),
+        ("keys and values to int8, a scale per 64", error(heads, cached)),
+        ("keys and values to fp8", error(heads, heads.to(torch.float8_e4m3fn).float())),
     ]
     print("| weights | error |\n|---|---|")
     for name, value in rows:

@@ -172,7 +172,7 @@ def test_what_is_not_supported_is_named(changes, message):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"general.architecture": "qwen4"}, UnsupportedModelError, "nearest known is 'qwen3'"),
+        ({"general.architecture": "qwen3x"}, UnsupportedModelError, "nearest known is 'qwen3'"),
         ({"general.architecture": 7}, CheckpointError, "architecture must be a text, not 7"),
         ({"qwen3.block_count": 0}, CheckpointError, r"qwen3\.block_count must be between"),
         ({"qwen3.attention.head_count": [16]}, CheckpointError, "lists 1 values for 28 layers"),
