@@ -82,6 +82,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32, "norm_topk_prob": True,
         },
     ),
+    "qwen35": (
+        "Qwen3_5ForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -102,7 +109,7 @@ import convert_hf_to_gguf
 from conversion.base import TextModel
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32"]
+sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32", "--no-mtp"]
 convert_hf_to_gguf.main()
 """
 # The cache is F32, too: what is left of llama.cpp's rounding is that of its sums.

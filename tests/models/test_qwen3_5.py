@@ -175,16 +175,19 @@ def test_packed_weights_say_nearly_the_same_and_the_same_bits_in_any_chunks(fold
 
 @pytest.mark.slow
 def test_published_sizes_run_with_random_weights():
-    """Qwen3.6-27B with 4 of its 64 layers: 4 GiB of weights, its vocabulary cut to a 16th."""
-    text = {**QWEN_27B["text_config"], "num_hidden_layers": 4, "vocab_size": 248320 // 16}
+    """Qwen3.6-27B with one layer of each kind: 1.5 GiB of weights, a 64th of its vocabulary."""
+    text = {
+        **QWEN_27B["text_config"], "num_hidden_layers": 2, "full_attention_interval": 2,
+        "vocab_size": 248320 // 64,
+    }  # fmt: skip
     spec = spec_for({**QWEN_27B, "text_config": text}, {}, ())
-    assert [isinstance(layer.mixer, DeltaNetSpec) for layer in spec.layers] == [True] * 3 + [False]
+    assert [isinstance(layer.mixer, DeltaNetSpec) for layer in spec.layers] == [True, False]
     model = build_model(
         spec, None, dtype=torch.bfloat16, device="cpu", load_format="dummy", packed=True
     )
-    ids = tiny.random_ids(30, vocab_size=248320 // 16)
-    whole = Driver(model).run(ids, 30)
+    ids = tiny.random_ids(8, vocab_size=248320 // 64)
+    whole = Driver(model).run(ids, 8)
     assert whole.isfinite().all()
     assert whole.std() > 0
     # The same bits from native kernels, nearly the same from torch.
-    torch.testing.assert_close(Driver(model).run(ids, 8), whole, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(Driver(model).run(ids, 5), whole, rtol=1e-3, atol=1e-3)

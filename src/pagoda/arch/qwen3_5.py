@@ -89,7 +89,9 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     )
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     traits = Traits(qk_norm=True)
-    spec = spec_from_gguf(reader, tokenizer, _ARCHITECTURE, traits, tensor_names)
+    # What llama.cpp names attn_qkv here is a delta net's; attention's q, k and v lie apart.
+    names = [name for name in tensor_names if not name.endswith(".attn_qkv.weight")]
+    spec = spec_from_gguf(reader, tokenizer, _ARCHITECTURE, traits, names)
     heads = reader.integer("ssm.time_step_rank", MAX_HEADS)
     inner = reader.integer("ssm.inner_size", MAX_WIDTH)
     if inner % heads:
