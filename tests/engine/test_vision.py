@@ -193,6 +193,20 @@ def test_a_model_of_text_refuses_pictures(folder, tmp_path):
     assert deltas[-1].bad_request and "text only" in deltas[-1].error
 
 
+def test_a_hybrid_model_sees_likewise(tmp_path):
+    """Qwen3.5: a prefix with a picture is found again, recurrent state and all."""
+    reference, sizes = vision.make(family="qwen3_5"), SIZES[:2]
+    vision.save(reference, tmp_path)
+    core, _ = start(tmp_path, 13)
+    given = prompt(tmp_path, sizes)
+    again = VisionPrompt(given.ids[:-3] + words(9, 7), given.items)
+    for number, each in enumerate((given, again)):
+        (deltas,) = run(core, request(str(number), each)).values()
+        assert tokens(deltas) == expected(reference, each, sizes)
+    assert deltas[0].num_cached_tokens > 0
+    assert encoder(core).num_encoded == 2
+
+
 @pytest.mark.slow
 def test_real_sizes_with_random_weights(tmp_path):
     """Qwen3-VL-2B's own sizes, with two layers of each kind."""
