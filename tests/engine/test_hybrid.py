@@ -12,6 +12,7 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from tests.engine.running import run, tokens
 from tests.models import tiny
 
 COUNT = 24
@@ -43,22 +44,6 @@ def request(name: str, prompt: list[int], count: int = COUNT) -> AddRequest:
     return AddRequest(
         req_id=name, prompt_token_ids=prompt, sampling=sampling, eos_token_ids=[END_OF_TURN]
     )
-
-
-def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]]:
-    for req in requests:
-        core.handle(req)
-    deltas: dict[str, list[RequestDelta]] = {req.req_id: [] for req in requests}
-    while core.has_work():
-        for delta in core.step():
-            deltas[delta.req_id].append(delta)
-        core.scheduler.check_integrity()
-    return deltas
-
-
-def tokens(deltas: list[RequestDelta]) -> list[int]:
-    assert deltas[-1].finish_reason == "length", deltas[-1]
-    return [token for delta in deltas for token in delta.token_ids]
 
 
 def cached(deltas: list[RequestDelta]) -> int:

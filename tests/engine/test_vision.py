@@ -9,11 +9,12 @@ import torch
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagoda.config.engine import SchedulerConfig as Scheduling
-from pagoda.core.messages import AddRequest, EngineReady, RequestDelta
+from pagoda.core.messages import AddRequest, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from tests.engine.running import run, tokens
 from tests.models import tiny, vision
 from tests.models.vision import VisionPrompt, picture
 
@@ -67,22 +68,6 @@ def request(req_id: str, given: VisionPrompt, **fields: Any) -> AddRequest:
     return AddRequest(
         req_id=req_id, prompt_token_ids=given.ids, media=given.items, sampling=sampling, **fields
     )
-
-
-def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]]:
-    for req in requests:
-        core.handle(req)
-    deltas: dict[str, list[RequestDelta]] = {req.req_id: [] for req in requests}
-    while core.has_work():
-        for delta in core.step():
-            deltas[delta.req_id].append(delta)
-    core.scheduler.check_integrity()
-    return deltas
-
-
-def tokens(deltas: list[RequestDelta]) -> list[int]:
-    assert deltas[-1].finish_reason == "length", deltas[-1]
-    return [token for delta in deltas for token in delta.token_ids]
 
 
 def expected(reference, given: VisionPrompt, sizes: list) -> list[int]:

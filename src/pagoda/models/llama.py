@@ -16,12 +16,21 @@ class LlamaLayer(DecoderLayer):
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
-        assert isinstance(layer.mixer, AttentionSpec)
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.attention_norm = RMSNorm(context, hidden, eps)
-        self.attention = Attention(context, layer.mixer, hidden, eps, index)
+        self.add_mixer(context, spec, layer, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
         self.mlp = feed_forward(context, layer, hidden)
+
+    def add_mixer(
+        self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int
+    ) -> None:
+        """Make what `mix` calls."""
+        assert isinstance(layer.mixer, AttentionSpec)
+        self.attention = Attention(context, layer.mixer, spec.hidden_size, spec.norm_eps, index)
+
+    def mix(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        return self.attention(hidden_states, batch)
 
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
@@ -31,7 +40,7 @@ class LlamaLayer(DecoderLayer):
             hidden_states = self.attention_norm(hidden_states)
         else:
             hidden_states, residual = self.attention_norm.add(hidden_states, residual)
-        hidden_states = self.attention(hidden_states, batch)
+        hidden_states = self.mix(hidden_states, batch)
         hidden_states, residual = self.mlp_norm.add(hidden_states, residual)
         return self.mlp(hidden_states), residual
 
