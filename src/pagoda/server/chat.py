@@ -25,7 +25,7 @@ from pagoda.server.protocol.replies import (
     Usage,
 )
 from pagoda.server.reading import ReplyReader
-from pagoda.server.sse import EventSource, event
+from pagoda.server.sse import EventSource, TextEvent, event
 from pagoda.server.timings import timings
 from pagoda.server.usage import UsageCounter, fingerprint
 from pagoda.text.parsers.base import Delta
@@ -41,6 +41,7 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     started: bool = False
+    text_event: TextEvent | None = None
 
 
 class _ChatReply:
@@ -151,7 +152,10 @@ class StreamedChat(_ChatReply, EventSource):
     def _events(self, index: int, output: OutputDelta) -> bytes:
         choice, finished = self.choices[index], output.finish_reason is not None
         self.usage.add(index, len(output.token_ids), output.num_cached_tokens, output.prefix_miss)
-        delta = self._delta(self.feed(index, output, streamed=True))
+        deltas = self.feed(index, output, streamed=True)
+        if choice.started and not finished and self._is_plain(deltas):
+            return self._text(index, "".join([part.text for part in deltas]))
+        delta = self._delta(deltas)
         written = b""
         if not choice.started and (output.token_ids or finished):
             choice.started = True
@@ -159,6 +163,22 @@ class StreamedChat(_ChatReply, EventSource):
         if not _is_empty(delta) or finished or (self._tells_tokens and output.token_ids):
             written += self._event(self._delta_chunk(index, delta, output))
         return written
+
+    def _is_plain(self, deltas: list[Delta]) -> bool:
+        """Whether there is nothing to tell but text."""
+        return not (self._tells_tokens or self.body.timings_per_token) and all(
+            part.kind == "text" for part in deltas
+        )
+
+    def _text(self, index: int, text: str) -> bytes:
+        choice = self.choices[index]
+        if choice.text_event is None:
+            choice.text_event = TextEvent(
+                lambda content: self._chunk(
+                    [ChatChunkChoice(index=index, delta=ChatDelta(content=content))]
+                )
+            )
+        return choice.text_event.of(text) if text else b""
 
     def _event(self, chunk: ChatCompletionChunk) -> bytes:
         if self._counts:

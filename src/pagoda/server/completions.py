@@ -19,7 +19,7 @@ from pagoda.server.protocol.replies import (
     CompletionLogprobs,
     Usage,
 )
-from pagoda.server.sse import EventSource, event
+from pagoda.server.sse import EventSource, TextEvent, event
 from pagoda.server.timings import timings
 from pagoda.server.usage import UsageCounter, fingerprint
 
@@ -45,6 +45,7 @@ class _Choice:
     offset: int = 0
     """Characters that the logprobs have named so far."""
     started: bool = False
+    text_event: TextEvent | None = None
 
 
 class _CompletionReply:
@@ -129,6 +130,13 @@ class WholeCompletion(_CompletionReply):
 
 
 class StreamedCompletion(_CompletionReply, EventSource):
+    def __init__(self, job: CompletionJob):
+        super().__init__(job)
+        body, options = job.body, job.body.stream_options
+        self._counts = options is not None and options.continuous_usage_stats
+        self._tells_tokens = body.return_token_ids or body.logprobs is not None or self._counts
+        """There is a chunk for a token even where it adds no text."""
+
     def events(self, parts: list[Part]) -> bytes:
         return b"".join([self._part(index, output) for index, output in parts])
 
@@ -141,17 +149,13 @@ class StreamedCompletion(_CompletionReply, EventSource):
     def _part(self, index: int, output: OutputDelta) -> bytes:
         self.count(index, output)
         choice, body = self.choices[index], self.body
-        first = not choice.started and bool(output.token_ids or output.finish_reason)
+        finished = output.finish_reason is not None
+        if choice.started and not (finished or self._tells_tokens or body.timings_per_token):
+            return self._text(index, output.text)
+        first = not choice.started and bool(output.token_ids or finished)
         choice.started |= first
         text = output.text if not first else self.echoed(index) + output.text
-        tells_tokens = bool(output.token_ids) and (
-            body.return_token_ids or body.logprobs is not None
-        )
-        continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
-        if not (
-            text or output.finish_reason is not None or tells_tokens
-            or (continuous and output.token_ids)
-        ):  # fmt: skip
+        if not (text or finished or (self._tells_tokens and output.token_ids)):
             return b""
         reply = CompletionChunkChoice(
             index=index,
@@ -164,12 +168,20 @@ class StreamedCompletion(_CompletionReply, EventSource):
             reply.token_ids = output.token_ids
             if first:
                 reply.prompt_token_ids = self.job.generation.prompt_ids(index)
-        chunk = self._chunk([reply], self.usage.usage(body.n) if continuous else None)
-        if body.timings_per_token or output.finish_reason is not None:
+        chunk = self._chunk([reply], self.usage.usage(body.n) if self._counts else None)
+        if body.timings_per_token or finished:
             chunk.timings = timings(self.job.generation.timers[index])
-        if output.finish_reason is not None:
+        if finished:
             chunk.system_fingerprint = fingerprint(self.job.served)
         return event(chunk)
+
+    def _text(self, index: int, text: str) -> bytes:
+        choice = self.choices[index]
+        if choice.text_event is None:
+            choice.text_event = TextEvent(
+                lambda found: self._chunk([CompletionChunkChoice(index=index, text=found)])
+            )
+        return choice.text_event.of(text) if text else b""
 
     def _chunk(
         self, choices: list[CompletionChunkChoice], usage: Usage | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +24,20 @@ _encoder = msgspec.json.Encoder()
 
 def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class TextEvent:
+    """An event in which only a text changes: what stands around it is encoded once."""
+
+    # Private characters; what follows a text in a chunk is nobody's words.
+    _MARK = "\ue000text\ue001"
+
+    def __init__(self, chunk: Callable[[str], msgspec.Struct]):
+        whole, mark = event(chunk(self._MARK)), _encoder.encode(self._MARK)
+        self._before, _, self._after = whole.rpartition(mark)
+
+    def of(self, text: str) -> bytes:
+        return self._before + _encoder.encode(text) + self._after
 
 
 def named_event(name: str, chunk: msgspec.Struct) -> bytes:
