@@ -81,10 +81,15 @@ def best_projector(names: Iterable[str]) -> str | None:
     return next((known[quant] for quant in (*_PROJECTORS, *known) if quant in known), None)
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file is a vision tower by its name."""
+    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
+
+
 def is_gguf_model(name: str) -> bool:
     """Whether a file is a model by its name; vision projectors and importance matrices are none."""
-    name = name.lower()
-    return name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name
+    is_gguf = name.lower().endswith(".gguf")
+    return is_gguf and not is_projector(name) and "imatrix" not in name.lower()
 
 
 def _is_safe(path: str) -> bool:
@@ -146,9 +151,9 @@ def _with_projector(choice: Choice, files: Sequence[RemoteFile]) -> Choice:
     found = {
         file.path: file
         for file in files
-        if PurePosixPath(file.path).parent == folder and "mmproj" in PurePosixPath(file.path).name
+        if PurePosixPath(file.path).parent == folder and is_projector(PurePosixPath(file.path).name)
     }
-    best = best_projector(path for path in found if path.endswith(".gguf"))
+    best = best_projector(found)
     if best is None:
         return choice
     reason = f"{choice.reason.removesuffix('.')}; images by {best}."

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.base.log import get_logger
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
-from pagoda.weights.choice import best_projector
+from pagoda.weights.choice import best_projector, is_projector
 from pagoda.weights.gguf import GgufCheckpoint
 
 log = get_logger(__name__)
@@ -77,10 +77,6 @@ def find_projector(model: Path, named: str | None) -> Path | None:
         return None
     log.info("Images are read by %s; --mmproj names another file.", best)
     return model.parent / best
-
-
-def is_projector(name: str) -> bool:
-    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
 
 
 def _width(path: Path) -> Any:

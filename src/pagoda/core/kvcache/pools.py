@@ -28,6 +28,8 @@ class BlockPools:
         """Of each slab, the blocks that somebody holds."""
         self._idle: list[OrderedDict[int, int]] = [OrderedDict() for _ in groups]
         """A group's slabs that nobody uses, with the time since when."""
+        self._num_idle = [0] * len(groups)
+        """Blocks in them: counted, because every step asks what is free."""
         usable = [
             slab for slab in range(layout.num_slabs)
             if any(layout.blocks_of(group, slab) for group in range(len(groups)))
@@ -47,10 +49,8 @@ class BlockPools:
             return sum(pool.num_free * size for pool, size in zip(self.pools, sizes, strict=True))
         total = len(self._free) * self.layout.slab_bytes
         for group, pool in enumerate(self.pools):
-            idle = self._idle[group]
-            inside = sum(len(self.layout.blocks_of(group, slab)) for slab in idle)
-            total += len(idle) * self.layout.slab_bytes
-            total += (pool.num_free - inside) * sizes[group]
+            total += len(self._idle[group]) * self.layout.slab_bytes
+            total += (pool.num_free - self._num_idle[group]) * sizes[group]
         return total
 
     def allocate(self, group: int, num_blocks: int) -> list[int] | None:
@@ -117,6 +117,9 @@ class BlockPools:
             return
         held = set(self._free)
         for group, pool in enumerate(self.pools):
+            inside = sum(len(self.layout.blocks_of(group, slab)) for slab in self._idle[group])
+            if inside != self._num_idle[group]:
+                raise RuntimeError(f"{inside} idle blocks, {self._num_idle[group]} counted.")
             owned = {self.layout.slab_of(group, block) for block in pool.free_blocks()}
             used = [block for block, refs in enumerate(pool.ref_counts) if refs]
             owned |= {self.layout.slab_of(group, block) for block in used}
@@ -140,7 +143,7 @@ class BlockPools:
             slab = self._oldest_idle_slab(group)
         if slab is not None:
             pool.grant(self.layout.blocks_of(group, slab))
-            self._idle[group][slab] = next(self._now)
+            self._rest(group, slab)
         elif pool.front != NULL_BLOCK:
             self._cache.evict(group, (pool.front,))
         return pool.front != NULL_BLOCK
@@ -169,13 +172,13 @@ class BlockPools:
         blocks = self.layout.blocks_of(group, slab)
         self._cache.evict(group, blocks)
         self.pools[group].withdraw(blocks)
-        del self._idle[group][slab]
+        self._wake(group, slab)
 
     def _enter(self, group: int, block: int) -> None:
         """A block has its first holder."""
         slab = self.layout.slab_of(group, block)
         if not self._used[slab]:
-            del self._idle[group][slab]
+            self._wake(group, slab)
         self._used[slab] += 1
 
     def _leave(self, group: int, block: int) -> None:
@@ -183,8 +186,18 @@ class BlockPools:
         slab = self.layout.slab_of(group, block)
         self._used[slab] -= 1
         if not self._used[slab]:
-            self._idle[group][slab] = next(self._now)
+            self._rest(group, slab)
             self._give_back_if_empty(group, slab)
+
+    def _rest(self, group: int, slab: int) -> None:
+        """A slab of the group has no user."""
+        self._idle[group][slab] = next(self._now)
+        self._num_idle[group] += len(self.layout.blocks_of(group, slab))
+
+    def _wake(self, group: int, slab: int) -> None:
+        """It has one, or is no longer the group's."""
+        del self._idle[group][slab]
+        self._num_idle[group] -= len(self.layout.blocks_of(group, slab))
 
     def _give_back_if_empty(self, group: int, slab: int) -> None:
         hash_of = self._cache.hash_of[group]
