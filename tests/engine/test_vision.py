@@ -17,6 +17,7 @@ from pagoda.kernels import ops
 from tests.engine.running import run, tokens
 from tests.models import tiny, vision
 from tests.models.vision import VisionPrompt, picture
+from tests.unit.planner.test_vision import CONFIG as QWEN3_VL_2B
 
 COUNT = 8
 SIZES = [("gradient", 64, 64), ("noise", 97, 203), ("letters", 310, 51)]
@@ -196,22 +197,11 @@ def test_a_hybrid_model_sees_likewise(tmp_path):
 def test_real_sizes_with_random_weights(tmp_path):
     """Qwen3-VL-2B's own sizes, with two layers of each kind."""
     config = {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
+        **QWEN3_VL_2B,
         "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144,
-            "vocab_size": 151936, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
-            "rope_theta": 5000000,
-            "rope_scaling": {
-                "rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True,
-            },
-        },
+        "text_config": {**QWEN3_VL_2B["text_config"], "num_hidden_layers": 2},
         "vision_config": {
-            "depth": 2, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16,
-            "out_hidden_size": 2048, "num_position_embeddings": 2304, "patch_size": 16,
-            "deepstack_visual_indexes": [1],
+            **QWEN3_VL_2B["vision_config"], "depth": 2, "deepstack_visual_indexes": [1],
         },
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
