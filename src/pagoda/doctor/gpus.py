@@ -181,11 +181,7 @@ def _gpu(nvml: _Nvml, index: int) -> GpuFacts:
     nvml.call(
         "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)
     )
-    memory: _Memory | None = _Memory()
-    try:
-        nvml.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    except NvmlError:
-        memory = None
+    total, free = _memory(nvml, handle)
     reasons = nvml.value("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, handle)
     uncorrected, since_load = ctypes.c_int(1), ctypes.c_int(0)
     errors = nvml.value(
@@ -195,14 +191,23 @@ def _gpu(nvml: _Nvml, index: int) -> GpuFacts:
         index=index,
         name=nvml.text("nvmlDeviceGetName", handle) or "NVIDIA GPU",
         capability=(major.value, minor.value),
-        total_memory=memory.total if memory else None,
-        free_memory=memory.free if memory else None,
+        total_memory=total,
+        free_memory=free,
         visible=_is_visible(index, nvml.text("nvmlDeviceGetUUID", handle)),
         processes=_processes(nvml, handle),
         links=_links(nvml, handle),
         slowed=bool((reasons or 0) & _SLOWDOWN),
         memory_errors=errors or 0,
     )
+
+
+def _memory(nvml: _Nvml, handle: ctypes.c_void_p) -> tuple[int | None, int | None]:
+    memory = _Memory()
+    try:
+        nvml.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    except NvmlError:
+        return None, None
+    return memory.total, memory.free
 
 
 def _is_visible(index: int, uuid: str) -> bool:

@@ -18,7 +18,7 @@ def finding_lines(findings: Sequence[Finding], width: int, color: bool) -> list[
     room = max(20, width - len(indent))
     lines = []
     for finding in findings:
-        status = finding.status
+        status: str = finding.status
         if color:
             status = f"\033[{_COLORS[status]}m{status}\033[0m"
         text = _wrap(finding.text, room)
