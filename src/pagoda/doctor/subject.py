@@ -37,9 +37,7 @@ def find_subject(model: ModelConfig) -> Subject:
     """Raises what opening a model raises; the hub is asked for headers alone."""
     from pagoda.weights.remote import fetch_headers
 
-    path = fetch_headers(
-        model.model, download_dir=model.download_dir, revision=model.revision
-    )
+    path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)
     files = open_model(path, model.mmproj)
     config = files.config or {}
     if model.load_format == "dummy" and files.kind != "gguf":
