@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pagoda.doctor.checks import checkpoint_findings, findings
 from pagoda.doctor.disk import Disk
-from pagoda.doctor.machine import Machine
+from pagoda.doctor.probe import Machine
 from tests.unit.doctor.machines import GIB, LAPTOP, laptop
 
 # What makes a reader of a line believe that something is broken.
