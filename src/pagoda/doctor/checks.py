@@ -130,18 +130,19 @@ def _cpu(cpu: Cpu) -> Iterator[Finding]:
 
 
 def _kernels(kernels: Kernels) -> Iterator[Finding]:
-    if kernels.problem:
-        yield Finding(
-            "kernels", "FAIL", kernels.problem.rstrip("."),
-            f"unset PAGODA_CPU_ISA, or set it to one of {', '.join(kernels.sets)} or none",
-        )  # fmt: skip
-    elif not kernels.sets:
+    if not kernels.sets:
         yield Finding(
             "kernels", "WARN",
             "Pagoda was installed without its native kernels; a CPU then computes with torch, "
             "several times slower",
             "Install a C++ compiler (Debian: apt install g++), then "
             "pip install --force-reinstall --no-cache-dir --no-deps pagoda-llm",
+        )  # fmt: skip
+    elif kernels.isa is None and kernels.wanted != "none":
+        yield Finding(
+            "kernels", "FAIL",
+            f"PAGODA_CPU_ISA is {kernels.wanted!r}, which is no instruction set of this build",
+            f"unset PAGODA_CPU_ISA, or set it to {', '.join(kernels.sets)} or none",
         )  # fmt: skip
     elif kernels.isa is None:
         yield Finding(

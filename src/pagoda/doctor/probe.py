@@ -63,11 +63,9 @@ class Kernels:
     """Instruction sets that the native kernels have and this CPU runs, best first; none where
     they were not built."""
     isa: str | None
-    """The one in use."""
+    """The one in use; None where `wanted` is `none` or a set that this build does not know."""
     wanted: str | None
     """PAGODA_CPU_ISA."""
-    problem: str = ""
-    """Why `wanted` cannot be honoured."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +181,8 @@ def probe_kernels() -> Kernels:
         return Kernels((), None, wanted)
     try:
         native = cpu.native()
-    except ConfigError as error:
-        return Kernels(sets, None, wanted, str(error))
+    except ConfigError:
+        native = None
     return Kernels(sets, None if native is None else native.isa, wanted)
 
 
