@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pagoda.cli.main import main
-from pagoda.doctor import machine as probe_module
+from pagoda.doctor import probe
 from tests.unit.doctor.machines import LAPTOP, laptop
 
 LIMIT_BYTES = 80 << 20
@@ -16,7 +16,7 @@ LIMIT_BYTES = 80 << 20
 @pytest.fixture
 def runs_on(monkeypatch):
     def put(facts):
-        monkeypatch.setattr(probe_module, "probe", lambda: facts)
+        monkeypatch.setattr(probe, "probe", lambda: facts)
 
     return put
 

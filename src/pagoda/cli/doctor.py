@@ -21,7 +21,7 @@ def prepare(words: list[str]) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     from pagoda.doctor.checks import findings
     from pagoda.doctor.findings import failed
-    from pagoda.doctor.machine import probe
+    from pagoda.doctor.probe import probe
 
     machine = probe()
     found = findings(machine)

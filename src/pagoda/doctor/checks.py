@@ -5,21 +5,20 @@ from collections.abc import Iterator
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.gpu_checks import gpu_findings
-from pagoda.doctor.machine import Cpu, Kernels, Machine, Memory, Software
+from pagoda.doctor.probe import Cpu, Kernels, Machine, Memory, Software
 
 _GIB = 1 << 30
-# Less than Python, the kernels and the smallest chat model of the catalogue need together.
-_LEAST_MEMORY = _GIB // 2
+_LEAST_MEMORY = _GIB // 2  # what the planner leaves free beside a model on a CPU
 _LITTLE_MEMORY = 2 * _GIB
 _LITTLE_DISK = 5 * _GIB  # a model of 8 billion parameters in four bits
 _SLOW_DISK = 100e6  # bytes per second: a hard disk, or a network's
-# Memory that everything waits for this long is read back from the disk over and over.
+# Share of the time in which everything waits for memory: what was pushed out is read back over
+# and over.
 _THRASHING = 0.1
 _MUCH_SWAPPED = 0.25
 # Each connection takes a file, and several dozen are the process's own.
 _FEW_FILES = 1024
-_OLD_INSTRUCTIONS = ("generic",)
-_PAST_THE_LOG = "`journalctl -k | grep -i 'killed process'` (or `dmesg`) names them"
+_NAMES_THEM = "`journalctl -k | grep -i 'killed process'` (or `dmesg`) names them"
 
 
 def findings(machine: Machine) -> list[Finding]:
@@ -41,14 +40,14 @@ def findings(machine: Machine) -> list[Finding]:
 
 
 def checkpoint_findings(machine: Machine, nbytes: int) -> list[Finding]:
-    """Whether weights of `nbytes` fit into the memory that is free now, and how long the disk
-    takes to read them."""
+    """Whether weights of `nbytes`, kept on the CPU, fit into the memory that is free now, and how
+    long the disk takes to read them."""
     memory, size = machine.memory, format_bytes(nbytes)
     available, speed = memory.available, machine.disk.read_speed
-    most = min(memory.total, memory.limit or memory.total)
-    if nbytes + _LEAST_MEMORY > most:
+    if nbytes + _LEAST_MEMORY > memory.usable:
         fits = Finding(
-            "weights", "FAIL", f"{size} of weights do not fit in {format_bytes(most)} of memory",
+            "weights", "FAIL",
+            f"{size} of weights do not fit in {format_bytes(memory.usable)} of memory",
             _smaller_model(memory),
         )  # fmt: skip
     elif nbytes + _LEAST_MEMORY > available:
@@ -69,7 +68,7 @@ def checkpoint_findings(machine: Machine, nbytes: int) -> list[Finding]:
 
 
 def _smaller_model(memory: Memory) -> str:
-    if memory.limit is not None and memory.limit < memory.total:
+    if memory.limit is not None:
         return (
             "Raise the container's memory limit (docker run --memory), or choose a smaller model."
         )
@@ -131,12 +130,7 @@ def _cpu(cpu: Cpu) -> Iterator[Finding]:
 
 
 def _kernels(kernels: Kernels) -> Iterator[Finding]:
-    if kernels.problem:
-        yield Finding(
-            "kernels", "FAIL", kernels.problem.rstrip("."),
-            f"unset PAGODA_CPU_ISA, or set it to one of {', '.join(kernels.sets)} or none",
-        )  # fmt: skip
-    elif not kernels.sets:
+    if not kernels.sets:
         yield Finding(
             "kernels", "WARN",
             "Pagoda was installed without its native kernels; a CPU then computes with torch, "
@@ -144,12 +138,18 @@ def _kernels(kernels: Kernels) -> Iterator[Finding]:
             "Install a C++ compiler (Debian: apt install g++), then "
             "pip install --force-reinstall --no-cache-dir --no-deps pagoda-llm",
         )  # fmt: skip
+    elif kernels.isa is None and kernels.wanted != "none":
+        yield Finding(
+            "kernels", "FAIL",
+            f"PAGODA_CPU_ISA is {kernels.wanted!r}, which is no instruction set of this build",
+            f"unset PAGODA_CPU_ISA, or set it to {', '.join(kernels.sets)} or none",
+        )  # fmt: skip
     elif kernels.isa is None:
         yield Finding(
             "kernels", "WARN", "PAGODA_CPU_ISA=none switches the native kernels off",
             "unset PAGODA_CPU_ISA",
         )  # fmt: skip
-    elif kernels.isa in _OLD_INSTRUCTIONS and kernels.isa == kernels.sets[0]:
+    elif kernels.sets[0] == "generic":
         yield Finding(
             "kernels", "WARN",
             "this CPU shows none of the vector instructions that the native kernels have forms for",
@@ -164,10 +164,9 @@ def _kernels(kernels: Kernels) -> Iterator[Finding]:
 
 
 def _memory(memory: Memory, software: Software) -> Iterator[Finding]:
-    whole = format_bytes(min(memory.total, memory.limit or memory.total))
-    text = f"{format_bytes(memory.available)} of {whole} available"
+    text = f"{format_bytes(memory.available)} of {format_bytes(memory.usable)} available"
     fix = "End other programs (`ps aux --sort=-rss | head` lists the largest)"
-    if memory.limit is not None and memory.limit < memory.total:
+    if memory.limit is not None:
         fix += ", or raise the container's limit (docker run --memory)"
     elif software.wsl:
         fix += ", or give WSL more (.wslconfig: memory=...)"
@@ -207,7 +206,7 @@ def _oom(memory: Memory) -> Iterator[Finding]:
             "oom", "WARN",
             f"the kernel ended {_count(memory.oom_kills_inside, 'process', 'processes')} of this "
             "container for lack of memory",
-            f"Raise its limit (docker run --memory) or serve a smaller model; {_PAST_THE_LOG}.",
+            f"Raise its limit (docker run --memory) or serve a smaller model; {_NAMES_THEM}.",
         )  # fmt: skip
     elif memory.oom_kills:
         yield Finding(
@@ -215,7 +214,7 @@ def _oom(memory: Memory) -> Iterator[Finding]:
             f"the kernel ended {_count(memory.oom_kills, 'process', 'processes')} for lack of "
             "memory since this machine started",
             f"If Pagoda was among them, lower --max-model-len or serve a smaller model; "
-            f"{_PAST_THE_LOG}.",
+            f"{_NAMES_THEM}.",
         )  # fmt: skip
     else:
         yield Finding("oom", "PASS", "no process was ended for lack of memory")

@@ -13,7 +13,7 @@ from pagoda.weights.store import models_dir
 # Long enough for a disk of any kind to get going, short enough not to be waited for.
 _SECONDS = 0.04
 _CHUNK = 4 << 20
-_MOST_FILES = 2000  # looked at in the cache for one that is worth reading
+_MOST_FILES = 500  # looked at in the cache for one that is worth reading
 
 
 @dataclass(frozen=True)

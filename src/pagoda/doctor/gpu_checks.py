@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pagoda.base.units import format_bytes
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.gpus import GpuFacts, Gpus
-from pagoda.doctor.machine import Software
+from pagoda.doctor.probe import Software
 
 NO_GPU = "no NVIDIA GPU here; models run on the CPU"
 # Oldest driver of each CUDA (its release notes; minor releases run on the same one).
@@ -66,8 +66,9 @@ def _gpu(gpu: GpuFacts, software: Software) -> Iterator[Finding]:
         )  # fmt: skip
     if gpu.memory_errors:
         yield Finding(
-            topic, "WARN", f"{gpu.memory_errors} uncorrectable memory errors since the driver "
-            "was loaded: results may be wrong",
+            topic, "WARN",
+            f"{gpu.memory_errors} times its memory was wrong beyond repair since the driver was "
+            "loaded; results may be wrong",
             "Reboot; if it happens again, have the card replaced (`nvidia-smi -q -d ECC`).",
         )  # fmt: skip
     problem = _torch_problem(gpu, software)

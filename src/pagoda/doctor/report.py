@@ -37,7 +37,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     if count["FAIL"]:
         return f"{count['FAIL']} FAIL: no model runs here until that is mended."
     if count["WARN"]:
-        return f"Models run here; {count['WARN']} WARN above would make it better."
+        return f"Models run here; {count['WARN']} WARN above say what would make it better."
     return "Models run here; nothing to mend."
 
 

@@ -93,9 +93,8 @@ def _processes(key: str) -> Callable[..., int]:
 
 def _link(gpu: dict[str, Any], link: Any, out: Any) -> int:
     links = gpu.get("links", [])
-    if link.value >= len(links):
-        return NOT_SUPPORTED
-    return _write(out, struct.pack("I", links[link.value]))
+    number = getattr(link, "value", link)  # a C call takes either
+    return _write(out, struct.pack("I", links[number])) if number < len(links) else NOT_SUPPORTED
 
 
 def _number(key: str) -> Callable[..., int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pagoda.doctor.disk import Disk
 from pagoda.doctor.gpus import GpuFacts, Gpus
-from pagoda.doctor.machine import Cache, Cpu, Kernels, Machine, Memory, Software
+from pagoda.doctor.probe import Cache, Cpu, Kernels, Machine, Memory, Software
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pagoda.doctor.checks import checkpoint_findings, findings
 from pagoda.doctor.disk import Disk
-from pagoda.doctor.machine import Machine
+from pagoda.doctor.probe import Machine
 from tests.unit.doctor.machines import GIB, LAPTOP, laptop
 
 # What makes a reader of a line believe that something is broken.
@@ -109,8 +109,7 @@ def test_a_cpu_without_vectors():
 
 
 def test_an_unknown_set_is_fatal_as_in_serve():
-    facts = {"isa": None, "wanted": "mmx", "problem": "The variable PAGODA_CPU_ISA is 'mmx'."}
-    finding = only(laptop(kernels=facts), "kernels")
+    finding = only(laptop(kernels={"isa": None, "wanted": "mmx"}), "kernels")
     assert finding.status == "FAIL"
     assert "avx512, avx2, generic" in finding.fix
 

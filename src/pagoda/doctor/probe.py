@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pagoda.base import env
-from pagoda.base import machine as box
+from pagoda.base import env, machine
 from pagoda.base.errors import ConfigError
 from pagoda.base.machine import read_text
 from pagoda.doctor.disk import Disk, probe_disk
@@ -64,11 +63,9 @@ class Kernels:
     """Instruction sets that the native kernels have and this CPU runs, best first; none where
     they were not built."""
     isa: str | None
-    """The one in use."""
+    """The one in use; None where `wanted` is `none` or a set that this build does not know."""
     wanted: str | None
     """PAGODA_CPU_ISA."""
-    problem: str = ""
-    """Why `wanted` cannot be honoured."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Memory:
     available: int
     """What can be taken now, the container's limit considered."""
     limit: int | None
-    """The container's."""
+    """The container's; None where it may use all of `total`."""
     swap_total: int
     swap_used: int
     pressure: float | None
@@ -93,6 +90,11 @@ class Memory:
     """What can still be reserved where the kernel counts strictly; None where it does not."""
     huge_pages: str
     """`always`, `madvise` or `never`."""
+
+    @property
+    def usable(self) -> int:
+        """The most that Pagoda could have if it were alone."""
+        return self.total if self.limit is None else self.limit
 
 
 @dataclass(frozen=True)
@@ -139,16 +141,16 @@ def probe(model_file: Path | None = None) -> Machine:
 def probe_cpu() -> Cpu:
     mask = os.sched_getaffinity(0)
     siblings = {
-        read_text(box.SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or cpu
+        read_text(machine.SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or cpu
         for cpu in mask
     }
     return Cpu(
-        name=box.cpu_facts().name,
+        name=machine.cpu_facts().name,
         cores=len(siblings),
         affinity=len(mask),
         present=os.cpu_count() or len(mask),
-        quota=box.cpu_quota(),
-        threads=box.usable_threads(),
+        quota=machine.cpu_quota(),
+        threads=machine.usable_threads(),
         caches=_caches(min(mask)),
     )
 
@@ -156,7 +158,7 @@ def probe_cpu() -> Cpu:
 def _caches(cpu: int) -> tuple[Cache, ...]:
     """Caches of data in front of one hardware thread, nearest first."""
     found = []
-    for folder in (box.SYS / f"devices/system/cpu/cpu{cpu}/cache").glob("index*"):
+    for folder in (machine.SYS / f"devices/system/cpu/cpu{cpu}/cache").glob("index*"):
         level, size = read_text(folder / "level"), read_text(folder / "size") or ""
         if read_text(folder / "type") in ("Data", "Unified") and level and size.endswith("K"):
             shared = _list_length(read_text(folder / "shared_cpu_list") or "0")
@@ -179,35 +181,35 @@ def probe_kernels() -> Kernels:
         return Kernels((), None, wanted)
     try:
         native = cpu.native()
-    except ConfigError as error:
-        return Kernels(sets, None, wanted, str(error))
+    except ConfigError:
+        native = None
     return Kernels(sets, None if native is None else native.isa, wanted)
 
 
 def probe_memory() -> Memory:
-    facts, info = box.cpu_facts(), box.read_meminfo()
-    kills, inside = box.oom_kills()
-    strict = read_text(box.PROC / "sys/vm/overcommit_memory") == "2"
-    enabled = read_text(box.SYS / "kernel/mm/transparent_hugepage/enabled") or ""
+    facts, info, limit = machine.cpu_facts(), machine.read_meminfo(), machine.memory_limit()
+    kills, inside = machine.oom_kills()
+    strict = read_text(machine.PROC / "sys/vm/overcommit_memory") == "2"
+    enabled = read_text(machine.SYS / "kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", enabled)
     swap = info.get("SwapTotal", 0)
     return Memory(
         total=info["MemTotal"],
         available=facts.free_memory,
-        limit=box.memory_limit(),
+        limit=limit if limit is not None and limit < info["MemTotal"] else None,
         swap_total=swap,
         swap_used=swap - info.get("SwapFree", 0),
-        pressure=box.memory_pressure(),
+        pressure=machine.memory_pressure(),
         oom_kills=kills,
         oom_kills_inside=inside,
-        shm_free=box.shared_memory_free(),
+        shm_free=machine.shared_memory_free(),
         commit_left=info["CommitLimit"] - info["Committed_AS"] if strict else None,
         huge_pages=chosen.group(1) if chosen else "",
     )
 
 
 def probe_software() -> Software:
-    kernel = read_text(box.PROC / "sys/kernel/osrelease") or platform.release()
+    kernel = read_text(machine.PROC / "sys/kernel/osrelease") or platform.release()
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     return Software(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.base import machine as box_module
-from pagoda.doctor import machine
-from pagoda.doctor.machine import Cache
+from pagoda.base import machine
+from pagoda.doctor import probe
+from pagoda.doctor.probe import Cache
 
 GIB = 1 << 30
 MEMINFO = """\
@@ -52,16 +52,16 @@ def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             }  # fmt: skip
     write(tmp_path, files)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    monkeypatch.setattr(box_module, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(box_module, "SYS", tmp_path / "sys")
-    monkeypatch.setattr(machine, "_ROOT", tmp_path)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(probe, "_ROOT", tmp_path)
+    monkeypatch.setattr(probe.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(probe.os, "cpu_count", lambda: 4)
     return tmp_path
 
 
 def test_cores_threads_and_caches(box: Path):
-    cpu = machine.probe_cpu()
+    cpu = probe.probe_cpu()
     assert (cpu.name, cpu.cores, cpu.affinity, cpu.present) == ("Toaster", 2, 4, 4)
     assert (cpu.quota, cpu.threads) == (None, 4)
     assert cpu.caches == (
@@ -70,19 +70,19 @@ def test_cores_threads_and_caches(box: Path):
 
 
 def test_cores_within_the_affinity_mask(box: Path, monkeypatch):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {1, 3})
-    cpu = machine.probe_cpu()
+    monkeypatch.setattr(probe.os, "sched_getaffinity", lambda pid: {1, 3})
+    cpu = probe.probe_cpu()
     assert (cpu.cores, cpu.affinity, cpu.present) == (1, 2, 4)
 
 
 def test_a_kernel_that_tells_nothing_of_its_cpus(box: Path, monkeypatch):
-    monkeypatch.setattr(box_module, "SYS", box / "nowhere")
-    cpu = machine.probe_cpu()
+    monkeypatch.setattr(machine, "SYS", box / "nowhere")
+    cpu = probe.probe_cpu()
     assert (cpu.cores, cpu.caches) == (4, ())
 
 
 def test_memory_without_limits(box: Path):
-    memory = machine.probe_memory()
+    memory = probe.probe_memory()
     assert (memory.total, memory.available, memory.limit) == (32 << 20, 16 << 20, None)
     assert (memory.swap_total, memory.swap_used) == (4 << 20, 3 << 20)
     assert (memory.pressure, memory.oom_kills, memory.oom_kills_inside) == (None, 0, 0)
@@ -100,7 +100,7 @@ def test_pressure_overcommit_huge_pages_and_oom_kills(box: Path):
             "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n",
         },
     )
-    memory = machine.probe_memory()
+    memory = probe.probe_memory()
     assert memory.pressure == pytest.approx(0.4321)
     assert memory.commit_left == -(4 << 20)  # more is promised than the limit
     assert (memory.oom_kills, memory.oom_kills_inside) == (3, 0)
@@ -119,10 +119,15 @@ def test_a_container_of_version_2(box: Path):
             "sys/fs/cgroup/cpu.max": "150000 100000\n",
         },
     )
-    memory, cpu = machine.probe_memory(), machine.probe_cpu()
+    memory, cpu = probe.probe_memory(), probe.probe_cpu()
     assert (memory.limit, memory.available) == (8 << 20, 3 << 20)
     assert (memory.oom_kills, memory.oom_kills_inside) == (5, 2)
     assert (cpu.quota, cpu.threads) == (1.5, 2)
+
+
+def test_a_limit_beyond_the_machine_is_none(box: Path):
+    write(box, {"sys/fs/cgroup/memory.max": str(GIB)})
+    assert probe.probe_memory().limit is None
 
 
 def test_a_container_of_version_1(box: Path):
@@ -138,7 +143,7 @@ def test_a_container_of_version_1(box: Path):
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         },
     )
-    memory, cpu = machine.probe_memory(), machine.probe_cpu()
+    memory, cpu = probe.probe_memory(), probe.probe_cpu()
     assert (memory.limit, memory.available, memory.oom_kills_inside) == (8 << 20, 2 << 20, 1)
     assert (cpu.quota, cpu.threads) == (0.5, 1)
 
@@ -153,7 +158,7 @@ def test_a_container_of_version_1(box: Path):
 )
 def test_wsl(box: Path, release, wsl):
     write(box, {"proc/sys/kernel/osrelease": release + "\n"})
-    software = machine.probe_software()
+    software = probe.probe_software()
     assert (software.wsl, software.kernel) == (wsl, release)
 
 
@@ -168,7 +173,7 @@ def test_wsl(box: Path, release, wsl):
 )
 def test_containers(box: Path, mark, name):
     write(box, {mark: ""})
-    assert machine.probe_software().container == name
+    assert probe.probe_software().container == name
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_containers(box: Path, mark, name):
 def test_the_cuda_that_torch_was_built_for(box: Path, monkeypatch, version, requires, cuda):
     monkeypatch.setattr(metadata, "version", lambda package: version)
     monkeypatch.setattr(metadata, "requires", lambda package: requires)
-    software = machine.probe_software()
+    software = probe.probe_software()
     assert (software.torch, software.torch_cuda) == (version, cuda)
 
 
@@ -199,38 +204,37 @@ def test_packages_that_are_not_there(box: Path, monkeypatch):
         raise metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(metadata, "version", missing)
-    software = machine.probe_software()
+    software = probe.probe_software()
     assert software.torch is software.torch_cuda is software.triton is None
 
 
 def test_limits_of_a_process(box: Path, monkeypatch):
-    unlimited = machine.resource.RLIM_INFINITY
+    unlimited = probe.resource.RLIM_INFINITY
     limits = {
-        machine.resource.RLIMIT_NOFILE: (1024, 4096),
-        machine.resource.RLIMIT_AS: (GIB, unlimited),
+        probe.resource.RLIMIT_NOFILE: (1024, 4096),
+        probe.resource.RLIMIT_AS: (GIB, unlimited),
     }
-    monkeypatch.setattr(machine.resource, "getrlimit", limits.__getitem__)
-    software = machine.probe_software()
+    monkeypatch.setattr(probe.resource, "getrlimit", limits.__getitem__)
+    software = probe.probe_software()
     # The server raises its own limit of files as far as it may; that of addresses holds as it is.
     assert (software.open_files, software.address_space) == (4096, GIB)
 
 
 def test_kernels_of_this_build(monkeypatch):
-    monkeypatch.setattr(machine.cpu, "_cached", {})
+    monkeypatch.setattr(probe.cpu, "_cached", {})
     monkeypatch.setenv("PAGODA_CPU_ISA", "mmx")
-    kernels = machine.probe_kernels()
+    kernels = probe.probe_kernels()
     if not kernels.sets:
         pytest.skip("the native kernels are not built")
-    assert kernels.isa is None
-    assert "PAGODA_CPU_ISA" in kernels.problem
+    assert (kernels.isa, kernels.wanted) == (None, "mmx")
     monkeypatch.setenv("PAGODA_CPU_ISA", "none")
-    assert machine.probe_kernels().isa is None
+    assert probe.probe_kernels().isa is None
     monkeypatch.setenv("PAGODA_CPU_ISA", "generic")
-    monkeypatch.setattr(machine.cpu, "_cached", {})
-    assert machine.probe_kernels().isa == "generic"
+    monkeypatch.setattr(probe.cpu, "_cached", {})
+    assert probe.probe_kernels().isa == "generic"
 
 
 def test_kernels_that_were_not_built(monkeypatch, caplog):
-    monkeypatch.setattr(machine.cpu, "_native", None)
-    assert machine.probe_kernels().sets == ()
+    monkeypatch.setattr(probe.cpu, "_native", None)
+    assert probe.probe_kernels().sets == ()
     assert not caplog.records  # the finding says it, once
