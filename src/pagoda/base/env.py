@@ -34,6 +34,12 @@ VARIABLES = {
     for variable in (
         Variable("PAGODA_CACHE", Path, None, "Folder of Pagoda's own files; ~/.cache/pagoda."),
         Variable("PAGODA_API_KEY", str, None, "Key that clients of `pagoda serve` must send."),
+        Variable(
+            "PAGODA_SPEC_TOKENS",
+            int,
+            None,
+            "Tokens to draft at a time, whatever --mode says; so far only the doctor plans with it.",
+        ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
         Variable(
             "PAGODA_CPU_ISA",

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
-from pagoda.doctor.command import differences, fields_of
+from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
@@ -67,6 +67,11 @@ class Answer:
     @property
     def fits(self) -> bool:
         return self.resolution is not None and (self.users is None or self.users.fits)
+
+    @property
+    def command(self) -> str:
+        """`pagoda serve` with what was asked for and what the doctor chose."""
+        return serve_command(self.subject.ref, replace(self.config, device=self.asked.device))
 
     def reasons(self) -> list[Reason]:
         """The chain from facts to values, in order."""
@@ -173,6 +178,12 @@ def _most_ranks(subject: Subject, count: int) -> int:
 def _for_users(config: EngineConfig, users: Users, choices: list[Reason]) -> EngineConfig:
     """Room for all of them at once, where the flags leave it open."""
     model, scheduler = config.model, config.scheduler
+    length = model.max_model_len
+    if isinstance(length, int) and length < users.tokens:
+        raise ConfigError(
+            f"--for asks for {users.tokens:,} tokens each, and --max-model-len {length:,} allows "
+            "less; raise it or leave it out."
+        )
     if not isinstance(model.max_model_len, int):
         model = replace(model, max_model_len=users.tokens)
         choices.append(Reason("max_model_len", users.tokens, "what each user has"))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
-from pagoda.doctor.machine import Machine
+from pagoda.doctor.probe import Machine
 from pagoda.kernels import cpu
 from pagoda.planner.gpus import Gpu, find_gpus
 

@@ -7,7 +7,6 @@ from typing import Any
 from pagoda.base.units import format_bytes
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
-from pagoda.doctor.command import serve_command
 from pagoda.doctor.remedies import Remedy
 from pagoda.doctor.subject import ASSUMED
 from pagoda.planner.memory import MemoryPlan
@@ -59,7 +58,7 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
             {"flag": flag_name(f.name), "value": f.value, "why": f.why, "asked": f.asked}
             for f in answer.flags()
         ]
-        found["command"] = serve_command(answer.subject.ref, answer.asked)
+        found["command"] = answer.command
     if answer.speed is not None:
         found["speed"] = {
             "context": answer.speed_context,
@@ -166,7 +165,7 @@ def _value(flag: Flag) -> str:
 def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
     if answer.fits:
-        return [f"It runs {where}: {serve_command(answer.subject.ref, answer.asked)}"]
+        return [f"It runs {where}: {answer.command}"]
     out = [f"It does not fit {where}."]
     if answer.problem:
         out.append(answer.problem)

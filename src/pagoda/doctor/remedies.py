@@ -7,7 +7,6 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer
-from pagoda.doctor.command import serve_command
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.subject import Subject, find_subject
 
@@ -32,20 +31,19 @@ def remedies(asked: Answer) -> list[Remedy]:
         except (CapacityError, ConfigError):
             continue
         if made.fits and made.resolution is not None:
-            fitted = _with_length(config, made)
-            found.append(Remedy(words, serve_command(subject.ref, fitted)))
+            found.append(Remedy(words, _with_length(made).command))
         if len(found) == _MOST:
             break
     return found
 
 
-def _with_length(config: EngineConfig, made: Answer) -> EngineConfig:
+def _with_length(made: Answer) -> Answer:
     """`auto` written out: a command says what it gives."""
-    assert made.resolution is not None
-    if config.model.max_model_len != "auto":
-        return config
-    length = made.resolution.config.model.max_model_len
-    return replace(config, model=replace(config.model, max_model_len=length))
+    config, resolution = made.config, made.resolution
+    if resolution is None or config.model.max_model_len != "auto":
+        return made
+    length = resolution.config.model.max_model_len
+    return replace(made, config=replace(config, model=replace(config.model, max_model_len=length)))
 
 
 _Candidate = tuple[str, Subject, Hardware, EngineConfig]
