@@ -13,6 +13,8 @@ from pagoda.planner.memory import MemoryPlan
 
 _BASES = {"weights": "exact", "KV pool": "exact", "activations": "estimate", "process": "estimate"}
 
+_COMMAND = "    "
+
 
 def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
     """The whole answer; with `why` each flag's reason."""
@@ -165,7 +167,7 @@ def _value(flag: Flag) -> str:
 def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
     if answer.fits:
-        return [f"It runs {where}: {answer.command}"]
+        return [f"It runs {where}:", _COMMAND + answer.command]
     out = [f"It does not fit {where}."]
     if answer.problem:
         out.append(answer.problem)
@@ -173,12 +175,13 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
         out.append(_users(answer))
     if remedies:
         out.append("What would fit:")
-        out += [f"  {remedy.words}: {remedy.command}" for remedy in remedies]
+        for remedy in remedies:
+            out += [f"  {remedy.words}:", _COMMAND + remedy.command]
     return out
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width:
+    if len(line) <= width or line.startswith(_COMMAND):  # a command is there to be copied
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.wrap(
