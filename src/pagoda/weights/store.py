@@ -21,6 +21,20 @@ def models_dir() -> Path:
     return env.cache_dir() / "models"
 
 
+HEADERS_ONLY = "HEADERS-ONLY.json"
+"""Lies where weight files end with their headers, and zeros stand for the weights."""
+
+
+def headers_dir() -> Path:
+    """Where headers of models lie that are not on this machine; not created here."""
+    return models_dir() / "headers"
+
+
+def is_headers_only(path: Path) -> bool:
+    """Whether a file is one of those that were fetched for planning."""
+    return any((folder / HEADERS_ONLY).is_file() for folder in path.resolve().parents)
+
+
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
     """Hold the right to write `target`; a second process waits here until the first is done.
