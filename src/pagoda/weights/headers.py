@@ -9,7 +9,7 @@ from pagoda.weights.gguf import read_header
 from pagoda.weights.gguf_header import Cursor, CutShortError
 from pagoda.weights.jsonfile import check_size, parse_json, parse_value
 from pagoda.weights.ranges import RemoteBytes
-from pagoda.weights.safetensors import header_end
+from pagoda.weights.safetensors import INDEX_NAME, header_end
 
 # One request is enough for most shards, whose entries take some 100 bytes a tensor.
 _SAFETENSORS_START = 1 << 16
@@ -18,12 +18,16 @@ _GGUF_START = 1 << 21
 _MAX_GGUF_HEADER = 1 << 26
 # What planning reads besides weights: configs of the model, its modules, its tokenizer (an
 # encoder's longest input stands there) and its images.
-_CONFIGS = ("config.json", ".index.json", "modules.json")
+_CONFIGS = ("config.json", "modules.json", INDEX_NAME)
 
 
 def is_planned_with(path: str) -> bool:
     """Whether planning reads a file of a model, or its header."""
-    return path.endswith((".safetensors", ".gguf", *_CONFIGS))
+    return path.endswith((".safetensors", *_CONFIGS)) or _is_gguf(path)
+
+
+def _is_gguf(path: str) -> bool:
+    return path.lower().endswith(".gguf")
 
 
 def fetch_header(remote: RemoteBytes) -> bytearray:
@@ -31,7 +35,7 @@ def fetch_header(remote: RemoteBytes) -> bytearray:
     CheckpointError for a GGUF or safetensors file that is broken or hostile."""
     if remote.path.suffix == ".safetensors":
         return _safetensors_header(remote)
-    if remote.path.suffix == ".gguf":
+    if _is_gguf(remote.path.name):
         return _gguf_header(remote)
     check_size(remote.path, remote.size)
     return remote.read(0, remote.size)
@@ -86,7 +90,7 @@ def _write_sparse(target: Path, head: bytearray, size: int) -> None:
             file.write(head)
             file.truncate(size)
         os.replace(part, target)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         part.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise SourceError(

@@ -14,7 +14,7 @@ from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.version import __version__
 from pagoda.weights.choice import Choice, Listing, RemoteFile, choose_files
-from pagoda.weights.store import Progress
+from pagoda.weights.store import Progress, reason_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
@@ -54,7 +54,7 @@ def fetch(
         cached = None if local_dir else from_cache(model, cache_dir)
         if cached is None:
             raise SourceError(explain(error, model)) from error
-        _log.info("%s comes from the cache. %s", model.repo, explain(error, model))
+        _log.info("%s comes from the cache: %s", model.repo, reason_of(error))
         return cached
     _log.info("%s", choice.reason)
     try:
@@ -192,9 +192,8 @@ def explain(error: Exception, model: HubModel) -> str:
             f"{repo} cannot be stored: {error}. Free some space, or set HF_HOME to another folder."
         )
     endpoint = env.get("HF_ENDPOINT") or _ENDPOINT
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return (
-        f"{repo} could not be fetched from {endpoint} ({reason}). Check the network, set "
+        f"{repo} could not be fetched from {endpoint} ({reason_of(error)}). Check the network, set "
         "HF_ENDPOINT to a mirror, or give the path of a model on this machine."
     )
 

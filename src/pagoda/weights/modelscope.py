@@ -14,7 +14,7 @@ from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.weights.choice import Choice, RemoteFile, choose_files
-from pagoda.weights.store import Progress, locked, sha256_of, writing_to
+from pagoda.weights.store import Progress, locked, reason_of, sha256_of, writing_to
 
 if TYPE_CHECKING:
     import httpx
@@ -48,7 +48,7 @@ def fetch(
             cached = from_folder(repo, selector, folder)
             if cached is None:
                 raise SourceError(unreachable(client, repo, error)) from error
-            _log.info("%s comes from the cache. %s", repo, unreachable(client, repo, error))
+            _log.info("%s comes from the cache: %s", repo, reason_of(error))
             return cached
         _log.info("%s", choice.reason)
         for number, file in enumerate(choice.files):
@@ -208,8 +208,7 @@ def from_folder(repo: str, selector: str | None, folder: Path) -> Path | None:
 
 def unreachable(client: "httpx.Client", what: str, error: Exception) -> str:
     """One of httpx's errors as a sentence that says what to do."""
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return (
-        f"{what} could not be fetched from {client.base_url} ({reason}). Check the network, set "
-        "MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine."
+        f"{what} could not be fetched from {client.base_url} ({reason_of(error)}). Check the "
+        "network, set MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine."
     )

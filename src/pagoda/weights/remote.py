@@ -19,7 +19,7 @@ from pagoda.weights.huggingface import HubModel
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.ranges import Hub, RemoteBytes
 from pagoda.weights.source import ModelRef, modelscope_dir, parse_ref, resolve_model
-from pagoda.weights.store import HEADERS_ONLY, headers_dir, locked, writing_to
+from pagoda.weights.store import HEADERS_ONLY, headers_dir, locked, reason_of, writing_to
 
 _log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ def fetch_headers(
             path = _whole(hub.pulled_before()) or cache.find(hub.name, model.selector)
             if path is None:
                 raise SourceError(hub.explain(error)) from error
-            _log.info("%s comes from the cache. %s", hub.name, hub.explain(error))
+            _log.info("%s comes from the cache: %s", hub.name, reason_of(error))
             return path
         choice = choose_files(hub.name, listing.files, model.selector)
         pulled = hub.pulled(listing.commit, choice)

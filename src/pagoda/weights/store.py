@@ -67,6 +67,11 @@ def writing_to(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def reason_of(error: Exception) -> str:
+    """What a failed request says of itself, on one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -218,7 +218,7 @@ def test_a_second_call_asks_for_the_commit_alone(
     point_to(CLOSED_PORT, monkeypatch)
     caplog.set_level("INFO", "pagoda")
     assert [fetch(ref, tmp_path) for ref in refs] == first
-    assert caplog.text.count("org/big comes from the cache.") == 2
+    assert caplog.text.count("org/big comes from the cache: ") == 2
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch("org/big", tmp_path) == first[0]
     assert fetch("org/big", tmp_path, revision=COMMIT) == first[0]
