@@ -38,7 +38,7 @@ VARIABLES = {
             "PAGODA_SPEC_TOKENS",
             int,
             None,
-            "Tokens to draft at a time, whatever --mode says; only the doctor plans with it so far.",
+            "Tokens to draft at a time, whatever --mode says; only `pagoda doctor` knows it yet.",
         ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
         Variable(

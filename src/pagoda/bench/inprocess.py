@@ -68,7 +68,8 @@ class BenchEngine:
     ) -> float:
         """Seconds from the first request handed in to the last token of all.
 
-        `sampling` is what requests ask for but for their length and temperature. `progress` is told how many requests are done, and of how many, whenever one ends.
+        `sampling` is what requests ask for but for their length and temperature. `progress` is
+        told how many requests are done, and of how many, whenever one ends.
         Raises PagodaError when the engine fails a request.
         """
         reqs = self._requests(prompts, output_tokens, temperature, grammar, sampling)
