@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compare", nargs="+", metavar="MODEL", help="several models or files side by side"
     )
-    group.add_argument("--vllm", metavar="VERSION", help="what a vLLM of that version would do")
+    group.add_argument(
+        "--engine", metavar="NAME",
+        help="what another engine would take: vllm-0.19 (or another version), llama.cpp",
+    )  # fmt: skip
     group.add_argument("--json", action="store_true", help="everything as JSON")
     group.add_argument("--plot", type=Path, metavar="FILE", help="where memory goes: .svg or .png")
     add_engine_flags(parser)
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args, models)
     if named:
         return _model(args)
-    for name in ("gpu", "users", "plot", "vllm", "why"):
+    for name in ("gpu", "users", "plot", "engine", "why"):
         if getattr(args, name):
             flag = "--for" if name == "users" else f"--{name}"
             raise ConfigError(f"{flag} is about a model; name one: pagoda doctor MODEL {flag} ...")
@@ -88,20 +91,32 @@ def _machine(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> int:
     measuring = _measuring(args)
-    from pagoda.doctor import ask, model_report
+    from pagoda.doctor import ask, engines, model_report
     from pagoda.doctor.remedies import remedies
+
+    if args.engine is not None:
+        engines.check_engine(args.engine)
 
     question = ask.Question.of(engine_config(args, plan_only=True), args)
     (answer,) = ask.answers(question, [question.config.model.model], measuring)
     found = [] if answer.fits else remedies(answer)
     if args.plot:
         _plot([answer], args.plot)
+    other = None
+    if args.engine is not None:
+        other = engines.other_engine(args.engine, answer, getattr(args, "mode", "auto"))
     if args.json:
         import json
 
-        print(json.dumps(model_report.as_json(answer, found), indent=2))
+        said = model_report.as_json(answer, found)
+        if other is not None:
+            said["other_engine"] = engines.engine_json(other)
+        print(json.dumps(said, indent=2))
     else:
-        print("\n".join(model_report.lines(answer, found, args.why, _width())))
+        lines = model_report.lines(answer, found, args.why, _width())
+        if other is not None:
+            lines += ["", *model_report.wrapped(engines.engine_lines(other), _width())]
+        print("\n".join(lines))
     return 0 if answer.fits else 1
 
 

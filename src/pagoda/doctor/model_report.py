@@ -8,7 +8,7 @@ from pagoda.base.units import format_bytes
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.remedies import Remedy
-from pagoda.doctor.subject import ASSUMED
+from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
 
 _BASES = {"weights": "exact", "KV pool": "exact", "activations": "estimate", "process": "estimate"}
@@ -24,7 +24,12 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
         out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer), ""]
         out += [*_flags(answer.flags(), why), ""]
     out += _verdict(answer, remedies)
-    return [part for line in out for part in _wrap(line, width)]
+    return wrapped(out, width)
+
+
+def wrapped(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most `width`, commands apart: those are there to be copied."""
+    return [part for line in lines for part in _wrap(line, width)]
 
 
 def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
@@ -99,7 +104,10 @@ def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
     for row in plan.rows():
         size = format_bytes(row["bytes"])
         kind = _exactness(answer, row["item"])
-        out.append(f"  {row['item']:<14}{size:>12}  {kind:<9} {row['detail']}")
+        detail = row["detail"]
+        if row["item"] == "weights" and answer.subject.basis != HEADERS:
+            detail = f"from {answer.subject.basis}"
+        out.append(f"  {row['item']:<14}{size:>12}  {kind:<9} {detail}")
     return [*out, f"  {'together':<14}{format_bytes(plan.total):>12}"]
 
 
@@ -181,7 +189,7 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width or line.startswith(_COMMAND):  # a command is there to be copied
+    if len(line) <= width or line.startswith(_COMMAND):
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.wrap(
