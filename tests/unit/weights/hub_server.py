@@ -110,7 +110,12 @@ class Server(BaseHTTPRequestHandler):
         pass
 
 
+class _Threads(ThreadingHTTPServer):
+    # All connections of a fetch come at once.
+    request_queue_size = 64
+
+
 def serve(kind: type[Server]) -> tuple[ThreadingHTTPServer, str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    server = _Threads(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_address[1]}"

@@ -310,6 +310,7 @@ def test_gated_and_unknown_models(hub: type[Server], tmp_path: Path) -> None:
     hub.fails = [403] * 100
     with pytest.raises(SourceError, match="accept a licence.*HF_TOKEN"):
         fetch("org/gated", tmp_path)
+    assert max(Counter(path for _, path, _ in hub.requests).values()) == 1
     for ref in ("org/unknown", "modelscope:org/unknown"):
         with pytest.raises(SourceError, match="no model org/unknown"):
             fetch(ref, tmp_path)
