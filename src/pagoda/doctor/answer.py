@@ -7,6 +7,7 @@ from typing import Any
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.command import differences, fields_of, serve_command
+from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
@@ -63,6 +64,8 @@ class Answer:
     speed: SpeedEstimate | None = None
     speed_context: int = 0
     users: UsersAnswer | None = None
+    findings: tuple[Finding, ...] = ()
+    """What loading it will be like here."""
 
     @property
     def fits(self) -> bool:

@@ -211,6 +211,6 @@ def test_what_cannot_be_answered_is_one_line(words, error, capsys, laptop_only):
 
 def test_a_question_is_put_to_all_models_alike(tmp_path):
     subject_of(tmp_path, LLAMA)
-    question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), "3090", None)
+    question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
     (made,) = ask.answers(question, [str(tmp_path)], None)
     assert made.speed is not None and made.speed.decode > 100
