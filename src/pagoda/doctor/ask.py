@@ -23,6 +23,8 @@ class Question:
     elsewhere: Hardware | None
     """GPUs that are not here; None for this machine."""
     users: Users | None
+    mode: str = "auto"
+    """How many tokens to draft: `planner.speculation`."""
 
     @classmethod
     def of(cls, config: EngineConfig, args: argparse.Namespace) -> "Question":
@@ -30,7 +32,21 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        return cls(config, None if args.gpu is None else elsewhere(args.gpu), users)
+        return cls(
+            config,
+            None if args.gpu is None else elsewhere(args.gpu),
+            users,
+            getattr(args, "mode", None) or "auto",
+        )
+
+    def put(
+        self,
+        subject: Subject,
+        hardware: Hardware,
+        config: EngineConfig,
+        speed: DeviceSpeed | None,
+    ) -> Answer:
+        return answer(subject, hardware, config, speed, self.users, self.mode)
 
 
 def answers(question: Question, models: Sequence[str], measuring: Measuring | None) -> list[Answer]:
@@ -42,7 +58,7 @@ def answers(question: Question, models: Sequence[str], measuring: Measuring | No
             machine = probe(subjects[0].file)
             hardware = this_machine(machine, question.config.device.device)
         planned = [
-            answer(subject, hardware, _named(question.config, subject), None, question.users)
+            question.put(subject, hardware, _named(question.config, subject), None)
             for subject in subjects
         ]
         speed = _speed(planned, hardware, measuring)
@@ -50,9 +66,7 @@ def answers(question: Question, models: Sequence[str], measuring: Measuring | No
         if measuring is not None:
             measuring.close()
     if speed is not None:
-        planned = [
-            answer(made.subject, hardware, made.asked, speed, question.users) for made in planned
-        ]
+        planned = [question.put(made.subject, hardware, made.asked, speed) for made in planned]
     return [replace(made, findings=_loading(made, machine)) for made in planned]
 
 
