@@ -27,6 +27,9 @@ def parameter_count(spec: ModelSpec) -> int:
 def _layer(layer: LayerSpec, hidden: int) -> int:
     mixer = layer.mixer
     total = 2 * hidden
+    if layer.sandwiched:
+        both = layer.mlp is not None and layer.experts is not None
+        total += 2 * hidden + 1 + (4 * hidden if both else 0)
     if isinstance(mixer, AttentionSpec):
         total += _attention(mixer, hidden)
     else:
@@ -37,10 +40,11 @@ def _layer(layer: LayerSpec, hidden: int) -> int:
 
 def _attention(spec: AttentionSpec, hidden: int) -> int:
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    total = hidden * (q + 2 * kv) + q * hidden * (2 if spec.output_gate else 1)
+    qkv = q + (1 if spec.values_are_keys else 2) * kv
+    total = hidden * qkv + q * hidden * (2 if spec.output_gate else 1)
     return (
         total
-        + (q + 2 * kv) * spec.qkv_bias
+        + qkv * spec.qkv_bias
         + hidden * spec.output_bias
         + (2 * spec.head_dim * spec.qk_norm)
         + spec.num_heads * spec.sinks
@@ -63,7 +67,7 @@ def _mlp(spec: MlpSpec, hidden: int) -> int:
 def _experts(spec: MoeSpec, hidden: int) -> int:
     one = 3 * hidden * spec.intermediate_size
     one += (2 * spec.intermediate_size + hidden) * spec.bias
-    return spec.num_experts * (one + hidden + spec.bias)
+    return spec.num_experts * (one + hidden + spec.bias + spec.expert_scales)
 
 
 def _encoder(spec: ModelSpec, encoder: EncoderSpec) -> int:

@@ -39,13 +39,17 @@ def rotary_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: tuple[Tensor, Tensor, float, bool] | None,
+    values_are_keys: bool,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    q, k, v = qkv.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
+    parts = qkv.unflatten(-1, (-1, dim))
+    heads = parts.shape[1] - kv_heads * (1 if values_are_keys else 2)
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, -kv_heads:]
     if norms is not None:
-        q, k = rms_norm(q, norms[0], norms[2]), rms_norm(k, norms[1], norms[2])
+        q_weight, k_weight, eps, values = norms
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+        v = rms_norm(v, torch.ones_like(k_weight), eps) if values else v
     if cos_sin is not None:
         q, k = rotary(q, k, positions, cos_sin)
     store_kv(k, v, k_cache, v_cache, slot_mapping)
