@@ -10,11 +10,10 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules
-from pagoda.arch.names import Traits, config_rules, linear_rules
+from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import (
     MAX_CONTEXT,
     MAX_HEADS,
-    MAX_LAYERS,
     MAX_WIDTH,
     Reader,
     config_reader,
