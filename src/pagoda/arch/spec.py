@@ -170,12 +170,19 @@ class VisionSpec:
     merge: int
     """`merge * merge` patches become one token."""
     num_positions: int
-    """Rows of the table of learned positions, a square that is interpolated to an image's grid."""
+    """Rows of the table of learned positions, a square that is interpolated to an image's grid; if
+    `pooled` of each of two, one for columns and one for rows of patches."""
     rope_theta: float
     norm_eps: float
     weights: tuple["WeightRule", ...]
     split_patches: bool = False
     """The weights of a patch's frames are tensors of their own (GGUF)."""
+    both_ways: bool = False
+    """In layers with a window an image's tokens see each other."""
+    pooled: bool = False
+    """A token is the mean of its patches (Gemma 4), not what a layer of weights makes of them."""
+    standardized: bool = False
+    """If `pooled`: learned vectors move and scale the means."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""

@@ -218,18 +218,21 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,
+    sees_until: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
     Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
     sees all `kv_lens[i]` tokens (the last `window` of them, if given). fp32 `sinks` [heads] are
-    logits of one more key each, whose value is zero. Returns q's shape; rows behind
-    `query_start[-1]` (a step padded to a captured size) are zero.
+    logits of one more key each, whose value is zero. int32 `sees_until` [tokens] is how many of
+    its request's tokens each query sees instead of those up to itself: never falling within a
+    request, at most its `kv_lens`. Returns q's shape; rows behind `query_start[-1]` (a step padded
+    to a captured size) are zero.
     """
     form = _native(q) or attention
     return form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
-        scale=scale, window=window, sinks=sinks,
+        scale=scale, window=window, sinks=sinks, sees_until=sees_until,
     )  # fmt: skip
 
 

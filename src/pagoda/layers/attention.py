@@ -101,6 +101,7 @@ class Attention(nn.Module):
             scale=spec.scale,
             window=spec.window,
             sinks=None if self.sinks is None else self.sinks.weight,
+            sees_until=None if spec.window is None else batch.sees_until,
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)

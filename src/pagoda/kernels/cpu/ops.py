@@ -137,6 +137,7 @@ class CpuOps:
         scale: float,
         window: int | None = None,
         sinks: Tensor | None = None,
+        sees_until: Tensor | None = None,
         both_ways: bool = False,
     ) -> Tensor:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
@@ -152,13 +153,15 @@ class CpuOps:
         _check("kv_lens", kv_lens, torch.int32, (reqs,))
         if sinks is not None:
             _check("sinks", sinks, torch.float32, (heads,))
+        if sees_until is not None:
+            _check("sees_until", sees_until, torch.int32, (rows,))
         cache = _cache(k_cache, v_cache)
         out = empty((rows, heads, dim))
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
             max_blocks * v_cache.shape[2], scale, window or 0, _address(sinks), out.data_ptr(),
-            both_ways,
+            both_ways, _address(sees_until),
         )  # fmt: skip
         return out
 

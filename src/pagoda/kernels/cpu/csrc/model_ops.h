@@ -67,6 +67,9 @@ struct PagedAttention {
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
     int64_t scratch_bytes;
+    // [rows] or null: how many of the request's keys a query sees, if not just those up to its
+    // own; never falling within a request, and at most its kv_lens.
+    const int32_t* sees_until = nullptr;
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
