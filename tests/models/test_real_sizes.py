@@ -61,9 +61,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
         3_836_021_760,
     ),
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
-    # As transformers builds them, without what reads pictures.
-    "gemma-4-31B": (GEMMA4_31B, 31_273_088_876 - 575_743_536),
-    "gemma-4-26B-A4B": (GEMMA4_26B_A4B, 25_805_936_206 - 572_794_416),
+    # As transformers builds them. They see in tests/engine/test_gemma4_vision.py.
+    "gemma-4-31B": (GEMMA4_31B, 31_273_088_876),
+    "gemma-4-26B-A4B": (GEMMA4_26B_A4B, 25_805_936_206),
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_random_weights_run(name: str):
     config, parameters = CONFIGS[name]
     spec = spec_for(config, {}, ())
     assert parameter_count(spec) == parameters
-    small = one_of_each(spec)
+    small = replace(one_of_each(spec), vision=None)
     model = build_model(
         small,
         None,

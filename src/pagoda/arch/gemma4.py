@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.gemma4_vision import vision_from_config
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules
 from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import (
@@ -30,12 +31,11 @@ from pagoda.arch.spec import (
 )
 from pagoda.base.errors import UnsupportedModelError
 
-_NAME = "Gemma4ForCausalLM"
+_NAME, _SEEING = "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"
 _LAYER = "layers.{layer}."
 _ACTIVATION = "gelu_pytorch_tanh"
-# Beside the language model's. Pictures and sound are not read yet.
-_TOWERS = ("model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*",
-           "model.embed_audio.*")  # fmt: skip
+# Sound is not read yet.
+_AUDIO = ("model.audio_tower.*", "model.embed_audio.*")
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,13 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Of a checkpoint that may have towers for pictures and sound, which are left out."""
+    """Of a checkpoint that may have towers for pictures and, left out here, sound."""
     spec = _from_config(config, "model.language_model.")
-    return replace(spec, ignored_weights=(*spec.ignored_weights, *_TOWERS))
+    spec = replace(spec, ignored_weights=(*spec.ignored_weights, *_AUDIO))
+    both_ways = config_reader(config).raw("use_bidirectional_attention") == "vision"
+    if config.get("vision_config") is None:
+        return spec
+    return replace(spec, architecture=_SEEING, vision=vision_from_config(config, both_ways))
 
 
 def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:

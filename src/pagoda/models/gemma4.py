@@ -1,4 +1,5 @@
-"""Gemma 4: what attention and feed-forward part give is normalized before it is added."""
+"""Gemma 4, with its vision transformer or without: what attention and feed-forward part give is
+normalized before it is added."""
 
 from typing import cast
 
@@ -11,6 +12,8 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
+from pagoda.layers.pooled_vision import PooledVisionTower
+from pagoda.layers.vision import Grid
 from pagoda.models.base import CausalLM, DecoderLayer
 
 
@@ -78,6 +81,14 @@ class Gemma4Layer(DecoderLayer):
 
 class Gemma4(CausalLM):
     layer_class = Gemma4Layer
+
+    def __init__(self, spec: ModelSpec, context: LayerContext):
+        super().__init__(spec, context)
+        if spec.vision is not None:
+            self.vision = PooledVisionTower(context, spec.vision, spec.hidden_size)
+
+    def encode_image(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
+        return self.vision(patches, grid)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""

@@ -80,7 +80,9 @@ def _encoder(spec: ModelSpec, encoder: EncoderSpec) -> int:
 
 
 def _vision(spec: VisionSpec, out_size: int) -> int:
-    """All of its layers have biases."""
+    if spec.pooled:
+        return _pooled_vision(spec, out_size)
+    # All of its layers have biases.
     hidden, wide, merged = (
         spec.hidden_size,
         spec.intermediate_size,
@@ -91,3 +93,11 @@ def _vision(spec: VisionSpec, out_size: int) -> int:
     merger = merged * (merged + 1) + (merged + 1) * out_size
     deepstack = len(spec.deepstack) * (merger + 2 * merged)
     return total + spec.num_layers * block + merger + 2 * hidden + deepstack
+
+
+def _pooled_vision(spec: VisionSpec, out_size: int) -> int:
+    hidden = spec.hidden_size
+    block = 4 * hidden * hidden + 3 * hidden * spec.intermediate_size
+    block += 4 * hidden + 2 * spec.head_dim
+    total = (spec.patch_values + 2 * spec.num_positions) * hidden + spec.num_layers * block
+    return total + 2 * hidden * spec.standardized + hidden * out_size

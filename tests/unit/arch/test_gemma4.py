@@ -89,6 +89,34 @@ def test_layers_as_transformers_5_saves_them():
     assert changed(per_layer_config=saved, **without).layers == changed().layers
 
 
+def test_the_tower():
+    spec = changed()
+    tower = spec.vision
+    assert (tower.num_layers, tower.head_dim, tower.merge, tower.patch_values) == (27, 72, 3, 768)
+    assert tower.pooled and tower.standardized and tower.both_ways
+    assert not changed(use_bidirectional_attention=None).vision.both_ways
+    sources = {source for rule in tower.weights for source in rule.sources}
+    assert "model.vision_tower.encoder.layers.{layer}.self_attn.v_proj.linear.weight" in sources
+    blind = spec_for({**GEMMA4_31B, "vision_config": None}, {}, ())
+    assert (blind.architecture, blind.vision) == ("Gemma4ForCausalLM", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_clipped_linears": True}, "vision_config.use_clipped_linears is true"),
+        ({"hidden_activation": "relu"}, "vision activation 'relu'"),
+        ({"head_dim": 64}, "head_dim is 64: 16 heads"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads must be num_attention_heads"),
+        ({"pooling_kernel_size": None}, "pooling_kernel_size is missing"),
+    ],
+)
+def test_other_towers_are_named(changes, message):
+    config = {**GEMMA4_31B, "vision_config": {**_VISION, **changes}}
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        spec_for(config, {}, ())
+
+
 def test_groups_of_kv():
     """Global layers keep 4 heads of 512, those with windows 16 of 256: blocks of 4:10 the size."""
     local, wide = kv_groups(changed(), 16)
