@@ -29,8 +29,9 @@ class AxisTables(WeightedLayer):
         return (LoadTarget(self._shape, self._load),)
 
     def create(self, storages: tuple[str, ...]) -> None:
-        # Few rows are read: they are converted then.
-        dtype = STORAGES.get(storages[0], self._context.dtype)
+        dtype = self._context.dtype
+        if self._context.packed:  # few rows are read, and converted then
+            dtype = STORAGES.get(storages[0], dtype)
         self.weight = torch.empty(self._shape, dtype=dtype, device=self._context.device)
 
     def _load(self, source: ShardSource) -> None:
