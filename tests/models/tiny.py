@@ -55,12 +55,12 @@ def _mistral3(**text) -> Mistral3Config:
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
-def _gemma4(**text) -> Gemma4Config:
+def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
     """With a tower for pictures."""
     vision = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
-        "position_embedding_size": 256, "standardize": True,
+        "position_embedding_size": num_positions, "standardize": True,
     }  # fmt: skip
     tied = text["tie_word_embeddings"]
     return Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)

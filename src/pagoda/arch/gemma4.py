@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
-from pagoda.arch.gemma4_vision import vision_from_config
+from pagoda.arch.gemma4_vision import vision_from_config, vision_from_gguf
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules
 from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import (
@@ -36,6 +36,7 @@ _LAYER = "layers.{layer}."
 _ACTIVATION = "gelu_pytorch_tanh"
 # Sound is not read yet.
 _AUDIO = ("model.audio_tower.*", "model.embed_audio.*")
+_GGUF_AUDIO = ("a.*", "mm.a.*")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     ]
     experts = _gguf_experts(reader)
     names = {name: f"blk.{{layer}}.{source}.weight" for name, source in _GGUF_NORMS.items()}
-    return _assembled(
+    spec = _assembled(
         spec,
         sizes,
         experts,
@@ -125,6 +126,11 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         names,
         reader.number("final_logit_softcapping") if reader.has("final_logit_softcapping") else None,
     )
+    if "clip.vision.projection_dim" not in metadata:
+        return spec
+    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
+    ignored = (*spec.ignored_weights, *_GGUF_AUDIO)
+    return replace(spec, architecture=_SEEING, vision=vision, ignored_weights=ignored)
 
 
 _CONFIG_NORMS = {

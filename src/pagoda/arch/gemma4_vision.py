@@ -1,10 +1,9 @@
-"""Gemma 4's vision transformer, as config.json describes it."""
+"""Gemma 4's vision transformer."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pagoda.arch.names import linear_rules
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
 from pagoda.arch.spec import VisionSpec, WeightRule
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
@@ -13,6 +12,8 @@ _MAX_PATCH = 256
 _ACTIVATION = "gelu_pytorch_tanh"
 # Gemma4VisionConfig.default_theta, where `rope_parameters` leaves it out.
 _ROPE_THETA = 100.0
+# A GGUF does not say these.
+_GGUF_POSITIONS, _GGUF_MERGE = 10240, 3
 
 
 def vision_from_config(config: Mapping[str, Any], both_ways: bool) -> VisionSpec:
@@ -49,8 +50,52 @@ def vision_from_config(config: Mapping[str, Any], both_ways: bool) -> VisionSpec
         num_positions=reader.integer("position_embedding_size", MAX_WIDTH),
         rope_theta=rope.number("rope_theta", _ROPE_THETA, above=1.0),
         norm_eps=reader.number("rms_norm_eps", 1e-6, below=1.0),
-        weights=_rules(layers, standardized),
+        weights=_rules(_CONFIG, layers, standardized),
         both_ways=both_ways,
+        pooled=True,
+        standardized=standardized,
+    )
+
+
+def vision_from_gguf(
+    metadata: Mapping[str, Any], tensor_names: Collection[str], out_size: int
+) -> VisionSpec:
+    """`clip.*` of the file with the tower."""
+    clip = Reader(metadata, "GGUF metadata", "clip.")
+    # The file has room for a tower for sound, whose kind is another.
+    kind = clip.text("vision.projector_type", clip.raw("projector_type"))
+    if kind != "gemma4v":
+        raise UnsupportedModelError(
+            f"The vision tower is a {kind!r}, and Gemma 4's is a 'gemma4v'; give another file with "
+            "--mmproj."
+        )
+    reader = Reader(metadata, "GGUF metadata", "clip.vision.")
+    if reader.integer("projection_dim", MAX_WIDTH) != out_size:
+        raise reader.error("projection_dim", f"must be the language model's {out_size}")
+    layers = reader.integer("block_count", MAX_LAYERS)
+    heads = reader.integer("attention.head_count", MAX_HEADS)
+    hidden = reader.integer("embedding_length", MAX_WIDTH)
+    if hidden % (4 * heads):
+        raise reader.error(
+            "embedding_length",
+            f"is {hidden}, which {heads} heads cannot share in multiples of 4",
+        )
+    standardized = set(_GGUF.means) <= set(tensor_names)
+    return VisionSpec(
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=reader.integer("feed_forward_length", MAX_WIDTH),
+        activation="gelu_tanh",
+        patch_size=reader.integer("patch_size", _MAX_PATCH),
+        temporal_patch=1,
+        merge=reader.integer("projector.scale_factor", _MAX_PATCH, _GGUF_MERGE),
+        num_positions=_GGUF_POSITIONS,
+        rope_theta=_ROPE_THETA,
+        norm_eps=reader.number("attention.layer_norm_epsilon", 1e-6, below=1.0),
+        weights=_rules(_GGUF, layers, standardized),
+        color_planes=True,
+        both_ways=True,
         pooled=True,
         standardized=standardized,
     )
@@ -69,40 +114,85 @@ def _refuse_other_kinds(reader: Reader) -> None:
         )
 
 
-def _rules(num_layers: int, standardized: bool) -> tuple[WeightRule, ...]:
-    """Names as transformers writes them (modeling_gemma4.py)."""
-    tower = "model.vision_tower."
-    block, source = "vision.blocks.{layer}.", tower + "encoder.layers.{layer}."
-    attention, mlp = source + "self_attn.", source + "mlp."
-    norms = {
-        "attention_norm": "input_layernorm",
-        "attention_result_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "result_norm": "post_feedforward_layernorm",
-        "q_norm": "self_attn.q_norm",
-        "k_norm": "self_attn.k_norm",
-    }
-    matrices = {
-        "qkv": tuple(f"{attention}{name}_proj.linear" for name in "qkv"),
-        "output": (attention + "o_proj.linear",),
-        "gate_up": tuple(f"{mlp}{name}_proj.linear" for name in ("gate", "up")),
-        "down": (mlp + "down_proj.linear",),
-    }
+@dataclass(frozen=True)
+class _Names:
+    """A naming scheme; `.weight` follows all but `means`."""
+
+    patches: str
+    positions: str
+    projection: str
+    means: tuple[str, str]
+    """What moves the means of patches, and what scales them."""
+    block: str
+    parts: tuple[tuple[str, ...], ...]
+    """Of a block, in the order of `_PARTS`."""
+
+
+# What a block holds; several sources are the shards of one parameter.
+_PARTS = (
+    "attention_norm", "qkv", "q_norm", "k_norm", "output", "attention_result_norm", "mlp_norm",
+    "gate_up", "down", "result_norm",
+)  # fmt: skip
+# As transformers writes them (modeling_gemma4.py).
+_CONFIG = _Names(
+    patches="model.vision_tower.patch_embedder.input_proj.weight",
+    positions="model.vision_tower.patch_embedder.position_embedding_table",
+    projection="model.embed_vision.embedding_projection.weight",
+    means=("model.vision_tower.std_bias", "model.vision_tower.std_scale"),
+    block="model.vision_tower.encoder.layers.{layer}.",
+    parts=(
+        ("input_layernorm",),
+        tuple(f"self_attn.{name}_proj.linear" for name in "qkv"),
+        ("self_attn.q_norm",),
+        ("self_attn.k_norm",),
+        ("self_attn.o_proj.linear",),
+        ("post_attention_layernorm",),
+        ("pre_feedforward_layernorm",),
+        ("mlp.gate_proj.linear", "mlp.up_proj.linear"),
+        ("mlp.down_proj.linear",),
+        ("post_feedforward_layernorm",),
+    ),
+)
+# As llama.cpp writes them (gguf-py/gguf/constants.py, conversion/gemma.py).
+_GGUF = _Names(
+    patches="v.patch_embd.weight",
+    positions="v.position_embd.weight",
+    projection="mm.input_projection.weight",
+    means=("v.std_bias", "v.std_scale"),
+    block="v.blk.{layer}.",
+    parts=(
+        ("ln1",),
+        ("attn_q", "attn_k", "attn_v"),
+        ("attn_q_norm",),
+        ("attn_k_norm",),
+        ("attn_out",),
+        ("attn_post_norm",),
+        ("ln2",),
+        ("ffn_gate", "ffn_up"),
+        ("ffn_down",),
+        ("ffn_post_norm",),
+    ),
+)
+
+
+def _rules(names: _Names, num_layers: int, standardized: bool) -> tuple[WeightRule, ...]:
+    moved, scaled = (
+        WeightRule(f"vision.{param}.weight", (source,))
+        for param, source in zip(("token_mean", "token_scale"), names.means, strict=True)
+    )
+    layers = tuple(range(num_layers))
     blocks = [
-        *(WeightRule(f"{block}{ours}.weight", (f"{source}{theirs}.weight",))
-          for ours, theirs in norms.items()),
-        *(rule for name, sources in matrices.items()
-          for rule in linear_rules(block + name, sources, bias=False)),
-    ]  # fmt: skip
-    moved = [
-        WeightRule("vision.token_mean.weight", (tower + "std_bias",)),
-        WeightRule("vision.token_scale.weight", (tower + "std_scale",)),
+        WeightRule(
+            f"vision.blocks.{{layer}}.{param}.weight",
+            tuple(f"{names.block}{source}.weight" for source in sources),
+            layers=layers,
+        )
+        for param, sources in zip(_PARTS, names.parts, strict=True)
     ]
-    embedder = tower + "patch_embedder."
     return (
-        WeightRule("vision.patches.weight", (embedder + "input_proj.weight",)),
-        WeightRule("vision.positions.weight", (embedder + "position_embedding_table",)),
-        *(replace(rule, layers=tuple(range(num_layers))) for rule in blocks),
-        *(moved if standardized else ()),
-        WeightRule("vision.projection.weight", ("model.embed_vision.embedding_projection.weight",)),
+        WeightRule("vision.patches.weight", (names.patches,)),
+        WeightRule("vision.positions.weight", (names.positions,)),
+        *blocks,
+        *((moved, scaled) if standardized else ()),
+        WeightRule("vision.projection.weight", (names.projection,)),
     )

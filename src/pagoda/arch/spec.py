@@ -177,6 +177,8 @@ class VisionSpec:
     weights: tuple["WeightRule", ...]
     split_patches: bool = False
     """The weights of a patch's frames are tensors of their own (GGUF)."""
+    color_planes: bool = False
+    """The weights of a patch are stored color by color, not pixel by pixel."""
     both_ways: bool = False
     """In layers with a window an image's tokens see each other."""
     pooled: bool = False

@@ -1,5 +1,7 @@
 """Gemma 4's vision transformer: each token is the mean of neighbouring patches."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -48,6 +50,27 @@ class AxisTables(WeightedLayer):
         return self.weight.nbytes
 
 
+class Patches(ColumnLinear):
+    """A product with each patch's values."""
+
+    def __init__(self, context: LayerContext, spec: VisionSpec):
+        super().__init__(context, spec.patch_values, (_whole(spec.hidden_size),))
+        self._size = spec.patch_size
+        self._color_planes = spec.color_planes
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        (target,) = super().targets(param)
+        if self._color_planes:
+            target = replace(target, shape=(target.shape[0], 3, self._size, self._size))
+        return (target,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[patches, values pixel by pixel] -> [patches, hidden]."""
+        if self._color_planes:
+            x = x.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
+        return super().forward(x)
+
+
 class PooledBlock(nn.Module):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))); every rank holds it whole."""
 
@@ -91,7 +114,7 @@ class PooledVisionTower(nn.Module):
         hidden = spec.hidden_size
         self.spec = spec
         self._context = context
-        self.patches = replicated(context, spec.patch_values, hidden)
+        self.patches = Patches(context, spec)
         self.positions = AxisTables(context, spec.num_positions, hidden)
         self.blocks = nn.ModuleList(PooledBlock(context, spec) for _ in range(spec.num_layers))
         if spec.standardized:

@@ -158,7 +158,7 @@ def _layer(layer: LayerSpec, hidden: int, index: int, norm_bias: bool) -> Iterat
 def _attention(spec: AttentionSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
     heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
     shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
-    parts = (heads, shared) if spec.values_are_keys else (heads, shared, shared)
+    parts: tuple[Part, ...] = (heads, shared, *(() if spec.values_are_keys else (shared,)))
     parts += (heads,) if spec.output_gate else ()
     yield from _linear(prefix + "qkv", parts, hidden, spec.qkv_bias, layer=index)
     yield from _linear(

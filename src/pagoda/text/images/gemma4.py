@@ -1,7 +1,9 @@
 """Pictures for Gemma 4: as large as a number of tokens allows, whole squares of patches."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,8 @@ from pagoda.arch.read import MAX_WIDTH, Reader
 from pagoda.text.images.base import Grid, ImageProcessor, Pixels, ProcessedImage
 
 _MAX_TOKENS = 1 << 16
+# As published; some 800 x 800 pixels.
+_TOKENS = 280
 
 
 @dataclass(frozen=True)
@@ -65,5 +69,15 @@ def from_config(reader: Reader) -> Gemma4ImageProcessor:
     return Gemma4ImageProcessor(
         patch_size=reader.integer("patch_size", MAX_WIDTH, 16),
         merge=reader.integer("pooling_kernel_size", MAX_WIDTH, 3),
-        max_tokens=reader.integer("max_soft_tokens", _MAX_TOKENS, 280),
+        max_tokens=reader.integer("max_soft_tokens", _MAX_TOKENS, _TOKENS),
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> Gemma4ImageProcessor:
+    """By `clip.vision.*`, which does not say how many tokens a picture has."""
+    reader = Reader(metadata, "GGUF metadata", "clip.vision.")
+    return Gemma4ImageProcessor(
+        patch_size=reader.integer("patch_size", MAX_WIDTH),
+        merge=reader.integer("projector.scale_factor", MAX_WIDTH, 3),
+        max_tokens=_TOKENS,
     )
