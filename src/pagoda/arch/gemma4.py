@@ -12,13 +12,7 @@ from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.gemma4_vision import vision_from_config, vision_from_gguf
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules
 from pagoda.arch.names import Traits, config_rules
-from pagoda.arch.read import (
-    MAX_CONTEXT,
-    MAX_HEADS,
-    MAX_WIDTH,
-    Reader,
-    config_reader,
-)
+from pagoda.arch.read import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
     ExpertTensors,
@@ -101,6 +95,11 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     for name in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
         if reader.integer(name, MAX_WIDTH, 0, minimum=0):
             raise _refusal(f"GGUF metadata: gemma4.{name} is {reader.raw(name)}")
+    if "blk.0.attn_qkv.weight" in tensor_names:
+        raise UnsupportedModelError(
+            "The GGUF keeps q, k and v of Gemma 4 in one tensor, which is not supported; take a "
+            "file that was converted without --fuse-qkv."
+        )
     spec = spec_from_gguf(reader, tokenizer, _NAME, Traits(qk_norm=True), tensor_names)
     pattern = reader.raw("attention.sliding_window_pattern")
     if not isinstance(pattern, list) or [type(x) for x in pattern] != [bool] * len(spec.layers):

@@ -189,6 +189,11 @@ def test_unsupported_gguf_metadata_is_named(changes, message):
         spec_for(None, metadata, ())
 
 
+def test_fused_tensors_are_refused():
+    with pytest.raises(UnsupportedModelError, match="q, k and v of Gemma 4 in one tensor"):
+        spec_for(None, GGUF, ["blk.0.attn_qkv.weight"])
+
+
 @pytest.mark.parametrize("pattern", [None, 6, [True], [1, 0]])
 def test_a_wrong_pattern_of_windows_is_named(pattern):
     metadata = GGUF | {"gemma4.attention.sliding_window_pattern": pattern}
