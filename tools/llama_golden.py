@@ -51,6 +51,12 @@ VISION = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
 }  # fmt: skip
+GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "num_hidden_layers": 3, "sliding_window": 8, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
+}  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -89,6 +95,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
         },
     ),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4moe": (
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -107,9 +121,12 @@ import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
 import convert_hf_to_gguf
 from conversion.base import TextModel
+from conversion.gemma import Gemma4Model
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
+Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32", "--no-mtp"]
+options = ["--outtype", "f32", *sys.argv[4:]]
+sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], *options]
 convert_hf_to_gguf.main()
 """
 # The cache is F32, too: what is left of llama.cpp's rounding is that of its sums.
@@ -138,7 +155,8 @@ def _make(name: str, folder: Path) -> None:
     architecture, changes = MODELS[name]
     checkpoint, gguf, logits = folder / "hf", folder / "model.gguf", folder / "logits.npy"
     _write_checkpoint(checkpoint, architecture, changes)
-    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf])
+    options = ["--no-mtp"] if architecture.startswith("Qwen3_5") else []
+    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf, *options])
     ids = np.random.RandomState(1).randint(VOCABULARY, size=LENGTH)
     _run([LLAMA.ready(), "-c", READ, gguf, json.dumps(ids.tolist()), logits])
     target = FOLDER / f"{name}.npz"
@@ -158,6 +176,9 @@ def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) 
         for name, weight in model.named_parameters():
             values = np.round(chance.standard_normal(weight.shape) * 1.2) / 8
             weight.copy_(torch.from_numpy(values) + (1.0 if "norm" in name else 0.0))
+        for name, number in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                number.copy_(torch.tensor(chance.randint(4, 12) / 8))
     model.save_pretrained(folder)
     _write_tokenizer(folder)
 

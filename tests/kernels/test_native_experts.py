@@ -108,7 +108,7 @@ class Quantized:
             return packed.pack(self.native, self.storages[i], raw, self.columns[i])
 
         inner = packed.multiply(self.native, x[None], [matrix(0), matrix(1)], self.bias[0][expert])
-        gated = CpuOps(self.native).silu_and_mul(inner)
+        gated = CpuOps(self.native).activate_and_mul(inner, "silu")
         return packed.multiply(self.native, gated, [matrix(2)], self.bias[1][expert])[0]
 
 

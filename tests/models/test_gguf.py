@@ -35,6 +35,8 @@ MODELS = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     # llama.cpp has the clamp of the published models alone.
     "gpt-oss": ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}),
 }  # fmt: skip

@@ -19,7 +19,11 @@ from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver
 from tests.models.tiny_gguf import Storage
 
-FAMILIES = {"qwen3_moe": tiny.QWEN3_MOE, "gpt_oss": tiny.GPT_OSS}
+FAMILIES = {
+    "qwen3_moe": tiny.QWEN3_MOE,
+    "gpt_oss": tiny.GPT_OSS,
+    "gemma4": tiny.GEMMA4_MOE,
+}
 
 
 def error_of(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -120,6 +120,7 @@ def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int
     [
         ("qwen3_moe", tiny.QWEN3_MOE, "safetensors"),
         ("gpt_oss", tiny.GPT_OSS, "safetensors"),
+        ("gemma4", tiny.GEMMA4_MOE, "safetensors"),
         ("qwen3_moe", tiny.QWEN3_MOE, "Q8_0"),
         ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}, "MXFP4"),
     ],

@@ -29,6 +29,18 @@ GRANITE4 = {
     "shared_intermediate_size": 96, "position_embedding_type": "rope", "mamba_n_heads": 4,
     "mamba_d_head": 32,
 }  # fmt: skip
+# Windows and global layers of other shapes than the published ones.
+GEMMA4_OTHERS = {
+    **tiny.GEMMA4, "num_hidden_layers": 3, "attention_k_eq_v": False, "attention_bias": True,
+    "global_head_dim": 24, "layer_types": ["full_attention", *["sliding_attention"] * 2],
+    "final_logit_softcapping": None, "hidden_size": 80,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -106,6 +118,10 @@ CASES = {
         {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
          "moe_intermediate_size": 28},
     ),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
+    "gemma 4 beside a tower": ("gemma4_vision", tiny.GEMMA4_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},
@@ -164,7 +180,8 @@ def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("family", "changes"), [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS)]
+    ("family", "changes"),
+    [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS), ("gemma4", tiny.GEMMA4)],
 )
 def test_half_precision_stays_close(family, changes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""

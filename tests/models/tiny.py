@@ -7,6 +7,10 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -51,7 +55,20 @@ def _mistral3(**text) -> Mistral3Config:
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
+def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
+    """With a tower for pictures."""
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "position_embedding_size": num_positions, "standardize": True,
+    }  # fmt: skip
+    tied = text["tie_word_embeddings"]
+    return Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
 FAMILIES = {
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -65,6 +82,16 @@ FAMILIES = {
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
+GEMMA4 = {
+    "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "sliding_window": 13, "final_logit_softcapping": 4.0,
+    "hidden_size_per_layer_input": 0, "tie_word_embeddings": True, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+GEMMA4_MOE = {
+    **GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
 QWEN3_MOE = {
     "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
     "norm_topk_prob": True,
@@ -110,6 +137,9 @@ def randomize(model: PreTrainedModel) -> None:
         # within a few tokens would hide one, too.
         base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
         weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    for name, number in model.named_buffers():
+        if name.endswith(("layer_scalar", "std_bias", "std_scale")):
+            number.copy_(1.0 + 0.15 * torch.randn(number.shape))
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:

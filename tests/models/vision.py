@@ -186,7 +186,8 @@ class VisionDriver(Driver):
 
     def __init__(self, model: CausalLM, processor: ImageProcessor):
         super().__init__(model, num_blocks=200)
-        self.encoder = MediaEncoder(model.encode_image, processor, budget=1 << 24)
+        both_ways = model.spec.vision.both_ways
+        self.encoder = MediaEncoder(model.encode_image, processor, 1 << 24, both_ways)
         self.media: dict[str, RequestMedia] = {}
 
     def add(self, req: str, prompt: VisionPrompt) -> None:
@@ -206,10 +207,10 @@ class VisionDriver(Driver):
                 batch.positions[:, row : row + len(ids)] = torch.from_numpy(coordinates)
                 parts += media.rows(index, end - len(ids), end, row)
             row += len(ids)
+        if all(part.item.grid is None for part in parts):
+            assert (batch.positions == batch.positions[0]).all()
+            batch.positions = batch.positions[0]
         if parts:
             encoded = {p.item.content_hash: self.encoder.encoded(p.item) for p in parts}
             self.encoder.fill(batch, parts, encoded)
-        else:
-            assert (batch.positions == batch.positions[0]).all()
-            batch.positions = batch.positions[0]
         return batch

@@ -30,6 +30,8 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen3_5ForConditionalGeneration": "pagoda.arch.qwen3_5:conditional_from_config",
         "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
         "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
+        "Gemma4ForCausalLM": "pagoda.arch.gemma4:from_config",
+        "Gemma4ForConditionalGeneration": "pagoda.arch.gemma4:conditional_from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -54,6 +56,7 @@ GGUF_ARCHITECTURES = Registry(
         "qwen35": "pagoda.arch.qwen3_5:from_gguf",
         "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
         "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
+        "gemma4": "pagoda.arch.gemma4:from_gguf",
     },
 )
 

@@ -74,6 +74,7 @@ class Admission:
         if not self._limits.enable_chunked_prefill and whole and missing > room.tokens:
             return Refusal.FULL
         num_tokens = room.prompt_tokens(hit.num_tokens, missing)
+        num_tokens = self._limits.whole(req.message.media, hit.num_tokens, num_tokens, room.tokens)
         if num_tokens <= 0:
             return Refusal.FULL
         num_bytes = self._required(req) - self._kv.bytes_shared(hit)

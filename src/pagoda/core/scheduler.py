@@ -270,6 +270,7 @@ class Scheduler:
             start = req.num_computed_tokens
             num_tokens = room.prompt_tokens(start, missing, reserved)
             num_tokens = self.kv.until_kept(req.tables, start, num_tokens)
+            num_tokens = self.limits.whole(req.message.media, start, num_tokens, room.tokens)
         if req.draft_token_ids:
             most = room.tokens - reserved - num_tokens
             most = min(most, req.compute_limit - req.num_expected_tokens)

@@ -36,19 +36,46 @@ class ImageInput:
         self, processor: ImageProcessor, tokenizer: Tokenizer, cache_bytes: int = _CACHE_BYTES
     ):
         """CheckpointError where the tokenizer has no token for pictures."""
-        ids = tokenizer.encode(processor.token, add_special_tokens=False)
-        if len(ids) != 1:
-            raise CheckpointError(
-                f"The tokenizer has no token {processor.token!r}, which stands for pictures in "
-                "this model's prompts. It belongs to another model; fetch the files again."
-            )
-        (self.token,) = ids
+        self.token = _token(processor.token, tokenizer)
+        self.around = [
+            [_token(text, tokenizer)] if text else [] for text in (processor.begin, processor.end)
+        ]
         self.threads = ThreadPoolExecutor(_THREADS, "images")
         """What pictures are to be processed on: the largest take 400 MB while they are decoded."""
         self._processor = processor
         self._room = cache_bytes
         self._known: OrderedDict[bytes, ProcessedImage] = OrderedDict()
         self._lock = Lock()
+
+    def place(
+        self, ids: list[int], images: Sequence[ProcessedImage]
+    ) -> tuple[list[int], list[PlacedImage]]:
+        """A prompt in which each picture's one token has become as many as the picture has, with
+        what begins and ends one around them.
+
+        RequestError unless there is one for each: who writes the token's text into a message must
+        not move pictures.
+        """
+        count = ids.count(self.token)
+        if count != len(images):
+            raise RequestError(
+                f"The prompt has {count} places for {len(images)} pictures. Leave the model's own "
+                "token for pictures out of the text, and send pictures only in messages whose "
+                "pictures its chat template shows.",
+                "messages",
+            )
+        begin, end = self.around
+        expanded: list[int] = []
+        placed: list[PlacedImage] = []
+        for index in ids:
+            if index != self.token:
+                expanded.append(index)
+                continue
+            image = images[len(placed)]
+            expanded += begin
+            placed.append(PlacedImage(image, len(expanded)))
+            expanded += [self.token] * image.num_tokens + end
+        return expanded, placed
 
     def process(self, data: bytes, max_tokens: int) -> ProcessedImage:
         """Of an image file's bytes; RequestError where it is none, or too large."""
@@ -73,32 +100,14 @@ class ImageInput:
                 self._room += oldest.pixels.nbytes
 
 
-def place_images(
-    ids: list[int], token: int, images: Sequence[ProcessedImage]
-) -> tuple[list[int], list[PlacedImage]]:
-    """A prompt in which each picture's one `token` has become as many as the picture has.
-
-    RequestError unless there is one for each: who writes the token's text into a message must not
-    move pictures.
-    """
-    count = ids.count(token)
-    if count != len(images):
-        raise RequestError(
-            f"The prompt has {count} places for {len(images)} pictures. Leave the model's own "
-            "token for pictures out of the text, and send pictures only in messages whose pictures "
-            "its chat template shows.",
-            "messages",
+def _token(text: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        raise CheckpointError(
+            f"The tokenizer has no token {text!r}, which stands for pictures in this model's "
+            "prompts. It belongs to another model; fetch the files again."
         )
-    expanded: list[int] = []
-    placed: list[PlacedImage] = []
-    for index in ids:
-        if index != token:
-            expanded.append(index)
-            continue
-        image = images[len(placed)]
-        placed.append(PlacedImage(image, len(expanded)))
-        expanded += [token] * image.num_tokens
-    return expanded, placed
+    return ids[0]
 
 
 def media_items(images: Sequence[PlacedImage]) -> list[MediaItem]:
@@ -109,7 +118,7 @@ def media_items(images: Sequence[PlacedImage]) -> list[MediaItem]:
             start=placed.start,
             length=placed.image.num_tokens,
             payload="",
-            grid=placed.image.grid,
+            grid=None if placed.image.in_a_row else placed.image.grid,
         )
         for placed in images
     ]

@@ -132,7 +132,7 @@ class _Startup:
         runner = self._make_runner(
             model, spec, device, resolution, libraries.result(), grammars, images
         )
-        scheduler = _make_scheduler(resolution)
+        scheduler = _make_scheduler(resolution, spec)
         core = EngineCore(
             scheduler,
             LocalExecutor(runner),
@@ -349,7 +349,7 @@ def _media(images: ImageProcessor | None, resolution: Resolution) -> dict[str, i
     return {} if images is None else {"image": _resolved(resolution.config.media.image_max_tokens)}
 
 
-def _make_scheduler(resolution: Resolution) -> Scheduler:
+def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
     config = resolution.config
     limits = SchedulerLimits(
         max_num_reqs=_resolved(config.scheduler.max_num_seqs),
@@ -358,6 +358,7 @@ def _make_scheduler(resolution: Resolution) -> Scheduler:
         policy=config.scheduler.scheduling_policy,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        whole_media=spec.vision is not None and spec.vision.both_ways,
         **_step_bound(config.scheduler.max_step_ms),
     )
     cache = KVCacheManager(

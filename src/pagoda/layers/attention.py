@@ -49,7 +49,9 @@ class Attention(nn.Module):
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
         q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
         kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
-        shards = (q, kv, kv, q) if spec.output_gate else (q, kv, kv)
+        shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
+        if spec.output_gate:
+            shards = (*shards, q)
         self.qkv = ColumnLinear(context, hidden_size, shards, spec.qkv_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
@@ -63,7 +65,8 @@ class Attention(nn.Module):
     def norms(self) -> ops.HeadNorms | None:
         if not self.spec.qk_norm:
             return None
-        return ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self._eps)
+        q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
+        return ops.HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
@@ -86,6 +89,7 @@ class Attention(nn.Module):
             v_cache,
             where.slot_mapping,
             norms=self.norms,
+            values_are_keys=spec.values_are_keys,
         )
         attended = ops.paged_attention(
             q,
@@ -97,6 +101,7 @@ class Attention(nn.Module):
             scale=spec.scale,
             window=spec.window,
             sinks=None if self.sinks is None else self.sinks.weight,
+            sees_until=None if spec.window is None else batch.sees_until,
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)

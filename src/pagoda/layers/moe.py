@@ -11,6 +11,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.norm import Vector
 from pagoda.quant.base import ShardSource
 from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
 
@@ -97,13 +98,19 @@ class MixtureOfExperts(nn.Module):
         self.gate_up = ExpertMatrices(context, held, gate_up, spec.bias)
         down = ExpertSizes(count, 1, hidden_size, size)
         self.down = ExpertMatrices(context, held, down, spec.bias)
+        self.scales = Vector(context, spec.num_experts) if spec.expert_scales else None
         clamped = spec.clamped
-        self._gating = ops.Gating() if clamped is None else ops.Gating(clamped.alpha, clamped.limit)
+        if clamped is None:
+            self._gating = ops.Gating(activation=spec.activation)
+        else:
+            self._gating = ops.Gating(clamped.alpha, clamped.limit)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
+    def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; the router reads `routed_by`, or else x."""
         spec = self.spec
-        ids, weights = ops.route(self.router(x), spec.top_k, spec.scoring, spec.renormalize)
+        logits = self.router(x if routed_by is None else routed_by)
+        scales = None if self.scales is None else self.scales.weight
+        ids, weights = ops.route(logits, spec.top_k, spec.scoring, spec.renormalize, scales)
         up, down = self.gate_up.operand, self.down.operand
         mixed = ops.mix_experts(x, ids, weights, up, down, self._gating, self._held.start)
         return self._parallel.summed(mixed)

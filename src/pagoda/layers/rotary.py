@@ -100,6 +100,8 @@ def _cos_sin(spec: RopeSpec, factors: torch.Tensor | None, length: int) -> torch
         if spec.scaling is not None:
             frequencies = _scaled(spec, spec.scaling, frequencies)
             magnitude = spec.scaling.attention_factor
+    if spec.num_turning is not None:
+        frequencies[..., spec.num_turning :] = 0
     angles = positions * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
 

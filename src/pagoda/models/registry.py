@@ -20,6 +20,8 @@ MODELS = Registry(
         "Qwen3_5ForConditionalGeneration": "pagoda.models.qwen3_5:Qwen35",
         "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
         "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
+        "Gemma4ForCausalLM": "pagoda.models.gemma4:Gemma4",
+        "Gemma4ForConditionalGeneration": "pagoda.models.gemma4:Gemma4",
         "BertModel": "pagoda.models.bert:Bert",
         "BertForSequenceClassification": "pagoda.models.bert:Bert",
         "RobertaModel": "pagoda.models.bert:Bert",

@@ -26,10 +26,13 @@ def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1)
 
 def _layer(layer: LayerSpec, size: int) -> LayerSpec:
     mixer = layer.mixer
-    return LayerSpec(
-        _attention(mixer, size) if isinstance(mixer, AttentionSpec) else _delta_net(mixer, size),
-        None if layer.mlp is None else _mlp(layer.mlp, size),
-        None if layer.experts is None else _experts(layer.experts, size),
+    return replace(
+        layer,
+        mixer=_attention(mixer, size)
+        if isinstance(mixer, AttentionSpec)
+        else _delta_net(mixer, size),
+        mlp=None if layer.mlp is None else _mlp(layer.mlp, size),
+        experts=None if layer.experts is None else _experts(layer.experts, size),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pagoda.arch.spec import ModelSpec, VisionSpec
+from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.reason import Reason
 
@@ -14,12 +15,26 @@ _KEPT = 4
 
 
 def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) -> EngineConfig:
-    """`config` with a number of tokens for the largest picture, where the model sees any."""
-    if spec.vision is None or isinstance(config.media.image_max_tokens, int):
+    """`config` with a number of tokens for the largest picture, where the model sees any.
+
+    ConfigError for more than a step has, where one step must take them all.
+    """
+    if spec.vision is None:
+        return config
+    step = int(config.scheduler.max_num_batched_tokens)
+    asked = config.media.image_max_tokens
+    if isinstance(asked, int):
+        if spec.vision.both_ways and asked > step:
+            raise ConfigError(
+                f"--image-max-tokens {asked} is more than --max-num-batched-tokens {step}, and "
+                "this model reads a picture in one step. Lower the one or raise the other."
+            )
         return config
     length, device = config.model.max_model_len, config.device.device
     longest = length if isinstance(length, int) else spec.max_position
     tokens = max(1, min(_MAX_TOKENS[device], longest // 2))
+    if spec.vision.both_ways:
+        tokens = min(tokens, step)
     reasons.append(Reason("image_max_tokens", tokens, f"default on {device}"))
     return replace(config, media=replace(config.media, image_max_tokens=tokens))
 
@@ -33,10 +48,11 @@ def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: 
     """Peak of encoding one picture, and what is kept of others.
 
     Per patch the fp32 values it is made of, twice, x, its norm, q, k and v with their rotations,
-    what is attended and the sums, and up with its activation. Measured on a CPU for 1024 tokens of
-    Qwen3-VL-2B's tower: 303 MiB (368 predicted, without what is kept).
+    what is attended and the sums, and up with its activation (and a gate). Measured on a CPU for
+    1024 tokens of Qwen3-VL-2B's tower: 303 MiB (368 predicted, without what is kept).
     """
     patches = max_tokens * vision.merge**2
     per_patch = 2 * 4 * vision.patch_values
-    per_patch += (12 * vision.hidden_size + 2 * vision.intermediate_size) * max(width, 4)
+    wide = (3 if vision.pooled else 2) * vision.intermediate_size
+    per_patch += (12 * vision.hidden_size + wide) * max(width, 4)
     return patches * per_patch + kept_bytes(vision, hidden_size, width, max_tokens)

@@ -102,11 +102,14 @@ class MediaEncoder:
     A prompt that is read in chunks asks for the same item several times, and so do conversations.
     """
 
-    def __init__(self, encode: Encode, processor: ImageProcessor, budget: int):
-        """`encode` as `Model.encode_image`."""
+    def __init__(
+        self, encode: Encode, processor: ImageProcessor, budget: int, both_ways: bool = False
+    ):
+        """`encode` as `Model.encode_image`, `both_ways` as in VisionSpec."""
         self._tower = encode
         self._processor = processor
         self._budget = budget
+        self._both_ways = both_ways
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._nbytes = 0
         self.num_encoded = 0
@@ -141,6 +144,8 @@ class MediaEncoder:
             rows[target] = True
         batch.input_embeds, batch.embed_rows = embeds[0], rows
         batch.layer_embeds = embeds[1:].float().unbind()
+        if self._both_ways:
+            batch.sees_until = _sight(batch, media)
 
     def _encode(self, item: MediaItem) -> torch.Tensor:
         pixels = np.load(item.payload, allow_pickle=False)
@@ -150,3 +155,13 @@ class MediaEncoder:
         if encoded.shape[1] != item.length:
             raise ValueError(f"it makes {encoded.shape[1]} tokens, and {item.length} were sent")
         return encoded
+
+
+def _sight(batch: ForwardBatch, media: Sequence[MediaRows]) -> torch.Tensor:
+    """As `ForwardBatch.sees_until`, where positions count tokens."""
+    sees = (batch.positions + 1).int()
+    for part in media:
+        end = part.item.start + part.item.length
+        rows = slice(part.row, part.row + part.count)
+        sees[rows] = torch.clamp(batch.kv_lens[part.request], max=end)
+    return sees

@@ -63,7 +63,13 @@ class ModelRunner:
         self._run: DecodeRun | None = None
         self.media: MediaEncoder | None = None
         if self.images is not None:
-            self.media = MediaEncoder(self.model.encode_image, self.images, self.kept_image_bytes)
+            vision = self.spec.vision
+            self.media = MediaEncoder(
+                self.model.encode_image,
+                self.images,
+                self.kept_image_bytes,
+                both_ways=vision is not None and vision.both_ways,
+            )
         self.model.reserve(self.max_model_len)
         self.pooler = Pooler(
             self.spec.pooling.method,

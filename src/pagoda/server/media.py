@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.engine.media import ImageInput, place_images
+from pagoda.engine.media import ImageInput
 from pagoda.server.fetch import MediaFetcher
 from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
@@ -28,7 +28,7 @@ async def with_images(
     images = await load_images(served, messages)
     if not images or served.text.images is None:
         return Prompt(ids)
-    return Prompt(*place_images(ids, served.text.images.token, images))
+    return Prompt(*served.text.images.place(ids, images))
 
 
 async def load_images(served: ServedModel, messages: Sequence[ChatMessage]) -> list[ProcessedImage]:

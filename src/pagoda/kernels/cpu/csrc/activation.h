@@ -85,11 +85,24 @@ void scale(const Scale& op, int64_t rows, Pool& pool) {
     });
 }
 
-void silu_and_mul(const SiluAndMul& op, int64_t rows, Pool& pool) {
+// cap - 2 cap / (1 + exp(2 x / cap)).
+void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
+        const Floats cap = Floats::all(op.cap), twice = Floats::all(2.0f * op.cap);
+        const Floats inverse = Floats::all(2.0f / op.cap), one = Floats::all(1.0f);
+        map_row(op.x + row * op.size, op.y + row * op.size, op.size,
+                [=](Floats v) { return cap - twice / (one + exp(v * inverse)); });
+    });
+}
+
+void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         const float* gate = op.x + row * 2 * op.size;
-        gate_row(gate + op.size, gate, op.y + row * op.size, op.size,
-                 [](Floats v) { return silu(v); });
+        const float* up = gate + op.size;
+        float* y = op.y + row * op.size;
+        if (op.activation == Activation::kSilu)
+            gate_row(up, gate, y, op.size, [](Floats v) { return silu(v); });
+        else gate_row(up, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
     });
 }
 

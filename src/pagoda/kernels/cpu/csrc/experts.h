@@ -44,10 +44,13 @@ void route_row(const Route& op, int64_t row) {
         const float top = weights[0], sum = score_sum(op, logits, weights);
         for (int64_t k = 0; k < count; ++k) weights[k] = std::exp(weights[k] - top) / sum;
     }
-    if (!op.renormalize) return;
-    float sum = 0;
-    for (int64_t k = 0; k < count; ++k) sum += weights[k];
-    for (int64_t k = 0; k < count; ++k) weights[k] /= sum;
+    if (op.renormalize) {
+        float sum = 0;
+        for (int64_t k = 0; k < count; ++k) sum += weights[k];
+        for (int64_t k = 0; k < count; ++k) weights[k] /= sum;
+    }
+    if (op.scales == nullptr) return;
+    for (int64_t k = 0; k < count; ++k) weights[k] *= op.scales[ids[k]];
 }
 
 void route(const Route& op, int64_t rows, Pool& pool) {
@@ -176,7 +179,8 @@ int64_t experts_scratch_bytes(const Experts& op, int64_t rows) {
 }
 
 inline Floats gated(const Experts& op, Floats gate, Floats up) {
-    if (op.limit == 0.0f) return silu(gate) * up;
+    if (op.limit == 0.0f)
+        return (op.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
     const Floats limit = Floats::all(op.limit);  // first: NaN is then what stays
     gate = min(limit, gate);
     up = max(Floats::all(-op.limit), min(limit, up));

@@ -28,7 +28,8 @@ struct KvCache {
 
 // Per row of [heads of q, kv_heads of k, kv_heads of v] x dim: normalises each head of q and k
 // (where weights are given), rotates both in place (arXiv 2104.09864, pairs half of rotary_dim
-// apart), and writes k and v, rounded to nearest even, to their slots.
+// apart), and writes k and v, rounded to nearest even, to their slots. With `values_are_keys` a
+// row has no v: it is k as it came.
 struct RotaryStore {
     float* qkv;                // [rows, stride]
     int64_t stride;
@@ -41,6 +42,8 @@ struct RotaryStore {
     const float* q_norm;       // [dim] or null
     const float* k_norm;       // [dim] or null
     float eps;
+    bool norm_values = false;  // v / rms(v), without weights
+    bool values_are_keys = false;
 };
 
 // Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
@@ -64,13 +67,19 @@ struct PagedAttention {
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
     int64_t scratch_bytes;
+    // [rows] or null: how many of the request's keys a query sees, if not just those up to its
+    // own; never falling within a request, and at most its kv_lens.
+    const int32_t* sees_until = nullptr;
 };
 
-// y = silu(a) * b for x = [a, b].
-struct SiluAndMul {
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// y = activation(a) * b for x = [a, b].
+struct ActivateAndMul {
     const float* x;  // [rows, 2 * size]
     float* y;        // [rows, size]
     int64_t size;
+    Activation activation;
 };
 
 // y = x * sigmoid(gate).
@@ -161,6 +170,14 @@ struct Scale {
     float factor;
 };
 
+// y = cap * tanh(x / cap).
+struct SoftCap {
+    const float* x;  // [rows, size]
+    float* y;        // [rows, size]
+    int64_t size;
+    float cap;
+};
+
 // y = (x - mean) / sqrt(variance + eps) * weight + bias per row, of x + residual where there is
 // one (arXiv 1607.06450).
 struct LayerNorm {
@@ -214,6 +231,7 @@ struct Route {
     bool renormalize;     // weights are divided by their sum
     int64_t* ids;         // [rows, top_k]
     float* weights;       // [rows, top_k]
+    const float* scales = nullptr;  // [experts], by which weights are multiplied at last, or null
 };
 
 // Logits of tokens whose bit is not set become -infinity.
