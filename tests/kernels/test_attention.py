@@ -32,6 +32,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
 
     def __post_init__(self):
         torch.manual_seed(3)
@@ -64,7 +65,7 @@ class Case:
         lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, lens,
-            scale=self.head_dim**-0.5, window=window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=window, chunked=self.chunked, sinks=self.sinks,
         )  # fmt: skip
 
     def expected(self, window: int | None = None) -> np.ndarray:
@@ -74,6 +75,8 @@ class Case:
                 token = int(self.starts[row]) + i
                 last = kv_len - queries + i + 1
                 first = 0 if window is None else max(0, last - window)
+                if self.chunked:
+                    first = (last - 1) // window * window
                 for head in range(self.heads):
                     kv_head = head // (self.heads // self.kv_heads)
                     k = self.k[row][first:last, kv_head].double().numpy()
@@ -109,6 +112,14 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 def test_equals_definition(mix, window):
     Case(MIXES[mix]).check(window)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [1, 5, 6, 8, 100])
+def test_chunks(mix, window, dtype):
+    """fp16 has no native form, so that the reference is looked at, too."""
+    Case(MIXES[mix], dtype=dtype, chunked=True).check(window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

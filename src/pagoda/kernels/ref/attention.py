@@ -40,6 +40,7 @@ def rotary_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norms: tuple[Tensor, Tensor, float] | None,
+    q_scales: Tensor | None,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -48,6 +49,8 @@ def rotary_store(
         q, k = rms_norm(q, norms[0], norms[2]), rms_norm(k, norms[1], norms[2])
     if cos_sin is not None:
         q, k = rotary(q, k, positions, cos_sin)
+    if q_scales is not None:
+        q = (q * q_scales[positions, None, None]).to(q.dtype)
     store_kv(k, v, k_cache, v_cache, slot_mapping)
     return q
 
@@ -70,10 +73,11 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
-    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, sinks)
+    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()
     singles = []
     for req, kv_len in enumerate(lens):
@@ -103,6 +107,7 @@ class _Cache:
     dtype: torch.dtype
     scale: float
     window: int | None
+    chunked: bool
     sinks: Tensor | None
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
@@ -111,7 +116,7 @@ class _Cache:
         batches: list[list[int]] = []
         room = 0
         shortest = 0.0
-        for req in sorted(reqs, key=lambda req: lens[req], reverse=True):
+        for req in sorted(reqs, key=lambda req: self._span(1, lens[req]), reverse=True):
             span = self._span(1, lens[req])
             if not batches or len(batches[-1]) >= room or span < shortest:
                 batches.append([])
@@ -153,13 +158,13 @@ class _Cache:
         parts = []
         for begin in range(0, num_tokens, step):
             end = min(begin + step, num_tokens)
-            # Positions of these queries, and the keys any of them sees, both from `base` on.
-            query_at = torch.arange(begin, end, device=q.device) + (kv_len - num_tokens - base)
-            last = kv_len - num_tokens - base + end
-            start = max(0, last - self._span(end - begin, last))
+            # Positions of these queries, and of the keys any of them sees.
+            last = kv_len - num_tokens + end
+            query_at = torch.arange(last - (end - begin), last, device=q.device)
+            start = last - self._span(end - begin, last)
             key_at = torch.arange(start, last, device=q.device)
             mask = self._visible(query_at[:, None], key_at[None])
-            seen = (k[:, start:last], v[:, start:last])
+            seen = (k[:, start - base : last - base], v[:, start - base : last - base])
             parts.append(self._sdpa(q[:, begin:end], *seen, mask, sinks))
         return torch.cat(parts, dim=1)
 
@@ -198,11 +203,18 @@ class _Cache:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""
         if self.window is None:
             return kv_len
+        if self.chunked:
+            first = kv_len - num_tokens
+            return num_tokens + first % self.window
         return min(kv_len, self.window + num_tokens - 1)
 
     def _visible(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         mask = key_at <= query_at
-        return mask if self.window is None else mask & (key_at > query_at - self.window)
+        if self.window is None:
+            return mask
+        if self.chunked:
+            return mask & (key_at >= query_at - query_at % self.window)
+        return mask & (key_at > query_at - self.window)
 
     def _sinks(self, kv_heads: slice, shape: tuple[int, ...]) -> Tensor | None:
         """Those of the heads that share `kv_heads`, as `shape` [heads, rows] with them has it."""

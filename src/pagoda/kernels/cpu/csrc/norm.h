@@ -20,14 +20,8 @@ void rms_norm_row(const RmsNorm& op, int64_t row) {
         for (int64_t i = whole; i < op.size; ++i) residual[i] += x[i];
         x = residual;
     }
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += kStep) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < op.size; ++i) total += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt(total / static_cast<float>(op.size) + op.eps);
+    const float mean = sum_of_squares(x, op.size) / static_cast<float>(op.size);
+    const float factor = 1.0f / std::sqrt(mean + op.eps);
     const Floats factors = Floats::all(factor);
     for (int64_t i = 0; i < whole; i += kStep)
         (Floats::load(x + i) * factors * Floats::load(op.weight + i)).store(y + i);

@@ -11,14 +11,7 @@ namespace {
 // x = x / rms(x) * weight.
 inline void norm_head(float* x, const float* weight, int64_t dim, float eps) {
     const int64_t whole = dim - dim % Floats::kSize;
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += Floats::kSize) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < dim; ++i) total += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt(total / static_cast<float>(dim) + eps);
+    const float factor = 1.0f / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
     const Floats factors = Floats::all(factor);
     for (int64_t i = 0; i < whole; i += Floats::kSize)
         (Floats::load(x + i) * factors * Floats::load(weight + i)).store(x + i);
@@ -87,6 +80,10 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
         const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
         for (int64_t head = 0; head < op.heads + cache.kv_heads; ++head)
             rotate_head(q + head * dim, cos, cos + half, half);
+    }
+    if (op.q_scales != nullptr) {
+        const float factor = op.q_scales[op.positions[row]];
+        for (int64_t i = 0; i < op.heads * dim; ++i) q[i] *= factor;
     }
     const int64_t block = op.slots[row] / cache.block_size;
     const int64_t offset = op.slots[row] % cache.block_size;
