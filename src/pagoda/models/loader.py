@@ -150,8 +150,11 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the middle dimension of a convolution over one channel."""
-    return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
+    """Without the middle dimension of a convolution over one channel, or the first of a matrix of
+    one row."""
+    if len(shape) == 3 and shape[1] == 1:
+        return (shape[0], shape[2])
+    return shape[1:] if len(shape) == 2 and shape[0] == 1 else shape
 
 
 def _items(model: Model) -> _Items:
