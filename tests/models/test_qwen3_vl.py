@@ -150,6 +150,14 @@ def test_variants(changes, tmp_path):
     torch.testing.assert_close(driver.run(prompt.ids, 16), expected, rtol=0, atol=1e-4)
 
 
+def test_experts_as_transformers_saves_them(tmp_path):
+    """Upright, where the hub's checkpoints have them on their side."""
+    reference = vision.make(family="qwen3_vl_moe")
+    reference.save_pretrained(tmp_path)
+    ids = words(40, 2)
+    close(Driver(tiny.load(tmp_path)).run(ids, 16), vision.reference_logits(reference, ids, []))
+
+
 def test_half_precision_stays_close(reference, folder, tmp_path):
     """The distance to fp32 is no more than transformers' own in bf16."""
     images = [picture(*SIZES[1])]

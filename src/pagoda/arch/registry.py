@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
+from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
+from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.published.select import method_of
 
 CONFIG_ARCHITECTURES = Registry(
@@ -59,15 +61,18 @@ GGUF_ARCHITECTURES = Registry(
 
 
 def spec_for(
-    config: Mapping[str, Any] | None, metadata: Mapping[str, Any], tensor_names: Collection[str]
+    config: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any],
+    tensors: Collection[str] | Mapping[str, TensorInfo],
 ) -> ModelSpec:
     """The spec of a checkpoint: by its GGUF metadata if it has some, else by its config.json.
 
+    `tensors` are the checkpoint's names, and in a mapping their shapes; empty if there is none.
     Raises CheckpointError for a wrong or missing field, UnsupportedModelError for an
     architecture or a quantization that is not known.
     """
     if "general.architecture" in metadata:
-        return _gguf_spec(metadata, tensor_names)
+        return _gguf_spec(metadata, tensors)
     if config is None:
         raise CheckpointError(
             "The model has neither a config.json nor GGUF metadata that names its architecture; "
@@ -76,11 +81,12 @@ def spec_for(
     name = _architecture(config)
     known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
     if known not in CONFIG_ARCHITECTURES:
-        likeness = resembling_config(name, config, tensor_names, CONFIG_ARCHITECTURES)
+        likeness = resembling_config(name, config, tensors, CONFIG_ARCHITECTURES)
         raise _unknown(CONFIG_ARCHITECTURES, name, likeness)
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
-        spec = with_config_head(spec, name, config_reader(config), tensor_names)
+        spec = with_config_head(spec, name, config_reader(config), tensors)
+    spec = as_stored(spec, tensors)
     method = method_of(config)
     return spec if method is None else replace(spec, quantization=method.description)
 

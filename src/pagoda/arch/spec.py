@@ -85,6 +85,15 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True)
+class SharedExpert:
+    """An expert of every token beside those that the router chooses."""
+
+    intermediate_size: int
+    gated: bool = False
+    """Multiplied by the sigmoid of a logit of its own."""
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """A mixture of experts: a router sends each token to `top_k` of them, whose results are
     summed by weight."""
@@ -102,6 +111,9 @@ class MoeSpec:
     """Instead of silu(gate) * up."""
     bias: bool = False
     """On experts and router."""
+    shared: SharedExpert | None = None
+    weighs_inputs: bool = False
+    """A weight is multiplied with what its expert reads, and not with what that one says."""
 
 
 @dataclass(frozen=True)

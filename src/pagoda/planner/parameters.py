@@ -63,7 +63,10 @@ def _mlp(spec: MlpSpec, hidden: int) -> int:
 def _experts(spec: MoeSpec, hidden: int) -> int:
     one = 3 * hidden * spec.intermediate_size
     one += (2 * spec.intermediate_size + hidden) * spec.bias
-    return spec.num_experts * (one + hidden + spec.bias)
+    total = spec.num_experts * (one + hidden + spec.bias)
+    if spec.shared is None:
+        return total
+    return total + 3 * hidden * spec.shared.intermediate_size + hidden * spec.shared.gated
 
 
 def _encoder(spec: ModelSpec, encoder: EncoderSpec) -> int:
