@@ -51,6 +51,14 @@ VISION = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
 }  # fmt: skip
+HYBRID = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -82,13 +90,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32, "norm_topk_prob": True,
         },
     ),
-    "qwen35": (
-        "Qwen3_5ForCausalLM",
-        {
-            "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        },
-    ),
+    "qwen35": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **EXPERTS}),
+    "qwen3next": ("Qwen3NextForCausalLM", {**HYBRID, **EXPERTS}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {

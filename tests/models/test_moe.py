@@ -138,7 +138,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("family", "sizes"), [("qwen3_moe", tiny.QWEN3_MOE)])
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("qwen3_moe", tiny.QWEN3_MOE), ("qwen3_5_moe", tiny.QWEN3_5_MOE)]
+)
 def test_layouts_of_stacked_experts(family, sizes, layout, packed, tmp_path):
     """As fused files hold them: gate behind up, rows or columns first."""
     reference = tiny.make(family, **sizes)

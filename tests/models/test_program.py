@@ -32,6 +32,8 @@ MODELS = {
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "qwen3.5": ("qwen3_5", tiny.QWEN3_5),
+    "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+    "qwen3-next": ("qwen3_next", tiny.QWEN3_5_MOE),
 }
 
 

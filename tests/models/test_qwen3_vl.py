@@ -138,6 +138,7 @@ def test_requests_with_and_without_pictures_share_steps(reference, model, folder
     {"family": "qwen3_vl_moe"},
     {"family": "qwen3_vl_moe", "text": {"mlp_only_layers": [1]}},
     {"family": "qwen3_5"},
+    {"family": "qwen3_5_moe"},
 ])  # fmt: skip
 def test_variants(changes, tmp_path):
     reference = vision.make(**changes)

@@ -106,6 +106,17 @@ CASES = {
         {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
          "moe_intermediate_size": 28},
     ),
+    "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+    "qwen3.5 moe biases": (
+        "qwen3_5_moe",
+        {**tiny.QWEN3_5_MOE, "attention_bias": True, "shared_expert_intermediate_size": 32},
+    ),
+    "qwen3-next": ("qwen3_next", tiny.QWEN3_5_MOE),
+    "qwen3-next, some layers dense": (
+        "qwen3_next",
+        {**tiny.QWEN3_5_MOE, "mlp_only_layers": [1], "norm_topk_prob": False,
+         "linear_num_key_heads": 1, "linear_num_value_heads": 3},
+    ),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},

@@ -25,11 +25,15 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -61,7 +65,9 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
@@ -80,6 +86,11 @@ GPT_OSS = {
 QWEN3_5 = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+}  # fmt: skip
+QWEN3_5_MOE = {
+    **QWEN3_5, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 24,
 }  # fmt: skip
 SIZES = {
     "vocab_size": 211,

@@ -55,7 +55,7 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    for name, weight in _tensors(state, model.config.model_type):
+    for name, weight in tensors(state, model.config.model_type):
         stored_name = _stored_name(name, arch)
         values = weight.numpy()
         heads = _permuted_heads(name, model.config)
@@ -74,7 +74,7 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     writer.close()
 
 
-def _tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names as checkpoints have them, and views of the model's own tensors."""
     for name, weight in state.items():
         stem, _, kind = name.rpartition(".")

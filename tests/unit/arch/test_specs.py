@@ -156,8 +156,8 @@ def test_wrong_fields_are_named(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Lama4ForCausalLM"]}, "nearest known is 'LlamaForCausalLM'"),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
+        ({"architectures": ["LamaForCausalLM"]}, "nearest known is 'LlamaForCausalLM'"),
+        ({"architectures": ["Qwen3XForCausalLM"]}, "nearest known is 'Qwen3ForCausalLM'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         ({"torch_dtype": "int4"}, "dtype 'int4'"),
