@@ -48,6 +48,16 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + offset) / length)),
+    so that attention stays as sharp among many keys (arXiv 2501.19399)."""
+
+    strength: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     kind: AttentionKind
     num_heads: int
@@ -58,9 +68,14 @@ class AttentionSpec:
     """None where q and k are not rotated."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
+    chunked: bool = False
+    """A query sees those of its window alone that the text's last multiple of `window` begins."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_unit: bool = False
+    """As `qk_norm`, without weights."""
+    query_scaling: QueryScaling | None = None
     output_gate: bool = False
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False

@@ -54,13 +54,18 @@ class Attention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self._ones = torch.ones(size, dtype=torch.float32, device=context.device)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
         self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
+        scaling = spec.query_scaling
+        self._scales = None if scaling is None else context.rotary.scales_of(scaling)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
     def norms(self) -> ops.HeadNorms | None:
+        if self.spec.qk_unit:
+            return ops.HeadNorms(self._ones, self._ones, self._eps)
         if not self.spec.qk_norm:
             return None
         return ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self._eps)
@@ -86,6 +91,7 @@ class Attention(nn.Module):
             v_cache,
             where.slot_mapping,
             norms=self.norms,
+            q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
         )
         attended = ops.paged_attention(
             q,
@@ -96,6 +102,7 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
+            chunked=spec.chunked,
             sinks=None if self.sinks is None else self.sinks.weight,
         ).flatten(1)
         if gate is not None:
