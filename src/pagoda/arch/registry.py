@@ -20,6 +20,7 @@ CONFIG_ARCHITECTURES = Registry(
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Mistral3ForConditionalGeneration": "pagoda.arch.mistral3:from_config",
+        "Ministral3ForCausalLM": "pagoda.arch.mistral3:ministral_from_config",
         "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
         "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
         "GraniteForCausalLM": "pagoda.arch.granite:from_config",

@@ -8,6 +8,7 @@ MODELS = Registry(
         "LlamaForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Mistral3ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
+        "Ministral3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
