@@ -68,6 +68,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
     ),
+    "ministral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "ministral3", "sliding_window": None, "head_dim": 32,
+            "rope_parameters": {
+                **YARN, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    # With llama.cpp's own chunks of 8192 tokens.
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 32, "num_local_experts": 16,
+            "intermediate_size": 32, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2,
+        },
+    ),
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
     "phi3": (
         "Phi3ForCausalLM",
@@ -113,7 +131,8 @@ import convert_hf_to_gguf
 from conversion.base import TextModel
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32", "--no-mtp"]
+options = ["--outtype", "f32", *sys.argv[4:]]
+sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], *options]
 convert_hf_to_gguf.main()
 """
 # The cache is F32, too: what is left of llama.cpp's rounding is that of its sums.
@@ -142,7 +161,8 @@ def _make(name: str, folder: Path) -> None:
     architecture, changes = MODELS[name]
     checkpoint, gguf, logits = folder / "hf", folder / "model.gguf", folder / "logits.npy"
     _write_checkpoint(checkpoint, architecture, changes)
-    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf])
+    options = ["--no-mtp"] if architecture.startswith(("Qwen3_5", "Qwen3Next")) else []
+    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf, *options])
     ids = np.random.RandomState(1).randint(VOCABULARY, size=LENGTH)
     _run([LLAMA.ready(), "-c", READ, gguf, json.dumps(ids.tolist()), logits])
     target = FOLDER / f"{name}.npz"

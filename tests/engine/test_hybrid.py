@@ -17,7 +17,7 @@ from tests.models import tiny
 
 COUNT = 24
 END_OF_TURN = 7
-FAMILIES = {"qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS}
+FAMILIES = {"qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS, "llama4": tiny.LLAMA4}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -26,6 +26,8 @@ MODELS = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "mistral 3": ("mistral3", {}),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    "llama 4": ("llama4", {**tiny.LLAMA4, "attention_chunk_size": 7, "floor_scale": 5}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
     "granite": ("granite", MULTIPLIERS),

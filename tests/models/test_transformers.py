@@ -53,6 +53,26 @@ CASES = {
     "mistral window": ("mistral", {"sliding_window": 21}),
     "mistral 3": ("mistral3", {}),
     "mistral 3 tied": ("mistral3", {"tie_word_embeddings": True}),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    "ministral 3 beside a tower": (
+        "mistral3", {"model_type": "ministral3", **tiny.MINISTRAL3, "sliding_window": 40},
+    ),
+    "llama 4": ("llama4", tiny.LLAMA4),
+    "llama 4, every second layer dense": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama 4 options": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "no_rope_layers": [0, 1, 1, 0], "num_experts_per_tok": 2,
+            "moe_layers": [0, 3], "attention_bias": True, "tie_word_embeddings": True,
+            "attn_temperature_tuning": False, "attention_chunk_size": 16,
+        },
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "smollm3 options": (
         "smollm3",

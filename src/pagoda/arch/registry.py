@@ -21,6 +21,8 @@ CONFIG_ARCHITECTURES = Registry(
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Mistral3ForConditionalGeneration": "pagoda.arch.mistral3:from_config",
         "Ministral3ForCausalLM": "pagoda.arch.mistral3:ministral_from_config",
+        "Llama4ForCausalLM": "pagoda.arch.llama4:from_config",
+        "Llama4ForConditionalGeneration": "pagoda.arch.llama4:conditional_from_config",
         "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
         "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
         "GraniteForCausalLM": "pagoda.arch.granite:from_config",
@@ -50,6 +52,7 @@ GGUF_ARCHITECTURES = Registry(
     {
         "llama": "pagoda.arch.llama:from_gguf",
         "mistral3": "pagoda.arch.mistral3:from_gguf",
+        "llama4": "pagoda.arch.llama4:from_gguf",
         "smollm3": "pagoda.arch.smollm3:from_gguf",
         "phi3": "pagoda.arch.phi3:from_gguf",
         "granite": "pagoda.arch.granite:from_gguf",

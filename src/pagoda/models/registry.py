@@ -9,6 +9,8 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Mistral3ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
         "Ministral3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Llama4ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Llama4ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
