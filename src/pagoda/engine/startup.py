@@ -14,7 +14,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
-from pagoda.base.errors import CapacityError, EngineDeadError
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
@@ -103,6 +103,7 @@ class _Startup:
         self._phase = ""
 
     def run(self) -> tuple[EngineCore, EngineReady]:
+        _check_parallel(self.config)
         # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
         # torch loads. Where others use the cores too, that made start-up and decoding of the
         # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
@@ -332,6 +333,15 @@ class _Startup:
         self.ledger.measured["activations"] = device.memory_used() - before
         self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
         return runner
+
+
+def _check_parallel(config: EngineConfig) -> None:
+    for flag, size in (
+        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
+    ):
+        if size != 1:
+            raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
 
 
 def _media(images: ImageProcessor | None, resolution: Resolution) -> dict[str, int]:
