@@ -140,10 +140,11 @@ def test_gguf(storage, heads, tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["F32", "Q8_0"])
-def test_gguf_with_experts(storage, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_next"])
+def test_gguf_with_experts(family, storage, tmp_path):
     path = tmp_path / "model.gguf"
     kind = tiny_gguf_qwen35.Storage[storage]
-    made = tiny.make("qwen3_5_moe", **{**tiny.QWEN3_5_MOE, "shared_expert_intermediate_size": 32})
+    made = tiny.make(family, **{**tiny.QWEN3_5_MOE, "shared_expert_intermediate_size": 32})
     reference = tiny_gguf_qwen35.write(path, made, kind, draft_layers=1)
     ids = tiny.random_ids(60)
     expected = tiny.reference_logits(reference, ids)

@@ -1,5 +1,5 @@
-"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,phi,
-qwen}.py).
+"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,
+mistral3,phi,qwen}.py).
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
@@ -36,11 +36,18 @@ _TENSORS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
-_PERMUTED = ("llama", "smollm3", "granite")
+_PERMUTED = ("llama", "smollm3", "granite", "ministral3")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text")
 # Where an architecture's names differ.
 _OWN = {"gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
-_ARCHS = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+_ARCHS = {
+    "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
+    "llama4_text": "llama4",
+}  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
 
@@ -85,7 +92,7 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             # transformers keeps experts as parameters of one tensor each.
             kind, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
-            if model_type == "gpt_oss" and not bias:
+            if model_type in ("gpt_oss", "llama4_text") and not bias:
                 weight = weight.transpose(1, 2)
             end = ".bias" if bias else ".weight"
             if kind == "down_proj":
@@ -101,16 +108,21 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    if config.model_type in _ARCHS:
-        gpt_oss = config.model_type == "gpt_oss"
-        writer.add_expert_count(config.num_local_experts if gpt_oss else config.num_experts)
+    llama4 = config.model_type == "llama4_text"
+    writer.add_feed_forward_length(
+        config.intermediate_size_mlp if llama4 else config.intermediate_size
+    )
+    if config.model_type in _MOE:
+        qwen = config.model_type == "qwen3_moe"
+        writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(
-            config.intermediate_size if gpt_oss else config.moe_intermediate_size
+            config.moe_intermediate_size if qwen else config.intermediate_size
         )
-        if gpt_oss:
-            writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+    if llama4:
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -141,6 +153,9 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if config.model_type == "ministral3":
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     elif rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -200,6 +215,7 @@ def _stored_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, stem = stem.removeprefix("model.layers.").partition(".")
+        stem = stem.replace("feed_forward.", "mlp.")
         stored = _OWN.get(arch, {}).get(stem) or _TENSORS[stem]
         return f"blk.{layer}.{stored}.{kind}"
     return f"{_TENSORS[stem]}.{kind}"

@@ -1,5 +1,6 @@
-"""A Qwen3.5 model of transformers, dense or not, or a Qwen3-Next, as llama.cpp's converter would
-write it (conversion/qwen.py).
+"""A Qwen3.5 model of transformers, dense or not, as llama.cpp's converter would write it
+(conversion/qwen.py), or a Qwen3-Next as it did in 2025, which its src/models/qwen3next.cpp still
+reads.
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
@@ -31,6 +32,8 @@ _TENSORS = {
     "linear_attn.in_proj_z.weight": "attn_gate.weight",
     "linear_attn.in_proj_b.weight": "ssm_beta.weight",
     "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_qkvz.weight": "ssm_in.weight",
+    "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
     "linear_attn.conv1d.weight": "ssm_conv1d.weight",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
@@ -95,9 +98,9 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
         writer.add_nextn_predict_layers(draft_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    if config.model_type == "qwen3_5_text":
+    if config.model_type != "qwen3_5_moe_text":
         writer.add_feed_forward_length(config.intermediate_size)
-    else:
+    if config.model_type != "qwen3_5_text":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -132,6 +135,8 @@ def _tiled_order(name: str, shape: tuple[int, ...], config) -> np.ndarray | None
     """Where rows (of out_proj: columns) go: value heads that share a key head lie apart by the
     number of key heads. q and k stay."""
     if "linear_attn." not in name or name.endswith("linear_attn.norm.weight"):
+        return None
+    if config.model_type == "qwen3_next":
         return None
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     total = shape[1] if "out_proj" in name else shape[0]

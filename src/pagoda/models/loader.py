@@ -130,7 +130,7 @@ def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
     piece, target = item.piece, item.target
-    if _flat(info.shape) != _flat(piece.shape):
+    if not _same(info.shape, piece.shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
@@ -149,12 +149,14 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
         )
 
 
+def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """A matrix of one row may be a vector in the file."""
+    return _flat(found) == _flat(wanted) or (len(found) == 1 and (1, *found) == wanted)
+
+
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the middle dimension of a convolution over one channel, or the first of a matrix of
-    one row."""
-    if len(shape) == 3 and shape[1] == 1:
-        return (shape[0], shape[2])
-    return shape[1:] if len(shape) == 2 and shape[0] == 1 else shape
+    """Without the middle dimension of a convolution over one channel."""
+    return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
 
 
 def _items(model: Model) -> _Items:
