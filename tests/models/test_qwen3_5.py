@@ -152,9 +152,17 @@ def test_gguf_with_experts(family, storage, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3_5", tiny.QWEN3_5),
+        ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+        ("qwen3_next", tiny.QWEN3_5_MOE),
+    ],
+)
+def test_half_precision_stays_close(family, sizes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""
-    reference = make()
+    reference = tiny.make(family, **sizes)
     reference.save_pretrained(tmp_path)
     ids = tiny.random_ids(60)
     exact = tiny.reference_logits(reference, ids)
