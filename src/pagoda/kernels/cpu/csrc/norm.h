@@ -3,7 +3,7 @@
 #pragma once
 
 #include "isa.h"
-#include "simd.h"
+#include "vector_math.h"
 
 namespace pagoda {
 namespace {
