@@ -57,6 +57,14 @@ GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
 }  # fmt: skip
+HYBRID = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -65,6 +73,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    ),
+    "ministral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "ministral3", "sliding_window": None, "head_dim": 32,
+            "rope_parameters": {
+                **YARN, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    # With llama.cpp's own chunks of 8192 tokens.
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 32, "num_local_experts": 16,
+            "intermediate_size": 32, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2,
+        },
     ),
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
     "phi3": (
@@ -88,13 +114,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32, "norm_topk_prob": True,
         },
     ),
-    "qwen35": (
-        "Qwen3_5ForCausalLM",
-        {
-            "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        },
-    ),
+    "qwen35": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **EXPERTS}),
+    "qwen3next": ("Qwen3NextForCausalLM", {**HYBRID, **EXPERTS}),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
     "gemma4moe": (
         "Gemma4ForCausalLM",
@@ -155,7 +177,7 @@ def _make(name: str, folder: Path) -> None:
     architecture, changes = MODELS[name]
     checkpoint, gguf, logits = folder / "hf", folder / "model.gguf", folder / "logits.npy"
     _write_checkpoint(checkpoint, architecture, changes)
-    options = ["--no-mtp"] if architecture.startswith("Qwen3_5") else []
+    options = ["--no-mtp"] if architecture.startswith(("Qwen3_5", "Qwen3Next")) else []
     _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf, *options])
     ids = np.random.RandomState(1).randint(VOCABULARY, size=LENGTH)
     _run([LLAMA.ready(), "-c", READ, gguf, json.dumps(ids.tolist()), logits])

@@ -46,6 +46,7 @@ class Case:
     sinks: torch.Tensor | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
+    chunked: bool = False
 
     def __post_init__(self):
         torch.manual_seed(3)
@@ -79,7 +80,7 @@ class Case:
         lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, lens,
-            scale=self.head_dim**-0.5, window=window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=window, chunked=self.chunked, sinks=self.sinks,
             sees_until=self.sees_until if self.spans else None,
         )  # fmt: skip
 
@@ -91,6 +92,8 @@ class Case:
                 at = kv_len - queries + i
                 last = int(self.sees_until[token])
                 first = 0 if window is None else max(0, at + 1 - window)
+                if self.chunked:
+                    first = at // window * window
                 for head in range(self.heads):
                     kv_head = head // (self.heads // self.kv_heads)
                     k = self.k[row][first:last, kv_head].double().numpy()
@@ -133,6 +136,14 @@ def test_spans_that_see_each_other(window):
     requests = [(1, 17), (9, 12), (30, 30), (4, 19)]
     spans = ((0, 10, 16), (1, 4, 11), (2, 0, 6), (2, 9, 30), (3, 17, 19))
     Case(requests, spans=spans).check(window)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [1, 5, 6, 8, 100])
+def test_chunks(mix, window, dtype):
+    """fp16 has no native form, so that the reference is looked at, too."""
+    Case(MIXES[mix], dtype=dtype, chunked=True).check(window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -58,7 +58,7 @@ def gated(x: np.ndarray, gating: ops.Gating) -> np.ndarray:
     return gate / (1 + np.exp(-gate)) * up
 
 
-def expected_mix(x, ids, weights, up, down, gating, first=0) -> np.ndarray:
+def expected_mix(x, ids, weights, up, down, gating, first=0, weighs_inputs=False) -> np.ndarray:
     """In fp64; `up` and `down` are (weight, bias) as `PlainExperts` has them."""
     up, down = (
         [None if part is None else part.double().numpy() for part in pair] for pair in (up, down)
@@ -72,8 +72,9 @@ def expected_mix(x, ids, weights, up, down, gating, first=0) -> np.ndarray:
         for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
             here = expert - first
             if 0 <= here < len(up[0]):
-                inner = gated(product(up, here, token), gating)
-                out[row] += weight * product(down, here, inner)
+                given, after = (weight * token, 1) if weighs_inputs else (token, weight)
+                inner = gated(product(up, here, given), gating)
+                out[row] += after * product(down, here, inner)
     return out
 
 
@@ -103,9 +104,11 @@ def test_reference_mix(gating, bias):
     up, down = random_experts(6, 24, 10, bias)
     x = torch.randn(9, 24) * 2
     ids, weights = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
-    for first in (0, 3, 6):  # experts of other ranks add nothing
-        out = ops.mix_experts(x, ids, weights, up, down, GATINGS[gating], first)
-        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first)
+    for first, inputs in ((0, False), (3, True), (6, False)):  # other ranks' experts add nothing
+        out = ops.mix_experts(
+            x, ids, weights, up, down, GATINGS[gating], first, weighs_inputs=inputs
+        )
+        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -38,6 +38,7 @@ class Case:
     sinks: torch.Tensor | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
+    chunked: bool = False
 
     def __post_init__(self):
         torch.manual_seed(7)
@@ -69,14 +70,14 @@ class Case:
     def run(self, ops: CpuOps) -> torch.Tensor:
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
             sees_until=self.sees_until,
         )  # fmt: skip
 
     def check(self, ops: CpuOps) -> None:
         expected = ref.paged_attention(
             self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
             sees_until=self.sees_until,
         )  # fmt: skip
         torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
@@ -98,6 +99,13 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 37, 300])
 def test_equals_reference(isa, mix, window):
     Case(MIXES[mix], window=window).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [1, 37, 300])
+def test_chunks(isa, mix, window):
+    Case(MIXES[mix], window=window, chunked=True).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -185,9 +193,9 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, sinks, out, both_ways, sees_until = args
+        *first, max_kv_len, scale, window, chunked, sinks, out, both_ways, sees_until = args
         assert max_kv_len > 0
-        rest = scale, window, sinks, out, both_ways, sees_until
+        rest = scale, window, chunked, sinks, out, both_ways, sees_until
         self._kernels.paged_attention(*first, 0, *rest)
 
 

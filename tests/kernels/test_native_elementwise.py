@@ -152,13 +152,18 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
     positions = torch.randint(200, (rows,))
     cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None
     weights = {"q_norm": torch.randn(dim), "k_norm": torch.randn(dim)} if normed else {}
+    q_scales = torch.randn(200) if normed else None
     beyond = wide[:, width:].clone()
-    ops.rotary_store(qkv, heads, positions, cos_sin, *caches[:2], slots, **weights, eps=1e-6)
+    ops.rotary_store(
+        qkv, heads, positions, cos_sin, *caches[:2], slots, **weights, eps=1e-6, q_scales=q_scales
+    )
     if normed:
         q = norm.rms_norm(q, weights["q_norm"], 1e-6)
         k = norm.rms_norm(k, weights["k_norm"], 1e-6)
     if cos_sin is not None:
         q, k = rope.rotary(q, k, positions, cos_sin)
+    if q_scales is not None:
+        q = q * q_scales[positions, None, None]
     got_q, got_k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv_heads) * dim]
     torch.testing.assert_close(got_q, q.flatten(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got_k, k.flatten(1), rtol=1e-5, atol=1e-5)

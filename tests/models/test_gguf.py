@@ -18,6 +18,15 @@ MODELS = {
     "llama linear": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    # llama.cpp has the published models' chunks and scaling alone.
+    "llama 4": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "attention_chunk_size": 8192, "floor_scale": 8192,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "phi3": (
         "phi3",

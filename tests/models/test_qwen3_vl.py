@@ -138,6 +138,7 @@ def test_requests_with_and_without_pictures_share_steps(reference, model, folder
     {"family": "qwen3_vl_moe"},
     {"family": "qwen3_vl_moe", "text": {"mlp_only_layers": [1]}},
     {"family": "qwen3_5"},
+    {"family": "qwen3_5_moe"},
 ])  # fmt: skip
 def test_variants(changes, tmp_path):
     reference = vision.make(**changes)
@@ -148,6 +149,14 @@ def test_variants(changes, tmp_path):
     driver.add("r", prompt)
     expected = vision.reference_logits(reference, prompt.ids, images)
     torch.testing.assert_close(driver.run(prompt.ids, 16), expected, rtol=0, atol=1e-4)
+
+
+def test_experts_as_transformers_saves_them(tmp_path):
+    """Upright, where the hub's checkpoints have them on their side."""
+    reference = vision.make(family="qwen3_vl_moe")
+    reference.save_pretrained(tmp_path)
+    ids = words(40, 2)
+    close(Driver(tiny.load(tmp_path)).run(ids, 16), vision.reference_logits(reference, ids, []))
 
 
 def test_half_precision_stays_close(reference, folder, tmp_path):

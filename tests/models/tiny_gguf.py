@@ -1,5 +1,5 @@
-"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,phi,
-qwen}.py).
+"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,
+mistral3,phi,qwen}.py).
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
@@ -45,11 +45,18 @@ _TENSORS = {
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
-_PERMUTED = ("llama", "smollm3", "granite")
+_PERMUTED = ("llama", "smollm3", "granite", "ministral3")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text")
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(("gpt-oss", "gemma4"), {"post_attention_layernorm": "post_attention_norm"})
-_ARCHS = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "gemma4_text": "gemma4"}
+_ARCHS = {
+    "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "gemma4_text": "gemma4",
+    "ministral3": "mistral3", "llama4_text": "llama4",
+}  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
 
@@ -64,7 +71,7 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    for name, weight in _tensors(state, model.config.model_type):
+    for name, weight in tensors(state, model.config.model_type):
         stored_name = _stored_name(name, arch)
         values = weight.numpy()
         heads = _permuted_heads(name, model.config)
@@ -83,7 +90,7 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     writer.close()
 
 
-def _tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names as checkpoints have them, and views of the model's own tensors."""
     for name, weight in state.items():
         stem, _, kind = name.rpartition(".")
@@ -100,7 +107,7 @@ def _tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]
         else:
             # transformers keeps experts as parameters of one tensor each.
             kind, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
-            if model_type == "gpt_oss" and not bias:
+            if model_type in ("gpt_oss", "llama4_text") and not bias:
                 weight = weight.transpose(1, 2)
             end = ".bias" if bias else ".weight"
             if kind == "down_proj":
@@ -116,19 +123,24 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    llama4 = config.model_type == "llama4_text"
+    writer.add_feed_forward_length(
+        config.intermediate_size_mlp if llama4 else config.intermediate_size
+    )
     if config.model_type == "gemma4_text":
         _write_gemma4(writer, config)
         return
-    if config.model_type in _ARCHS:
-        gpt_oss = config.model_type == "gpt_oss"
-        writer.add_expert_count(config.num_local_experts if gpt_oss else config.num_experts)
+    if config.model_type in _MOE:
+        qwen = config.model_type == "qwen3_moe"
+        writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(
-            config.intermediate_size if gpt_oss else config.moe_intermediate_size
+            config.moe_intermediate_size if qwen else config.intermediate_size
         )
-        if gpt_oss:
-            writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+    if llama4:
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -159,6 +171,9 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if config.model_type == "ministral3":
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     elif rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -254,6 +269,7 @@ def _stored_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, stem = stem.removeprefix("model.layers.").partition(".")
+        stem = stem.replace("feed_forward.", "mlp.")
         stored = _OWN.get(arch, {}).get(stem) or _TENSORS[stem]
         return f"blk.{layer}.{stored}.{kind}"
     return f"{_TENSORS[stem]}.{kind}"

@@ -13,6 +13,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -76,6 +78,11 @@ FAMILIES = {
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {}),
     "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, EXPERTS),
     "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, HYBRID),
+    "qwen3_5_moe": (
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+        {**HYBRID, **tiny.QWEN3_5_MOE},
+    ),
 }
 
 
@@ -90,7 +97,7 @@ def make(
     torch.manual_seed(0)
     config_class, model_class, sizes = FAMILIES[family]
     tower = dict(VISION)
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         del tower["deepstack_visual_indexes"]
     config = config_class(
         text_config={**TEXT, **sizes, **(text or {})},

@@ -50,6 +50,16 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + offset) / length)),
+    so that attention stays as sharp among many keys (arXiv 2501.19399)."""
+
+    strength: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     kind: AttentionKind
     num_heads: int
@@ -60,6 +70,8 @@ class AttentionSpec:
     """None where q and k are not rotated."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
+    chunked: bool = False
+    """A query sees those of its window alone that the text's last multiple of `window` begins."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
@@ -67,6 +79,9 @@ class AttentionSpec:
     """Beside `qk_norm`: each head of v is normalized, without weights."""
     values_are_keys: bool = False
     """v is what k is before its norm and rotation, instead of a projection of its own."""
+    qk_unit: bool = False
+    """As `qk_norm`, without weights."""
+    query_scaling: QueryScaling | None = None
     output_gate: bool = False
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False
@@ -91,6 +106,15 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True)
+class SharedExpert:
+    """An expert of every token beside those that the router chooses."""
+
+    intermediate_size: int
+    gated: bool = False
+    """Multiplied by the sigmoid of a logit of its own."""
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """A mixture of experts: a router sends each token to `top_k` of them, whose results are
     summed by weight."""
@@ -112,6 +136,9 @@ class MoeSpec:
     """Instead."""
     bias: bool = False
     """On experts and router."""
+    shared: SharedExpert | None = None
+    weighs_inputs: bool = False
+    """A weight is multiplied with what its expert reads, and not with what that one says."""
 
 
 @dataclass(frozen=True)

@@ -178,18 +178,21 @@ def rotary_store(
     slot_mapping: Tensor,
     norms: HeadNorms | None = None,
     values_are_keys: bool = False,
+    q_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k (after `norms`), write k and v to their slots, and return q.
 
     qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; with `values_are_keys` it has
     no v, which is then k before its norm and rotation. `cos_sin` is fp32
     [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions past
-    rotary_dim pass through; None rotates nothing. Returns q [tokens, heads, dim].
+    rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what q is
+    multiplied with at last. Returns q [tokens, heads, dim].
     """
     native = _native(qkv)
     if native is None:
         return attention.rotary_store(
-            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, values_are_keys
+            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, values_are_keys,
+            q_scales,
         )
     dim = kv_cache.head_dim(v_cache)
     heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
@@ -197,7 +200,7 @@ def rotary_store(
     native.rotary_store(
         qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
         q_norm=q_norm, k_norm=k_norm, eps=eps, norm_values=norm_values,
-        values_are_keys=values_are_keys,
+        values_are_keys=values_are_keys, q_scales=q_scales,
     )  # fmt: skip
     return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
 
@@ -217,22 +220,23 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
     Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
-    sees all `kv_lens[i]` tokens (the last `window` of them, if given). fp32 `sinks` [heads] are
-    logits of one more key each, whose value is zero. int32 `sees_until` [tokens] is how many of
-    its request's tokens each query sees instead of those up to itself: never falling within a
-    request, at most its `kv_lens`. Returns q's shape; rows behind `query_start[-1]` (a step padded
-    to a captured size) are zero.
+    sees all `kv_lens[i]` tokens (the last `window` of them, if given; if `chunked`, those from the
+    last multiple of `window` on). fp32 `sinks` [heads] are logits of one more key each, whose
+    value is zero. int32 `sees_until` [tokens] is how many of its request's tokens each query sees
+    instead of those up to itself: never falling within a request, at most its `kv_lens`. Returns
+    q's shape; rows behind `query_start[-1]` (a step padded to a captured size) are zero.
     """
     form = _native(q) or attention
     return form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
-        scale=scale, window=window, sinks=sinks, sees_until=sees_until,
+        scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
     )  # fmt: skip
 
 
@@ -265,6 +269,15 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     if native is not None:
         return native.sigmoid_mul(x, gate)
     return activation.sigmoid_mul(x, gate)
+
+
+def add_gated(x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+    """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
+    apart, `added` is multiplied by its sigmoid."""
+    native = _native(x)
+    if native is not None:
+        return native.add_gated(x, added, gate)
+    return activation.add_gated(x, added, gate)
 
 
 StateSlots = delta_net.StateSlots
@@ -367,17 +380,20 @@ def mix_experts(
     down: PlainExperts | PackedExperts,
     gating: Gating,
     first: int = 0,
+    *,
+    weighs_inputs: bool = False,
 ) -> Tensor:
     """The sum over each token's experts of weight * down(gated(up(x))), in x's shape and dtype.
 
     x [tokens, hidden]; `ids` and `weights` as `route` returns them. `up` and `down` hold the
     experts from `first` on, whose matrices have the rows (gate, then up) and hidden; experts that
-    they do not hold add nothing. Both are packed or neither is.
+    they do not hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert
+    reads, instead. Both are packed or neither is.
     """
     if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):
-        return packed_experts.mix(x, ids, weights, up, down, gating, first)
+        return packed_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
     assert isinstance(up, PlainExperts) and isinstance(down, PlainExperts)
-    return experts.mix(x, ids, weights, up, down, gating, first)
+    return experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
 
 
 def matmul(

@@ -56,13 +56,18 @@ class Attention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self._ones = torch.ones(size, dtype=torch.float32, device=context.device)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
         self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
+        scaling = spec.query_scaling
+        self._scales = None if scaling is None else context.rotary.scales_of(scaling)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
     def norms(self) -> ops.HeadNorms | None:
+        if self.spec.qk_unit:
+            return ops.HeadNorms(self._ones, self._ones, self._eps)
         if not self.spec.qk_norm:
             return None
         q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
@@ -90,6 +95,7 @@ class Attention(nn.Module):
             where.slot_mapping,
             norms=self.norms,
             values_are_keys=spec.values_are_keys,
+            q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
         )
         attended = ops.paged_attention(
             q,
@@ -100,6 +106,7 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
+            chunked=spec.chunked,
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_until=None if spec.window is None else batch.sees_until,
         ).flatten(1)

@@ -61,7 +61,10 @@ def _mlp(spec: MlpSpec, size: int) -> MlpSpec:
 
 def _experts(spec: MoeSpec, size: int) -> MoeSpec:
     # The router still sees all of them, and a token may meet all its experts on one device.
-    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"))
+    shared = spec.shared
+    if shared is not None:
+        shared = replace(shared, intermediate_size=-(-shared.intermediate_size // size))
+    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"), shared=shared)
 
 
 def _divided(count: int, size: int, what: str) -> int:

@@ -202,7 +202,8 @@ def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelT
 
 def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
     count, wide = spec.num_experts, spec.intermediate_size
-    yield ModelTensor(prefix + "router.weight", (count, hidden), "router", layer=index)
+    gates = int(spec.shared is not None and spec.shared.gated)
+    yield ModelTensor(prefix + "router.weight", (count + gates, hidden), "router", layer=index)
     if spec.bias:
         yield ModelTensor(prefix + "router.bias", (count,), "vector", layer=index)
     if spec.expert_scales:
@@ -218,6 +219,9 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[Mo
         )
         if spec.bias:
             yield ModelTensor(f"{prefix}{name}.bias", (count, rows), "experts", split, layer=index)
+    if spec.shared is not None:
+        shared = MlpSpec(spec.shared.intermediate_size)
+        yield from _mlp(shared, hidden, prefix + "shared.", index)
 
 
 def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:

@@ -95,27 +95,32 @@ class CpuOps:
         eps: float = 0.0,
         norm_values: bool = False,
         values_are_keys: bool = False,
+        q_scales: Tensor | None = None,
     ) -> None:
         """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
         in place (cos_sin None: not), and write k and v to their slots of the caches.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; with `values_are_keys`
         it has no v, which is k as it came. With `norm_values` each head of v is normalized, too.
-        positions and slot_mapping int64 [tokens]; cos_sin and caches as in `kernels.ops`.
+        positions and slot_mapping int64 [tokens]; cos_sin, q_scales and caches as in
+        `kernels.ops`.
         """
         kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
         rows, _ = _dims("qkv", qkv, 2)
         parts = heads + kv_heads * (1 if values_are_keys else 2)
         _check_rows("qkv", qkv, (rows, parts * dim))
         _check("slot_mapping", slot_mapping, torch.int64, (rows,))
+        if cos_sin is not None or q_scales is not None:
+            _check("positions", positions, torch.int64, (rows,))
         rotary_dim = 0
         if cos_sin is not None:
-            _check("positions", positions, torch.int64, (rows,))
             _, rotary_dim = _dims("cos_sin", cos_sin, 2)
             _check("cos_sin", cos_sin, torch.float32)
             if rotary_dim % 2 or rotary_dim > dim:
                 raise ValueError(f"cos_sin has {rotary_dim} columns; heads of {dim} need an even "
                                  f"number up to {dim}.")  # fmt: skip
+        if q_scales is not None:
+            _check("q_scales", q_scales, torch.float32)
         for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
             if weight is not None:
                 _check(name, weight, torch.float32, (dim,))
@@ -123,6 +128,7 @@ class CpuOps:
             qkv.data_ptr(), rows, qkv.stride(0), heads, _cache(k_cache, v_cache),
             slot_mapping.data_ptr(), _address(positions), _address(cos_sin), rotary_dim,
             _address(q_norm), _address(k_norm), eps, norm_values, values_are_keys,
+            _address(q_scales),
         )  # fmt: skip
 
     def paged_attention(
@@ -136,6 +142,7 @@ class CpuOps:
         *,
         scale: float,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
         both_ways: bool = False,
@@ -160,8 +167,8 @@ class CpuOps:
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * v_cache.shape[2], scale, window or 0, _address(sinks), out.data_ptr(),
-            both_ways, _address(sees_until),
+            max_blocks * v_cache.shape[2], scale, window or 0, chunked and window is not None,
+            _address(sinks), out.data_ptr(), both_ways, _address(sees_until),
         )  # fmt: skip
         return out
 
@@ -250,6 +257,21 @@ class CpuOps:
         )
         return y
 
+    def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+        """As `kernels.ops.add_gated`."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("added", added, torch.float32, (rows, size))
+        stride = 0
+        if gate is not None:
+            _check_rows("gate", gate, (rows, 1))
+            stride = gate.stride(0)
+        y = empty((rows, size))
+        self._native.add_gated(
+            x.data_ptr(), added.data_ptr(), _address(gate), stride, y.data_ptr(), rows, size
+        )
+        return y
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `kernels.ops.gated_rms_norm`."""
         rows, width = _dims("x", x, 2)
@@ -327,15 +349,15 @@ class CpuOps:
     ) -> tuple[Tensor, Tensor]:
         """As `kernels.ops.route`."""
         rows, count = _dims("logits", logits, 2)
-        _check("logits", logits, torch.float32)
+        _check_rows("logits", logits, (rows, count))
         if not 1 <= top_k <= count:
             raise ValueError(f"top_k is {top_k}; there are {count} experts.")
         if scales is not None:
             _check("scales", scales, torch.float32, (count,))
         ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
         self._native.route(
-            logits.data_ptr(), rows, count, top_k, getattr(Scoring, scoring), renormalize,
-            ids.data_ptr(), weights.data_ptr(), _address(scales),
+            logits.data_ptr(), rows, logits.stride(0), count, top_k, getattr(Scoring, scoring),
+            renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales),
         )  # fmt: skip
         return ids, weights
 

@@ -13,6 +13,11 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * gate.sigmoid()
 
 
+def add_gated(x: torch.Tensor, added: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    wide = added.float() if gate is None else added.float() * gate.float().sigmoid()
+    return (x.float() + wide).to(x.dtype)
+
+
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor
 

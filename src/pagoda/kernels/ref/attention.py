@@ -41,6 +41,7 @@ def rotary_store(
     slot_mapping: Tensor,
     norms: tuple[Tensor, Tensor, float, bool] | None,
     values_are_keys: bool,
+    q_scales: Tensor | None,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     parts = qkv.unflatten(-1, (-1, dim))
@@ -52,6 +53,8 @@ def rotary_store(
         v = rms_norm(v, torch.ones_like(k_weight), eps) if values else v
     if cos_sin is not None:
         q, k = rotary(q, k, positions, cos_sin)
+    if q_scales is not None:
+        q = (q * q_scales[positions, None, None]).to(q.dtype)
     store_kv(k, v, k_cache, v_cache, slot_mapping)
     return q
 
@@ -74,11 +77,12 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
-    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, sinks)
+    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()
     singles = []
     for req, kv_len in enumerate(lens):
@@ -109,6 +113,7 @@ class _Cache:
     dtype: torch.dtype
     scale: float
     window: int | None
+    chunked: bool
     sinks: Tensor | None
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
@@ -117,7 +122,7 @@ class _Cache:
         batches: list[list[int]] = []
         room = 0
         shortest = 0.0
-        for req in sorted(reqs, key=lambda req: lens[req], reverse=True):
+        for req in sorted(reqs, key=lambda req: self._span(1, lens[req]), reverse=True):
             span = self._span(1, lens[req])
             if not batches or len(batches[-1]) >= room or span < shortest:
                 batches.append([])
@@ -164,17 +169,17 @@ class _Cache:
         parts = []
         for begin in range(0, num_tokens, step):
             end = min(begin + step, num_tokens)
-            # Positions of these queries, and the keys any of them sees, both from `base` on.
-            query_at = torch.arange(begin, end, device=q.device) + (kv_len - num_tokens - base)
-            last = kv_len - num_tokens - base + end
-            start = max(0, last - self._span(end - begin, last))
+            # Positions of these queries, and of the keys any of them sees.
+            last = kv_len - num_tokens + end
+            query_at = torch.arange(last - (end - begin), last, device=q.device)
+            start = last - self._span(end - begin, last)
             ends = query_at + 1
             if sees_until is not None:
-                ends = sees_until[begin:end] - base
+                ends = sees_until[begin:end]
                 last = int(ends[-1])
             key_at = torch.arange(start, last, device=q.device)
             mask = self._visible(query_at[:, None], key_at[None], ends[:, None])
-            seen = (k[:, start:last], v[:, start:last])
+            seen = (k[:, start - base : last - base], v[:, start - base : last - base])
             parts.append(self._sdpa(q[:, begin:end], *seen, mask, sinks))
         return torch.cat(parts, dim=1)
 
@@ -213,11 +218,18 @@ class _Cache:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""
         if self.window is None:
             return kv_len
+        if self.chunked:
+            first = kv_len - num_tokens
+            return num_tokens + first % self.window
         return min(kv_len, self.window + num_tokens - 1)
 
     def _visible(self, query_at: Tensor, key_at: Tensor, ends: Tensor) -> Tensor:
         mask = key_at < ends
-        return mask if self.window is None else mask & (key_at > query_at - self.window)
+        if self.window is None:
+            return mask
+        if self.chunked:
+            return mask & (key_at >= query_at - query_at % self.window)
+        return mask & (key_at > query_at - self.window)
 
     def _sinks(self, kv_heads: slice, shape: tuple[int, ...]) -> Tensor | None:
         """Those of the heads that share `kv_heads`, as `shape` [heads, rows] with them has it."""

@@ -51,14 +51,17 @@ def mix(
     down: PlainExperts,
     gating: Gating,
     first: int,
+    weighs_inputs: bool,
 ) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(up.weight)):
         rows, places = torch.where(ids == first + expert)
         if len(rows):
-            inner = gate(_multiply(x[rows], up, expert), gating)
+            share = weights[rows, places, None]
+            given = (x[rows] * share).to(x.dtype) if weighs_inputs else x[rows]
+            inner = gate(_multiply(given, up, expert), gating)
             y = _multiply(inner, down, expert).float()
-            out.index_add_(0, rows, y * weights[rows, places, None])
+            out.index_add_(0, rows, y if weighs_inputs else y * share)
     return out.to(x.dtype)
 
 

@@ -13,6 +13,7 @@ FAMILIES = Registry(
     {
         "Qwen3VLForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
         "Qwen3_5ForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
+        "Qwen3_5MoeForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
         "Qwen3VLMoeForConditionalGeneration": "pagoda.text.images.qwen_vl:from_config",
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
     },

@@ -113,5 +113,23 @@ void sigmoid_mul(const SigmoidMul& op, int64_t rows, Pool& pool) {
     });
 }
 
+void add_gated(const AddGated& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
+        const float* x = op.x + row * op.size;
+        const float* added = op.added + row * op.size;
+        float* y = op.y + row * op.size;
+        Floats factor = Floats::all(1.0f);
+        if (op.gate != nullptr) factor = sigmoid(Floats::all(op.gate[row * op.gate_stride]));
+        const int64_t whole = op.size - op.size % Floats::kSize, rest = op.size - whole;
+        for (int64_t i = 0; i < whole; i += Floats::kSize)
+            Floats::fma(Floats::load(added + i), factor, Floats::load(x + i)).store(y + i);
+        if (rest == 0) return;
+        float lanes[Floats::kSize];
+        Floats::fma(load_first(added + whole, rest), factor, load_first(x + whole, rest))
+            .store(lanes);
+        for (int64_t i = 0; i < rest; ++i) y[whole + i] = lanes[i];
+    });
+}
+
 }  // namespace
 }  // namespace pagoda

@@ -16,6 +16,7 @@ namespace {
 constexpr float kHidden = -__builtin_inff();
 
 inline int64_t first_visible(const PagedAttention& op, int64_t position) {
+    if (op.chunked) return position - position % op.window;
     return op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
 }
 

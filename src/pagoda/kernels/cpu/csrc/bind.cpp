@@ -126,10 +126,11 @@ class Native {
         });
     }
 
-    void route(uintptr_t logits, int64_t rows, int64_t experts, int64_t top_k, Scoring scoring,
-               bool renormalize, uintptr_t ids, uintptr_t weights, uintptr_t scales) {
+    void route(uintptr_t logits, int64_t rows, int64_t stride, int64_t experts, int64_t top_k,
+               Scoring scoring, bool renormalize, uintptr_t ids, uintptr_t weights,
+               uintptr_t scales) {
         compute("route", kernels_->route,
-                Route{pointer<const float>(logits), experts, top_k, scoring, renormalize,
+                Route{pointer<const float>(logits), stride, experts, top_k, scoring, renormalize,
                       pointer<int64_t>(ids), pointer<float>(weights),
                       pointer<const float>(scales)},
                 rows);
@@ -140,7 +141,7 @@ class Native {
                  int64_t first, int64_t count, const std::vector<const PackedMatrix*>& up,
                  uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
                  std::pair<int64_t, int64_t> sizes, Activation activation, float alpha,
-                 float limit, uintptr_t out) {
+                 float limit, bool weighs_inputs, uintptr_t out) {
         if (up.size() != 2 || up[0]->columns() != up[1]->columns() ||
             down.columns() != sizes.first)
             throw nb::value_error("the experts' matrices do not fit together");
@@ -153,7 +154,7 @@ class Native {
                           pointer<const float>(up_bias)},
                          {views->data() + 2, 1, sizes.second, down.columns(),
                           pointer<const float>(down_bias)},
-                         alpha, limit, pointer<float>(out), nullptr, activation};
+                         alpha, limit, weighs_inputs, pointer<float>(out), nullptr, activation};
         const Kernels* kernels = kernels_;
         compute("experts", [op, views, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             Experts step = op;
@@ -167,13 +168,13 @@ class Native {
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
-                      float eps, bool norm_values, bool values_are_keys) {
+                      float eps, bool norm_values, bool values_are_keys, uintptr_t q_scales) {
         compute(
             "rotary_store", kernels_->rotary_store,
             RotaryStore{pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
              pointer<const float>(q_norm), pointer<const float>(k_norm), eps, norm_values,
-             values_are_keys},
+             values_are_keys, pointer<const float>(q_scales)},
             rows);
     }
 
@@ -181,15 +182,15 @@ class Native {
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
-                         int64_t max_kv_len, float scale, int64_t window, uintptr_t sinks,
-                         uintptr_t out, bool both_ways, uintptr_t sees_until) {
+                         int64_t max_kv_len, float scale, int64_t window, bool chunked,
+                         uintptr_t sinks, uintptr_t out, bool both_ways, uintptr_t sees_until) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
-            max_reqs, scale, window, pointer<const float>(sinks), both_ways, pointer<float>(out),
-            nullptr, bytes, pointer<const int32_t>(sees_until)};
+            max_reqs, scale, window, chunked, pointer<const float>(sinks), both_ways,
+            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until)};
         const Kernels* kernels = kernels_;
         compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
@@ -210,6 +211,14 @@ class Native {
         compute("sigmoid_mul", kernels_->sigmoid_mul,
                 SigmoidMul{pointer<const float>(x), pointer<const float>(gate), gate_stride,
                            pointer<float>(y), size},
+                rows);
+    }
+
+    void add_gated(uintptr_t x, uintptr_t added, uintptr_t gate, int64_t gate_stride, uintptr_t y,
+                   int64_t rows, int64_t size) {
+        compute("add_gated", kernels_->add_gated,
+                AddGated{pointer<const float>(x), pointer<const float>(added),
+                         pointer<const float>(gate), gate_stride, pointer<float>(y), size},
                 rows);
     }
 
@@ -457,6 +466,7 @@ NB_MODULE(_native, module) {
         .def("paged_attention", &Native::paged_attention)
         .def("activate_and_mul", &Native::activate_and_mul)
         .def("sigmoid_mul", &Native::sigmoid_mul)
+        .def("add_gated", &Native::add_gated)
         .def("gated_rms_norm", &Native::gated_rms_norm)
         .def("causal_conv", &Native::causal_conv)
         .def("gated_delta_rule", &Native::gated_delta_rule)

@@ -62,6 +62,7 @@ struct Experts {
     ExpertMatrices down;          // one part, its columns are up's rows
     float alpha;                  // (up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`
     float limit;                  // and up within +-limit; 0: activation(gate) * up
+    bool weighs_inputs;           // a weight is x's, and not that of what an expert makes of it
     float* out;                   // [rows, down.rows]
     uint8_t* scratch;             // `experts_scratch_bytes`, aligned to 64
     Activation activation = Activation::kSilu;
@@ -79,6 +80,7 @@ struct Kernels {
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*activate_and_mul)(const ActivateAndMul&, int64_t rows, Pool&);
     void (*sigmoid_mul)(const SigmoidMul&, int64_t rows, Pool&);
+    void (*add_gated)(const AddGated&, int64_t rows, Pool&);
     void (*gated_rms_norm)(const GatedRmsNorm&, int64_t rows, Pool&);
     void (*causal_conv)(const CausalConv&, int64_t rows, Pool&);
     void (*gated_delta_rule)(const GatedDeltaRule&, int64_t rows, Pool&);

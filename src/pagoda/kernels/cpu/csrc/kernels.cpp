@@ -32,6 +32,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     paged_attention,
     activate_and_mul,
     sigmoid_mul,
+    add_gated,
     gated_rms_norm,
     causal_conv,
     gated_delta_rule,

@@ -44,6 +44,7 @@ struct RotaryStore {
     float eps;
     bool norm_values = false;  // v / rms(v), without weights
     bool values_are_keys = false;
+    const float* q_scales = nullptr;  // [positions], what q is multiplied with at last, or null
 };
 
 // Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
@@ -62,6 +63,7 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    bool chunked;                // the window begins at the last multiple of its size
     const float* sinks;          // [heads], a logit of each beside its keys', or null
     bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
@@ -88,6 +90,16 @@ struct SigmoidMul {
     const float* gate;  // [rows, size], gate_stride apart
     int64_t gate_stride;
     float* y;           // [rows, size]
+    int64_t size;
+};
+
+// y = x + added, which is multiplied by the sigmoid of its row's gate, if there is one.
+struct AddGated {
+    const float* x;      // [rows, size]
+    const float* added;  // [rows, size]
+    const float* gate;   // [rows], gate_stride apart, or null
+    int64_t gate_stride;
+    float* y;            // [rows, size]
     int64_t size;
 };
 
@@ -224,7 +236,8 @@ enum class Scoring : int32_t { kSoftmax = 0, kTopKSoftmax = 1, kSigmoid = 2 };
 // The `top_k` experts of the largest logits of each row, falling, the lower ids first of equals,
 // and their weights: shares of a softmax over all experts or over these, or sigmoids.
 struct Route {
-    const float* logits;  // [rows, experts]
+    const float* logits;  // [rows, experts], stride apart
+    int64_t stride;
     int64_t experts;
     int64_t top_k;        // 1 to `experts`
     Scoring scoring;

@@ -3,22 +3,14 @@
 #pragma once
 
 #include "isa.h"
-#include "simd.h"
+#include "vector_math.h"
 
 namespace pagoda {
 namespace {
 
 // 1 / rms(x).
 inline float rms_factor(const float* x, int64_t size, float eps) {
-    const int64_t whole = size - size % Floats::kSize;
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += Floats::kSize) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < size; ++i) total += x[i] * x[i];
-    return 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
+    return 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
 }
 
 // residual = x + residual, or (x * factor * added + residual) * scale.

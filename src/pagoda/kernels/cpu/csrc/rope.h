@@ -102,6 +102,10 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
         for (int64_t head = 0; head < op.heads + cache.kv_heads; ++head)
             rotate_head(q + head * dim, cos, cos + half, half);
     }
+    if (op.q_scales != nullptr) {
+        const float factor = op.q_scales[op.positions[row]];
+        for (int64_t i = 0; i < op.heads * dim; ++i) q[i] *= factor;
+    }
     for (int64_t head = 0; head < cache.kv_heads; ++head)
         store_key(k + head * dim, cache, keys + head * head_size, offset);
 }
