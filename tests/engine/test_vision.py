@@ -86,7 +86,7 @@ def encoder(core: EngineCore):
 @pytest.mark.parametrize("batched", [4, 13, 512])
 def test_replies_equal_transformers_in_chunks_of_any_size(batched, folder, reference):
     core, ready = start(folder, batched)
-    assert ready.media == {"image": 256}  # half of the context
+    assert ready.media == {"image": 256, "video": 256}  # half of the context
     given = prompt(folder, SIZES)
     (deltas,) = run(core, request("r", given)).values()
     assert tokens(deltas) == expected(reference, given, SIZES)

@@ -126,7 +126,7 @@ def test_what_the_model_takes_is_told(serve: Serve, shared: RunningServer) -> No
     server = serve()
     for running, sees in ((server, True), (shared, False)):
         (card, *_) = running.http.get("/v1/models").json()["data"]
-        taken = ["text", "image"] if sees else ["text"]
+        taken = ["text", "image", "video"] if sees else ["text"]
         assert card["architecture"] == {
             "input_modalities": taken, "output_modalities": ["text"],
         }  # fmt: skip
@@ -163,7 +163,7 @@ def test_a_model_of_text_says_so(shared: RunningServer) -> None:
         (part("http://127.0.0.1/x.png"), "not fetched from"),
         ({"type": "image_url"}, "needs a URL"),
         ({"type": "image_url", "image_url": {"url": 3}}, "needs a URL"),
-        ({"type": "audio_url", "audio_url": {"url": url()}}, "text and images"),
+        ({"type": "audio_url", "audio_url": {"url": url()}}, "text, images and videos"),
     ],
 )
 def test_wrong_pictures_are_named(serve: Serve, given: dict, words: str) -> None:

@@ -1,6 +1,7 @@
 """What pictures in prompts cost, and how large they may be."""
 
 from dataclasses import replace
+from typing import Any
 
 from pagoda.arch.spec import ModelSpec, VisionSpec
 from pagoda.config.engine import EngineConfig
@@ -8,20 +9,29 @@ from pagoda.planner.reason import Reason
 
 # A picture of 1024 tokens has a megapixel (patches of 16 pixels, four to a token): a screenshot.
 _MAX_TOKENS = {"cpu": 1024, "cuda": 4096}
+# A minute of video, two frames to a row of tokens, has 68 tokens for each row then.
+_MAX_VIDEO_TOKENS = {"cpu": 4096, "cuda": 16384}
 # Pictures of the largest kind whose embeddings are kept: those of a conversation that is read in
 # chunks, or goes on behind a picture whose keys were dropped.
 _KEPT = 4
 
 
 def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) -> EngineConfig:
-    """`config` with a number of tokens for the largest picture, where the model sees any."""
-    if spec.vision is None or isinstance(config.media.image_max_tokens, int):
+    """`config` with numbers of tokens for the largest picture and video, where the model sees
+    any."""
+    if spec.vision is None:
         return config
     length, device = config.model.max_model_len, config.device.device
-    longest = length if isinstance(length, int) else spec.max_position
-    tokens = max(1, min(_MAX_TOKENS[device], longest // 2))
-    reasons.append(Reason("image_max_tokens", tokens, f"default on {device}"))
-    return replace(config, media=replace(config.media, image_max_tokens=tokens))
+    half = max(1, (length if isinstance(length, int) else spec.max_position) // 2)
+    defaults = {
+        "image_max_tokens": min(_MAX_TOKENS[device], half),
+        "video_max_tokens": min(_MAX_VIDEO_TOKENS[device], half),
+    }
+    chosen: dict[str, Any] = {
+        name: most for name, most in defaults.items() if getattr(config.media, name) == "auto"
+    }
+    reasons += [Reason(name, most, f"default on {device}") for name, most in chosen.items()]
+    return replace(config, media=replace(config.media, **chosen))
 
 
 def kept_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: int) -> int:
