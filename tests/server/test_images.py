@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 
+from pagoda.server.fetch import MediaFetcher
 from pagoda.text.images.qwen_vl import QwenImageProcessor
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY
@@ -207,3 +208,23 @@ def test_a_picture_is_processed_once(serve: Serve, monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         server.chat(messages=[{"role": "user", "content": [part(url())]}])
     assert len(calls) == 1
+
+
+def test_a_picture_is_fetched_once_for_a_conversation_that_is_cut(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+
+    async def fetch(self: MediaFetcher, target: str) -> bytes:
+        fetched.append(target)
+        return png()
+
+    monkeypatch.setattr(MediaFetcher, "fetch", fetch)
+    server = serve()
+    picture = {"type": "input_image", "image_url": "https://images.example/a.png"}
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "x" * 300}, picture]}
+    turns = [asked, {"role": "assistant", "content": "Yes."}] * 9 + [asked]
+    server.openai().responses.create(model="fake", input=turns, truncation="auto")
+    (request,) = server.client.requests
+    assert 0 < len(request.media) < 10
+    assert len(fetched) == 1
