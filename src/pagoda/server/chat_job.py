@@ -9,7 +9,7 @@ from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import Generation, ReplyRules
-from pagoda.server.media import MediaLoader, frame_choice
+from pagoda.server.media import MediaLoader
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
@@ -22,6 +22,7 @@ from pagoda.server.protocol.chat import (
 )
 from pagoda.server.reading import ReplyReader
 from pagoda.server.structure import constrained, is_named, tool_use
+from pagoda.text.images.video import frame_choice
 
 
 @dataclass

@@ -19,7 +19,6 @@ from pagoda.text.images.video import FrameChoice, ProcessedVideo
 
 # Each may have 32 MB on its way.
 _AT_ONCE = 2
-_MAX_FPS = 1000.0
 
 Encode = Callable[[str], Awaitable[list[int]]]
 """A prompt's text to its token ids."""
@@ -116,32 +115,6 @@ class MediaLoader:
 
 def has_media(messages: Sequence[ChatMessage]) -> bool:
     return any(_parts(message, IMAGE_PARTS | VIDEO_PARTS) for message in messages)
-
-
-def frame_choice(media_io: Mapping[str, Any], processor: Mapping[str, Any]) -> FrameChoice:
-    """Of `media_io_kwargs` and `mm_processor_kwargs`, of which the second counts more: `fps` and
-    `num_frames`, -1 for as many as the model looks at."""
-    unknown = [f"media_io_kwargs.{name}" for name in media_io.keys() - {"video"}]
-    video = media_io.get("video") or {}
-    if not isinstance(video, Mapping):
-        raise RequestError("media_io_kwargs.video must be an object.", "media_io_kwargs")
-    known = {"fps", "num_frames"}
-    unknown += [f"media_io_kwargs.video.{name}" for name in video.keys() - known]
-    unknown += [f"mm_processor_kwargs.{name}" for name in processor.keys() - known]
-    if unknown:
-        raise RequestError(
-            f"{min(unknown)[:100]} is not supported; fps and num_frames of videos are.",
-            min(unknown).partition(".")[0],
-        )
-    chosen = {**video, **processor}
-    fps, count = chosen.get("fps"), chosen.get("num_frames")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float)):
-        raise RequestError("fps must be a number of frames per second.", "mm_processor_kwargs")
-    if fps is not None and not 0 < fps <= _MAX_FPS:
-        raise RequestError(f"fps must be above 0, at most {_MAX_FPS:g}.", "mm_processor_kwargs")
-    if count is not None and (type(count) is not int or (count < 1 and count != -1)):
-        raise RequestError("num_frames must be 1 or more, or -1.", "mm_processor_kwargs")
-    return FrameChoice(None if fps is None else float(fps), None if count == -1 else count)
 
 
 def _urls(messages: Sequence[ChatMessage], kinds: frozenset[str]) -> list[str]:

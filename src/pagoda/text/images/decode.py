@@ -41,7 +41,7 @@ def readable(what: str, data: bytes, formats: tuple[str, ...]) -> Iterator[Image
     """The open image; what is wrong with it, now or while it is read, becomes a RequestError."""
     try:
         with Image.open(io.BytesIO(data), formats=formats) as image:
-            _check_size(*image.size)
+            check_size(*image.size)
             yield image
     except UnidentifiedImageError:
         raise RequestError(
@@ -58,7 +58,8 @@ def readable(what: str, data: bytes, formats: tuple[str, ...]) -> Iterator[Image
         raise RequestError(f"{what} can't be read, it is damaged or cut off: {error}.") from None
 
 
-def _check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int) -> None:
+    """RequestError for more than MAX_PIXELS, and for none."""
     if width * height > MAX_PIXELS:
         raise _too_large()
     if min(width, height) < 1:
