@@ -208,7 +208,7 @@ class VisionDriver(Driver):
 
     def __init__(self, model: CausalLM, processor: ImageProcessor):
         super().__init__(model, num_blocks=200)
-        self.encoder = MediaEncoder(model.encode_image, processor, budget=1 << 24)
+        self.encoder = MediaEncoder(model.image_slices, processor, budget=1 << 24)
         self.media: dict[str, RequestMedia] = {}
 
     def add(self, req: str, prompt: VisionPrompt) -> None:

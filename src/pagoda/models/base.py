@@ -1,5 +1,7 @@
 """What models offer to the runner."""
 
+from collections.abc import Generator
+
 import torch
 from torch import nn
 
@@ -53,6 +55,14 @@ class Model(nn.Module):
         columns of patches) -> [1 + layers, tokens, hidden_size]: the embeddings of its tokens,
         and what `ForwardBatch.layer_embeds` adds to them."""
         raise NotImplementedError
+
+    def image_slices(
+        self, patches: torch.Tensor, grid: tuple[int, int, int]
+    ) -> Generator[None, None, torch.Tensor]:
+        """`encode_image` in slices between which other work may be done; the last one returns the
+        embeddings. A model has this or that; all of `encode_image` is one slice."""
+        yield
+        return self.encode_image(patches, grid)
 
     def reserve(self, max_model_len: int) -> None:
         """Make all that grows with the context now, so that its address stays the same."""

@@ -5,15 +5,13 @@ from typing import Any
 
 from pagoda.arch.spec import ModelSpec, VisionSpec
 from pagoda.config.engine import EngineConfig
+from pagoda.core.plan import ENCODE_AHEAD
 from pagoda.planner.reason import Reason
 
 # A picture of 1024 tokens has a megapixel (patches of 16 pixels, four to a token): a screenshot.
 _MAX_TOKENS = {"cpu": 1024, "cuda": 4096}
 # A minute of video, two frames to a row of tokens, has 68 tokens for each row then.
 _MAX_VIDEO_TOKENS = {"cpu": 4096, "cuda": 16384}
-# Pictures of the largest kind whose embeddings are kept: those of a conversation that is read in
-# chunks, or goes on behind a picture whose keys were dropped.
-_KEPT = 4
 
 
 def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) -> EngineConfig:
@@ -35,8 +33,9 @@ def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) 
 
 
 def kept_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: int) -> int:
-    """Budget of the embeddings that are kept; `width` is the bytes of one number."""
-    return _KEPT * max_tokens * hidden_size * width * (1 + len(vision.deepstack))
+    """Budget of the embeddings that are kept, as many as are encoded ahead of their steps; `width`
+    is the bytes of one number."""
+    return ENCODE_AHEAD * max_tokens * hidden_size * width * (1 + len(vision.deepstack))
 
 
 def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: int) -> int:
