@@ -13,7 +13,7 @@ from pagoda.models.loader import build_model
 from pagoda.planner.parameters import parameter_count
 from pagoda.runtime.media import finish
 from pagoda.weights.files import open_model
-from tests.models import tiny, vision, vision_gguf
+from tests.models import tiny, tiny_gguf_qwen35, vision, vision_gguf
 from tests.models.driver import Driver
 from tests.models.vision import VisionDriver, picture
 
@@ -168,11 +168,14 @@ def test_planned_parameters_are_those_of_the_checkpoint(reference, model):
     assert parameter_count(model.spec) == sum(p.numel() for p in reference.parameters())
 
 
-@pytest.fixture(scope="module")
-def ggufs(tmp_path_factory):
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
+def ggufs(request, tmp_path_factory):
     """(folder, what transformers computes with)."""
-    reference, folder = vision.make(), tmp_path_factory.mktemp("gguf")
-    vision_gguf.write_model(folder / "tiny-F32.gguf", reference)
+    reference, folder = vision.make(family=request.param), tmp_path_factory.mktemp("gguf")
+    if request.param == "qwen3_5":
+        tiny_gguf_qwen35.write(folder / "tiny-F32.gguf", reference, tiny_gguf_qwen35.Storage.F32)
+    else:
+        vision_gguf.write_model(folder / "tiny-F32.gguf", reference)
     settings = vision.PREPROCESSOR
     mean, std = settings["image_mean"], settings["image_std"]
     vision_gguf.write_tower(folder / "mmproj-tiny-F16.gguf", reference, mean, std)

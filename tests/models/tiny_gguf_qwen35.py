@@ -43,14 +43,18 @@ _TENSORS = {
 def write(
     path: Path, model: PreTrainedModel, storage: Storage, draft_layers: int = 0
 ) -> PreTrainedModel:
-    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds.
+    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds: of
+    a model that sees the language model.
 
     With `draft_layers`, some tensors of layers behind the last one are in the file.
     """
-    config = model.config
+    config = model.config.get_text_config()
     writer = gguf.GGUFWriter(path, "qwen35")
     _write_metadata(writer, config, draft_layers)
-    for name, weight in model.state_dict().items():
+    for full_name, weight in model.state_dict().items():
+        if full_name.startswith("model.visual."):
+            continue
+        name = full_name.replace("model.language_model.", "model.")
         values = weight.numpy().squeeze(1) if "conv1d" in name else weight.numpy()
         order = _tiled_order(name, values.shape, config)
         axis = 1 if "out_proj" in name else 0
@@ -91,7 +95,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", [11, 11, 10]), 0])
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
     writer.add_ssm_group_count(config.linear_num_key_heads)
