@@ -1,5 +1,5 @@
-"""A tiny Qwen3-VL, or the tower of a Qwen3.5, as llama.cpp's converter writes it, model and tower in
-files of their own (conversion/qwen3vl.py). Names are the gguf package's; nothing of Pagoda takes
+"""A tiny Qwen3-VL, or the tower of a Qwen3.5, as llama.cpp's converter writes it, model and tower
+in files of their own (conversion/qwen3vl.py). Names are the gguf package's; nothing of Pagoda takes
 part."""
 
 from math import isqrt

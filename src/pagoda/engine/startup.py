@@ -14,7 +14,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
-from pagoda.base.errors import CapacityError, EngineDeadError
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
@@ -103,6 +103,7 @@ class _Startup:
         self._phase = ""
 
     def run(self) -> tuple[EngineCore, EngineReady]:
+        _check_parallel(self.config)
         # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
         # torch loads. Where others use the cores too, that made start-up and decoding of the
         # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
@@ -149,7 +150,7 @@ class _Startup:
             generates=spec.writes_text,
             hidden_size=spec.hidden_size,
             pooling=spec.pooling,
-            media=_media(files, spec, resolution),
+            media=_media(images, files, resolution),
             ledger=self.ledger.rows(),
         )
         for line in self.ledger.lines():
@@ -334,9 +335,20 @@ class _Startup:
         return runner
 
 
-def _media(files: ModelFiles, spec: ModelSpec, resolution: Resolution) -> dict[str, int]:
+def _check_parallel(config: EngineConfig) -> None:
+    for flag, size in (
+        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
+    ):
+        if size != 1:
+            raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
+
+
+def _media(
+    images: ImageProcessor | None, files: ModelFiles, resolution: Resolution
+) -> dict[str, int]:
     """As EngineReady has it."""
-    if spec.vision is None:
+    if images is None:
         return {}
     media = resolution.config.media
     found = {"image": _resolved(media.image_max_tokens)}

@@ -1,7 +1,6 @@
 """Bytes that a model will take, predicted from its spec and its tensor headers alone."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +8,6 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
-from pagoda.planner.parameters import parameter_count
-from pagoda.weights.checkpoint import TensorInfo
-from pagoda.weights.formats import FORMATS, held_as
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -97,32 +93,6 @@ class MemoryPlan:
         return [row for row in rows if row["bytes"]]  # an encoder has no KV
 
 
-def weight_bytes(
-    spec: ModelSpec, tensors: Mapping[str, TensorInfo], dtype: str, packed: frozenset[str]
-) -> int:
-    """Weights as loaded: matrices keep their bits in the storage formats of `packed`, or take
-    those of the nearest; without any, every tensor is expanded to the compute type.
-
-    Without a checkpoint (dummy loads) the shapes follow from the spec.
-    """
-    if not tensors:
-        return parameter_count(spec) * DTYPE_BYTES[spec.dtype if packed else dtype]
-    params = {name: rule.param for rule in spec.expanded_weights() for name in rule.sources}
-    return sum(
-        _loaded(info, params[name], dtype, packed)
-        for name, info in tensors.items()
-        if name in params
-    )
-
-
-def _loaded(info: TensorInfo, param: str, dtype: str, packed: frozenset[str]) -> int:
-    # Experts' biases are matrices in the file, and vectors all the same.
-    if not packed or len(info.shape) == 1 or param.endswith(".bias"):
-        return _elements(info) * DTYPE_BYTES[dtype]
-    # Panels of 16 rows; sub-scales of K-quants take a few more bits than in the file (under 3%).
-    return FORMATS[held_as(info.type, info.shape[-1], packed)].nbytes(_elements(info))
-
-
 def activation_bytes(
     spec: ModelSpec, dtype: str, max_num_batched_tokens: int, max_num_reqs: int
 ) -> int:
@@ -158,10 +128,3 @@ def _per_token(layer: LayerSpec, width: int) -> int:
     if layer.experts is not None:
         wide += layer.experts.top_k * layer.experts.intermediate_size
     return (width + 4) * mixed + 4 * width * wide
-
-
-def _elements(info: TensorInfo) -> int:
-    count = 1
-    for size in info.shape:
-        count *= size
-    return count

@@ -4,7 +4,7 @@ Nothing else in Pagoda decides a default that depends on the model or the machin
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +13,17 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
-from pagoda.core.kvcache.spec import GroupSpec, kv_groups
+from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner import memory
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.parallel import rank_spec
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.storage import quantization_reason
 from pagoda.planner.vision import encoder_bytes, resolve_media
+from pagoda.planner.weights import weight_bytes
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -55,7 +57,6 @@ def resolve(
     Raises ConfigError for a value that cannot be honoured and CapacityError, saying what to
     lower, when the model or one request of the wanted length does not fit.
     """
-    _check_parallel(config)
     storage = _main_storage(spec, tensors)
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
@@ -74,10 +75,9 @@ def resolve(
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
-    groups = kv_groups(spec, config.cache.block_size, str(config.cache.kv_cache_dtype))
-    plan = _empty_plan(config, spec, tensors, facts, groups)
+    plan = _empty_plan(config, spec, tensors, facts)
     limit = _pool_limit(config, plan, facts)
-    if not groups:
+    if not plan.groups:
         return Resolution(config, plan, reasons, packed)
     if limit > facts.free_memory - plan.weights:
         why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
@@ -86,15 +86,6 @@ def resolve(
     plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
     plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
     return Resolution(config, plan, reasons, packed)
-
-
-def _check_parallel(config: EngineConfig) -> None:
-    for flag, size in (
-        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
-        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
-    ):
-        if size != 1:
-            raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
@@ -219,21 +210,27 @@ def _empty_plan(
     spec: ModelSpec,
     tensors: Mapping[str, TensorInfo],
     facts: DeviceFacts,
-    groups: Sequence[GroupSpec],
 ) -> MemoryPlan:
-    dtype, scheduler = config.model.dtype, config.scheduler
+    dtype, scheduler, parallel = config.model.dtype, config.scheduler, config.parallel
+    own = rank_spec(spec, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     activations = memory.activation_bytes(
-        spec, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
+        own, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
     )
     if spec.vision is not None:
         width = memory.DTYPE_BYTES[dtype]
         most = int(config.media.image_max_tokens)
         activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     return MemoryPlan(
-        weights=memory.weight_bytes(spec, tensors, dtype, facts.packed_storages),
+        weights=weight_bytes(
+            replace(spec, layers=spec.layers[: len(own.layers)]),
+            tensors,
+            dtype,
+            facts.packed_storages,
+            parallel.tensor_parallel_size,
+        ),
         activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
-        groups=tuple(groups),
+        groups=tuple(kv_groups(own, config.cache.block_size, str(config.cache.kv_cache_dtype))),
         max_chunk=int(scheduler.max_num_batched_tokens),
     )
 

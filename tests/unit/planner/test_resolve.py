@@ -140,13 +140,15 @@ def test_rounded_weights_are_planned_as_they_will_be(method):
     config = configure(model={"quantization": method})
     resolution = resolve(config, spec, tensors("BF16", 2), machine(packed_storages=PACKS))
     # The table is int8 in both, at 34 bytes per 32 weights.
-    assert resolution.plan.weights == 49152 * 576 * 34 // 32 + 4 * 576
-    layer = WeightRule("layers.{layer}.mlp.weight", ("blk.{layer}.weight",))
-    spec = replace(smollm2(layers=2), weights=(layer,))
-    shape = (64, 576)
-    blocks = {f"blk.{i}.weight": TensorInfo("", shape, "F16", 2 * 64 * 576) for i in range(2)}
+    assert resolution.plan.weights == 49152 * 576 * 34 // 32 + 4 * 576 + REST
+    layer = WeightRule("layers.{layer}.mlp.down.weight", ("blk.{layer}.weight",))
+    spec = replace(smollm2(), weights=(layer,))
+    size = 576 * 1536
+    blocks = {f"blk.{i}.weight": TensorInfo("", (576, 1536), "F16", 2 * size) for i in range(30)}
     resolution = resolve(config, spec, blocks, machine(packed_storages=PACKS))
-    assert resolution.plan.weights == 2 * 64 * 18 * {"fp8": 34, "int8": 34, "int4": 20}[method]
+    rounded = 30 * size * {"fp8": 34, "int8": 34, "int4": 20}[method] // 32
+    table = 2 * 49152 * 576 + 4 * 576
+    assert resolution.plan.weights == rounded + table + REST - 2 * 30 * size
     assert resolution.config.cache.kv_cache_dtype == "float16"
 
 
@@ -171,9 +173,32 @@ def test_rows_of_no_whole_blocks_stay_as_they_are():
     assert quantized_tensors(spec, info, "int4") == info
 
 
-def test_tensor_parallel_is_one_clear_line():
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 is not supported yet"):
-        resolve(configure(parallel={"tensor_parallel_size": 2}), smollm2(), {}, machine())
+def test_several_devices_share_what_they_can():
+    def plan(size: int, stages: int = 1):
+        parallel = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+        return resolve(configure(parallel=parallel), smollm2(), {}, machine()).plan
+
+    alone, three = plan(1), plan(3)
+    norms = 2 * (2 * 30 + 1) * 576
+    assert alone.weights - norms == 3 * (three.weights - norms)
+    assert alone.kv_bytes_per_token == 3 * three.kv_bytes_per_token
+    table = 2 * 49152 * 576 + 2 * 576
+    assert alone.weights - table == 3 * (plan(1, 3).weights - table)
+    assert plan(1, 4).kv_bytes_per_token * 30 == alone.kv_bytes_per_token * 8
+    with pytest.raises(ConfigError, match="3 KV heads cannot be split over 2"):
+        plan(2)
+    with pytest.raises(ConfigError, match="2 KV heads cannot be repeated over 9"):
+        resolve(
+            configure(parallel={"tensor_parallel_size": 9}),
+            replace(smollm2(), layers=(_layer(9, 2),)), {}, machine(),
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="more than the model's 30 layers"):
+        plan(1, 31)
+
+
+def _layer(heads: int, kv_heads: int) -> LayerSpec:
+    attention = AttentionSpec("full", heads, kv_heads, 64, 0.125, RopeSpec(1e5, 64))
+    return LayerSpec(attention, MlpSpec(1536))
 
 
 def test_no_bfloat16_means_float16():
@@ -216,7 +241,13 @@ def tensors(storage: str, block_bytes: float) -> dict[str, TensorInfo]:
     }
 
 
+# What else the model has, in bf16: 134,515,008 parameters as its model card counts, less the table
+# and a norm. The norms of 30 layers are fp32 beside packed weights.
+REST = 2 * (134_515_008 - 49152 * 576 - 576) + 2 * 30 * 2 * 576
+
+
 def with_weights() -> ModelSpec:
+    """Only these two are in the checkpoint."""
     rules = (
         WeightRule("embed.weight", ("token_embd.weight",)),
         WeightRule("norm.weight", ("output_norm.weight",)),
@@ -234,7 +265,7 @@ def test_packed_weights_keep_their_bits(storage, bytes_per_weight, kept):
     assert resolution.packed
     assert resolution.config.model.dtype == "float32"
     assert resolution.config.cache.kv_cache_dtype == "bfloat16"
-    assert resolution.plan.weights == 49152 * 576 * kept + 4 * 576
+    assert resolution.plan.weights == 49152 * 576 * kept + 4 * 576 + REST
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -264,7 +295,7 @@ def test_a_quantized_checkpoint_is_planned_as_it_is_held(storage, held, bytes_pe
     spec = replace(with_weights(), quantization="GPTQ, 4 bits")
     facts = machine(packed_storages=KERNELS)
     resolution = resolve(EngineConfig(), spec, tensors(storage, 36 / 32), facts)
-    assert resolution.plan.weights == 49152 * 576 * bytes_per_weight + 4 * 576
+    assert resolution.plan.weights == 49152 * 576 * bytes_per_weight + 4 * 576 + REST
     (reason,) = (r for r in resolution.reasons if r.field == "quantization")
     assert reason.value == "GPTQ, 4 bits"
     assert f"{storage} held as {held}" in reason.why and words in reason.why
@@ -275,7 +306,7 @@ def test_without_kernels_it_is_decoded_to_its_own_type(dtype):
     spec = replace(with_weights(), quantization="AWQ, 4 bits", dtype=dtype)
     resolution = resolve(EngineConfig(), spec, tensors("UINT4", 21 / 32), machine())
     assert resolution.config.model.dtype == dtype
-    assert resolution.plan.weights == 2 * (49152 * 576 + 576)
+    assert resolution.plan.weights == 2 * 134_515_008
     (reason,) = (r for r in resolution.reasons if r.field == "quantization")
     assert f"UINT4 held as {dtype}: decoded as it loads" in reason.why
 

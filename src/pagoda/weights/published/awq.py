@@ -29,6 +29,10 @@ class Awq:
         groups = "one group per row" if self.group_size < 0 else f"groups of {self.group_size}"
         return f"{self.title}, 4 bits in {groups} with zero points"
 
+    @property
+    def storage(self) -> str:
+        return "UINT4"
+
     def matrix(self, layer: Layer) -> Matrix | None:
         return AwqMatrix(layer, self.group_size) if "qweight" in layer.parts else None
 

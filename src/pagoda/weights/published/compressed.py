@@ -42,6 +42,15 @@ class CompressedTensors:
     def description(self) -> str:
         return "compressed-tensors, " + "; ".join(scheme.words for scheme in self.schemes)
 
+    @property
+    def storage(self) -> str:
+        scheme = self.schemes[0]
+        if scheme.kind == "float":
+            return "FP8"
+        if scheme.bits == 8:
+            return "INT8"
+        return "INT4" if scheme.symmetric else "UINT4"
+
     def matrix(self, layer: Layer) -> Matrix | None:
         if "weight_packed" in layer.parts:
             scheme = self._scheme(layer.name)

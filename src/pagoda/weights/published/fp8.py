@@ -21,6 +21,10 @@ class Fp8:
             return "fp8 (E4M3)"
         return f"fp8 (E4M3) in blocks of {self.block[0]}x{self.block[1]}"
 
+    @property
+    def storage(self) -> str:
+        return "FP8"
+
     def matrix(self, layer: Layer) -> Matrix | None:
         weight = layer.parts.get("weight")
         if weight is None or weight.type != "F8_E4M3":

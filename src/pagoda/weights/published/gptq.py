@@ -41,6 +41,14 @@ class Gptq:
         kind = "" if self.symmetric else " with zero points"
         return f"{self.title}, {self.bits} bits in {groups}{kind}{order}"
 
+    @property
+    def storage(self) -> str:
+        if self.bits == 8:
+            return "INT8"
+        if self.act_order:
+            return "DECODED"
+        return "INT4" if self.symmetric else "UINT4"
+
     def matrix(self, layer: Layer) -> Matrix | None:
         return GptqMatrix(layer, self._of(layer.name)) if "qweight" in layer.parts else None
 

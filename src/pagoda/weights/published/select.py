@@ -23,6 +23,8 @@ METHODS = Registry(
     },
 )
 
+MXFP4 = "mxfp4"
+
 
 class Method(Protocol):
     """A quantization_config, understood."""
@@ -30,6 +32,10 @@ class Method(Protocol):
     @property
     def description(self) -> str:
         """In words, for the log: `GPTQ, 4 bits in groups of 128`."""
+
+    @property
+    def storage(self) -> str:
+        """What most of its matrices are, as `weights.formats` names it; headers say it of each."""
 
     def matrix(self, layer: Layer) -> Matrix | None:
         """The layer's weight, or None where the layer is not quantized: tensors say so, and lists
@@ -49,16 +55,26 @@ def method_of(config: Mapping[str, Any] | None) -> Method | None:
         return None
     settings = Settings(values)
     name = settings.text("quant_method")
-    if name == "mxfp4":  # its tensors say so by themselves (`weights.mxfp4`)
+    if name == MXFP4:  # its tensors say so by themselves (`weights.mxfp4`)
         return None
     if name not in METHODS:
-        known = ", ".join(sorted([*METHODS, "mxfp4"]))
+        known = ", ".join(sorted([*METHODS, MXFP4]))
         raise UnsupportedModelError(
             f"The weights are quantized by {name!r}, which is not supported yet (known are "
             f"{known}); take another quantization of the model, or a GGUF."
         )
     method: Method = METHODS.get(name)(settings)
     return method
+
+
+def nominal_storage(config: Mapping[str, Any] | None) -> str | None:
+    """What config.json alone says that most quantized matrices are, as `weights.formats` names it;
+    None where nothing is quantized. Raises as `method_of`."""
+    values = _quantization(config or {})
+    if values and Settings(values).text("quant_method") == MXFP4:
+        return "MXFP4"
+    method = method_of(config)
+    return None if method is None else method.storage
 
 
 def _quantization(config: Mapping[str, Any]) -> object:

@@ -1,0 +1,70 @@
+"""A model as one device of several sees it: its share of heads and layers."""
+
+from dataclasses import replace
+
+from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
+from pagoda.base.errors import ConfigError
+
+
+def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1) -> ModelSpec:
+    """Of the device that holds most: the first of the pipeline's, with as many layers as any.
+
+    The vocabulary, the vision tower and all widths between layers stay whole. ConfigError where
+    heads or experts cannot be dealt out equally.
+    """
+    if tensor_parallel == pipeline_parallel == 1:
+        return spec
+    if pipeline_parallel > len(spec.layers):
+        raise ConfigError(
+            f"--pipeline-parallel-size {pipeline_parallel} is more than the model's "
+            f"{len(spec.layers)} layers."
+        )
+    count = -(-len(spec.layers) // pipeline_parallel)
+    layers = tuple(_layer(layer, tensor_parallel) for layer in spec.layers[:count])
+    return replace(spec, layers=layers)
+
+
+def _layer(layer: LayerSpec, size: int) -> LayerSpec:
+    mixer = layer.mixer
+    return LayerSpec(
+        _attention(mixer, size) if isinstance(mixer, AttentionSpec) else _delta_net(mixer, size),
+        None if layer.mlp is None else _mlp(layer.mlp, size),
+        None if layer.experts is None else _experts(layer.experts, size),
+    )
+
+
+def _attention(spec: AttentionSpec, size: int) -> AttentionSpec:
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    if kv_heads < size and size % kv_heads:
+        raise ConfigError(
+            f"{kv_heads} KV heads cannot be repeated over {size} devices; choose a "
+            f"--tensor-parallel-size that is a multiple of {kv_heads}."
+        )
+    shared = 1 if kv_heads < size else _divided(kv_heads, size, "KV heads")
+    return replace(spec, num_heads=_divided(heads, size, "attention heads"), num_kv_heads=shared)
+
+
+def _delta_net(spec: DeltaNetSpec, size: int) -> DeltaNetSpec:
+    return replace(
+        spec,
+        num_key_heads=_divided(spec.num_key_heads, size, "key heads of delta nets"),
+        num_value_heads=_divided(spec.num_value_heads, size, "value heads of delta nets"),
+    )
+
+
+def _mlp(spec: MlpSpec, size: int) -> MlpSpec:
+    return replace(spec, intermediate_size=-(-spec.intermediate_size // size))
+
+
+def _experts(spec: MoeSpec, size: int) -> MoeSpec:
+    # The router still sees all of them, and a token may meet all its experts on one device.
+    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"))
+
+
+def _divided(count: int, size: int, what: str) -> int:
+    if count % size:
+        raise ConfigError(
+            f"{count} {what} cannot be split over {size} devices; choose a "
+            "--tensor-parallel-size that divides it."
+        )
+    return count // size

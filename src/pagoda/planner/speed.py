@@ -1,0 +1,184 @@
+"""How fast a model will decode and read prompts, from what the device reads and computes.
+
+A step's products take the longer of two times: reading the weights from memory and multiplying
+them, which overlap but not wholly. Keys and values are read besides, and every operation costs a
+start of its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
+from pagoda.planner.weights import HeldWeight
+
+PROMPT_TOKENS = 512
+"""Of a prompt whose speed is foretold."""
+# Two times that overlap add up to less than both: the norm of this order. 1 would be one after
+# the other, infinity the longer one alone.
+_OVERLAP = 3.0
+# Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
+_NOT_READ = frozenset(("embedding", "table", "vision"))
+
+
+@dataclass(frozen=True)
+class ProductSpeed:
+    """Of matrix products in one storage format, by all threads, weights in the caches."""
+
+    decode: float
+    """Bytes of weights per second, for one token."""
+    prompt: float
+    """Multiplications and additions per second, for many tokens."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What a device does per second; measured by `doctor.measure`, or from a table of GPUs."""
+
+    read: float
+    """Bytes from memory."""
+    products: Mapping[str, ProductSpeed]
+    """By storage format."""
+    start: float
+    """Seconds that an operation takes beyond its work."""
+    step: float
+    """Seconds of a step outside its operations."""
+    floats: float
+    """fp32 multiplications and additions."""
+
+
+@dataclass(frozen=True)
+class SpeedEstimate:
+    decode: float
+    """Tokens per second of one request."""
+    decode_bound: str
+    prefill: float
+    """Prompt tokens per second."""
+    prefill_bound: str
+
+
+def estimate_speed(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    device: DeviceSpeed,
+    context: int,
+) -> SpeedEstimate | None:
+    """Of one request behind `context` tokens, and of a prompt of 512 tokens; None where the device
+    has no speed for one of the weights' formats."""
+    if any(part.storage not in device.products for part in _read_weights(spec, held)):
+        return None
+    decode = _decode(spec, held, groups, device, context)
+    prefill = _prefill(spec, held, device)
+    seconds, total = sum(decode.values()), sum(prefill.values())
+    return SpeedEstimate(
+        decode=1 / seconds,
+        decode_bound=_largest(decode),
+        prefill=PROMPT_TOKENS / total,
+        prefill_bound=_largest(prefill),
+    )
+
+
+def _largest(parts: Mapping[str, float]) -> str:
+    return max(parts, key=lambda name: parts[name])
+
+
+def _read_weights(spec: ModelSpec, held: Sequence[HeldWeight]) -> list[HeldWeight]:
+    """What every step multiplies with; a tied table is the output head."""
+    tied = spec.tie_word_embeddings and spec.writes_text
+    return [
+        part
+        for part in held
+        if part.tensor.is_matrix
+        and (part.tensor.role not in _NOT_READ or (tied and part.tensor.role == "embedding"))
+    ]
+
+
+def _decode(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    device: DeviceSpeed,
+    context: int,
+) -> dict[str, float]:
+    """Seconds of a step with one request, by what bounds them."""
+    nbytes: defaultdict[str, float] = defaultdict(float)
+    for part in _read_weights(spec, held):
+        nbytes[part.storage] += part.nbytes * _share(spec, part)
+    reading = sum(nbytes.values()) / device.read
+    computing = sum(size / device.products[name].decode for name, size in nbytes.items())
+    kv = sum(_cached_bytes(group, context) for group in groups) / device.read
+    return {
+        _bound(reading, computing): _overlapped(reading, computing),
+        "reading keys, values and states": kv,
+        "starting operations": device.start * _operations(spec) + device.step,
+    }
+
+
+def _prefill(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -> dict[str, float]:
+    """Seconds of a prompt, by what bounds them. The head is for its last token alone."""
+    ops: defaultdict[str, float] = defaultdict(float)
+    nbytes = 0.0
+    for part in _read_weights(spec, held):
+        nbytes += part.nbytes
+        if part.tensor.role not in ("head", "embedding"):
+            ops[part.storage] += 2 * part.elements * _share(spec, part) * PROMPT_TOKENS
+    computing = sum(count / device.products[name].prompt for name, count in ops.items())
+    reading = nbytes / device.read
+    attention = sum(_attention_ops(layer) for layer in spec.layers) / device.floats
+    return {
+        _bound(reading, computing): _overlapped(reading, computing),
+        "arithmetic of attention": attention,
+        "starting operations": device.start * _operations(spec) + device.step,
+    }
+
+
+def _bound(reading: float, computing: float) -> str:
+    return "reading weights from memory" if reading >= computing else "multiplying weights"
+
+
+def _overlapped(one: float, other: float) -> float:
+    longer, shorter = max(one, other), min(one, other)
+    if longer in (0.0, inf):
+        return longer
+    return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
+
+
+def _share(spec: ModelSpec, part: HeldWeight) -> float:
+    """Of an experts' parameter that a token meets."""
+    if part.tensor.role != "experts" or part.tensor.layer is None:
+        return 1.0
+    experts = spec.layers[part.tensor.layer].experts
+    assert experts is not None  # the tensor is theirs
+    return experts.top_k / experts.num_experts
+
+
+def _cached_bytes(group: GroupSpec, context: int) -> float:
+    """Read for one token; a state is written, too."""
+    if not isinstance(group, KVGroupSpec):
+        return 2 * group.block_bytes
+    seen = context if group.window is None else min(context, group.window)
+    return group.block_bytes / group.block_size * seen
+
+
+def _attention_ops(layer: LayerSpec) -> float:
+    """Of one layer over a whole prompt; half of the pairs are in the future."""
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec):
+        # Each token updates and reads every head's state, and writes it: 7 operations an element.
+        return (
+            7.0
+            * PROMPT_TOKENS
+            * mixer.num_value_heads
+            * (mixer.key_head_dim * mixer.value_head_dim)
+        )
+    return 2.0 * PROMPT_TOKENS**2 * mixer.num_heads * mixer.head_dim
+
+
+def _operations(spec: ModelSpec) -> int:
+    """Kernels of a step: two norms, the mixer's product, rotation, attention and output, then the
+    products of the MLP with their activation; a mixture has its router and choice besides."""
+    per_layer = (9 + 2 * (layer.experts is not None) for layer in spec.layers)
+    return sum(per_layer) + 4

@@ -1,0 +1,256 @@
+"""Every parameter that a loaded model holds, by its sizes alone: what else the planner counts
+(parameters, bytes of a rank, bytes read for a token) follows from this list.
+
+Names are those of the weight rules (`arch.spec.WeightRule.param`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from pagoda.arch.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    VisionSpec,
+)
+
+Role = Literal[
+    "embedding", "head", "linear", "experts", "router", "vector", "conv", "table", "vision"
+]
+"""`table`: learned positions and types, looked up and never multiplied. `vision`: a matrix of the
+tower."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a matrix that belong together: a device of several holds whole units of them."""
+
+    rows: int
+    units: int
+    """Heads, or the rows themselves."""
+
+
+@dataclass(frozen=True)
+class ModelTensor:
+    """A parameter as the model holds it: linear layers that are computed at once are merged."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Experts first where there are some, then output, then input size."""
+    role: Role
+    parts: tuple[Part, ...] = ()
+    """How several devices share the rows; empty where each holds all of them."""
+    column_units: int = 0
+    """How many units they share the columns by; 0 where each holds all of them."""
+    layer: int | None = None
+    """Of the language model."""
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Stored in the checkpoint's storage format, where that is a quantized one."""
+        return len(self.shape) - (self.role == "experts") > 1
+
+    def rank_shape(self, size: int, *, whole_experts: bool = False) -> tuple[int, ...]:
+        """What one device of `size` holds: of each expert a slice, or some of the experts.
+
+        Where key-value heads are fewer than devices, several hold the same one.
+        """
+        shape = list(self.shape)
+        if self.role == "experts" and whole_experts:
+            return (_share(shape[0], size), *shape[1:])
+        if self.parts:
+            row = 1 if self.role == "experts" else 0
+            shape[row] = sum(
+                part.rows // part.units * _share(part.units, size) for part in self.parts
+            )
+        if self.column_units:
+            shape[-1] = shape[-1] // self.column_units * _share(self.column_units, size)
+        return tuple(shape)
+
+
+def _share(units: int, size: int) -> int:
+    return -(-units // size)
+
+
+def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
+    """Of the whole model, tower and heads for scores included; a tied head is not there twice."""
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    vocabulary = (Part(vocab, vocab),)
+    found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]
+    if spec.encoder is not None:
+        tables = {"positions": spec.encoder.num_positions, "types": spec.encoder.num_token_types}
+        for name, rows in tables.items():
+            found.append(ModelTensor(f"{name}.weight", (rows, hidden), "table"))
+        found += _norm("embed_norm", hidden, bias=True)
+    for index, layer in enumerate(spec.layers):
+        found += _layer(layer, hidden, index, norm_bias=spec.encoder is not None)
+    if spec.encoder is None:
+        found += _norm("norm", hidden)
+    if not spec.tie_word_embeddings and spec.encoder is None:
+        found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
+    found += _scores(spec)
+    if spec.vision is not None:
+        found += _vision(spec.vision, hidden)
+    return found
+
+
+def _norm(
+    name: str, size: int, *, bias: bool = False, layer: int | None = None
+) -> Iterator[ModelTensor]:
+    for kind in (".weight", ".bias") if bias else (".weight",):
+        yield ModelTensor(name + kind, (size,), "vector", layer=layer)
+
+
+def _linear(
+    name: str,
+    parts: tuple[Part, ...],
+    columns: int,
+    bias: bool = False,
+    *,
+    column_units: int = 0,
+    layer: int | None = None,
+    role: Role = "linear",
+) -> Iterator[ModelTensor]:
+    """Split on rows, or where `column_units` are given on columns."""
+    rows = sum(part.rows for part in parts)
+    split = () if column_units else parts
+    yield ModelTensor(name + ".weight", (rows, columns), role, split, column_units, layer)
+    if bias:
+        yield ModelTensor(name + ".bias", (rows,), "vector", split, layer=layer)
+
+
+def _rows(*sizes: int) -> tuple[Part, ...]:
+    return tuple(Part(size, size) for size in sizes)
+
+
+def _layer(layer: LayerSpec, hidden: int, index: int, norm_bias: bool) -> Iterator[ModelTensor]:
+    prefix = f"layers.{index}."
+    yield from _norm(prefix + "attention_norm", hidden, bias=norm_bias, layer=index)
+    if isinstance(layer.mixer, AttentionSpec):
+        yield from _attention(layer.mixer, hidden, prefix + "attention.", index)
+    else:
+        yield from _delta_net(layer.mixer, hidden, prefix + "delta_net.", index)
+    yield from _norm(prefix + "mlp_norm", hidden, bias=norm_bias, layer=index)
+    if layer.mlp is not None:
+        yield from _mlp(layer.mlp, hidden, prefix + "mlp.", index)
+    if layer.experts is not None:
+        yield from _experts(layer.experts, hidden, prefix + "mlp.", index)
+
+
+def _attention(spec: AttentionSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+    heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
+    shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
+    parts = (heads, shared, shared) + ((heads,) if spec.output_gate else ())
+    yield from _linear(prefix + "qkv", parts, hidden, spec.qkv_bias, layer=index)
+    yield from _linear(
+        prefix + "output", _rows(hidden), heads.rows, spec.output_bias,
+        column_units=spec.num_heads, layer=index,
+    )  # fmt: skip
+    if spec.qk_norm:
+        yield from _norm(prefix + "q_norm", spec.head_dim, layer=index)
+        yield from _norm(prefix + "k_norm", spec.head_dim, layer=index)
+    if spec.sinks:
+        each = (Part(spec.num_heads, spec.num_heads),)
+        yield ModelTensor(prefix + "sinks.weight", (spec.num_heads,), "vector", each, layer=index)
+
+
+def _delta_net(spec: DeltaNetSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+    keys = Part(spec.num_key_heads * spec.key_head_dim, spec.num_key_heads)
+    values = Part(spec.num_value_heads * spec.value_head_dim, spec.num_value_heads)
+    heads = Part(spec.num_value_heads, spec.num_value_heads)
+    # q, k, v, the output gate, the writing strength and the decay.
+    parts = (keys, keys, values, values, heads, heads)
+    yield from _linear(prefix + "input", parts, hidden, layer=index)
+    channels = (keys, keys, values)
+    width = (sum(part.rows for part in channels), spec.conv_width)
+    yield ModelTensor(prefix + "conv.weight", width, "conv", channels, layer=index)
+    for name in ("rate", "bias"):
+        yield ModelTensor(f"{prefix}gates.{name}", (heads.rows,), "vector", (heads,), layer=index)
+    yield from _norm(prefix + "norm", spec.value_head_dim, layer=index)
+    yield from _linear(
+        prefix + "output", _rows(hidden), values.rows, column_units=values.units, layer=index
+    )
+
+
+def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+    wide = spec.intermediate_size
+    name, parts = ("gate_up", _rows(wide, wide)) if spec.gated else ("up", _rows(wide))
+    yield from _linear(prefix + name, parts, hidden, spec.bias, layer=index)
+    yield from _linear(
+        prefix + "down", _rows(hidden), wide, spec.bias, column_units=wide, layer=index
+    )
+
+
+def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+    count, wide = spec.num_experts, spec.intermediate_size
+    yield ModelTensor(prefix + "router.weight", (count, hidden), "router", layer=index)
+    if spec.bias:
+        yield ModelTensor(prefix + "router.bias", (count,), "vector", layer=index)
+    for name, parts, columns, units in (
+        ("gate_up", _rows(wide, wide), hidden, 0),
+        ("down", _rows(hidden), wide, wide),
+    ):
+        rows = sum(part.rows for part in parts)
+        split = () if units else parts
+        yield ModelTensor(
+            f"{prefix}{name}.weight", (count, rows, columns), "experts", split, units, index
+        )
+        if spec.bias:
+            yield ModelTensor(f"{prefix}{name}.bias", (count, rows), "experts", split, layer=index)
+
+
+def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
+    labels, hidden = len(spec.pooling.labels), spec.hidden_size
+    if not labels or spec.pooling.answers is not None:
+        return
+    if spec.encoder is None:
+        yield from _linear("score", _rows(labels), hidden)
+        return
+    yield from _linear("dense", _rows(hidden), hidden, bias=True)
+    yield from _linear("classifier", _rows(labels), hidden, bias=True)
+
+
+def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
+    """All of its layers have biases."""
+    hidden, wide = spec.hidden_size, spec.intermediate_size
+    heads = Part(hidden, spec.num_heads)
+    patches = ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
+    yield patches
+    yield ModelTensor("vision.patches.bias", (hidden,), "vector")
+    yield ModelTensor("vision.positions.weight", (spec.num_positions, hidden), "table")
+    for index in range(spec.num_layers):
+        block = f"vision.blocks.{index}."
+        yield from _norm(block + "attention_norm", hidden, bias=True)
+        yield from _tower(block + "qkv", (heads, heads, heads), hidden)
+        yield from _tower(block + "output", _rows(hidden), hidden, spec.num_heads)
+        yield from _norm(block + "mlp_norm", hidden, bias=True)
+        yield from _tower(block + "up", _rows(wide), hidden)
+        yield from _tower(block + "down", _rows(hidden), wide, wide)
+    yield from _merger("vision.merger.", hidden, spec.merge, out_size, hidden)
+    for index in range(len(spec.deepstack)):
+        merged = hidden * spec.merge**2
+        yield from _merger(f"vision.deepstack.{index}.", hidden, spec.merge, out_size, merged)
+
+
+def _merger(
+    prefix: str, hidden: int, merge: int, out_size: int, normed: int
+) -> Iterator[ModelTensor]:
+    merged = hidden * merge**2
+    yield from _norm(prefix + "norm", normed, bias=True)
+    yield from _tower(prefix + "up", _rows(merged), merged)
+    yield from _tower(prefix + "down", _rows(out_size), merged, merged)
+
+
+def _tower(
+    name: str, parts: tuple[Part, ...], columns: int, column_units: int = 0
+) -> Iterator[ModelTensor]:
+    return _linear(name, parts, columns, bias=True, column_units=column_units, role="vision")

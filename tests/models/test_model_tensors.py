@@ -1,0 +1,58 @@
+"""The planner's list of parameters is what transformers counts, what the weight rules name and
+what a rank of several holds."""
+
+from math import prod
+
+import pytest
+import torch
+
+from pagoda.arch.registry import spec_for
+from pagoda.layers.context import Parallel
+from pagoda.models.loader import build_model
+from pagoda.planner.tensors import model_tensors
+from tests.models import tiny
+
+CHANGES = {"qwen3_moe": tiny.QWEN3_MOE, "gpt_oss": tiny.GPT_OSS, "qwen3_5": tiny.QWEN3_5}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", sorted(set(tiny.FAMILIES) - {"granite4", "mistral3"}))
+def test_parameters_are_those_of_transformers(family: str, tied: bool):
+    model = tiny.make(family, **{**CHANGES.get(family, {}), "tie_word_embeddings": tied})
+    spec = _spec(model)
+    found = model_tensors(spec)
+    assert sum(tensor.elements for tensor in found) == model.num_parameters()
+    names = [tensor.name for tensor in found]
+    assert sorted(names) == sorted(rule.param for rule in spec.expanded_weights())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5"])
+def test_a_rank_holds_what_is_predicted(family: str, size: int):
+    model = tiny.make(family, **{**CHANGES.get(family, {}), "vocab_size": 210})
+    spec = _spec(model)
+    rank = build_model(
+        spec,
+        None,
+        dtype=torch.float32,
+        device="cpu",
+        parallel=Parallel(0, size),
+        load_format="dummy",
+    )
+    shapes = [tensor.rank_shape(size, whole_experts=True) for tensor in model_tensors(spec)]
+    assert rank.nbytes == 4 * sum(map(prod, shapes))
+
+
+def test_slices_of_experts_and_repeated_heads():
+    spec = _spec(tiny.make("gpt_oss", **tiny.GPT_OSS))
+    shapes = {tensor.name: tensor.rank_shape(4) for tensor in model_tensors(spec)}
+    assert shapes["layers.0.mlp.gate_up.weight"] == (6, 2 * 64 // 4, 64)
+    assert shapes["layers.0.mlp.down.weight"] == (6, 64, 64 // 4)
+    assert shapes["layers.0.attention.qkv.weight"] == ((1 + 1 + 1) * 16, 64)  # 2 KV heads
+    assert shapes["layers.0.attention.output.weight"] == (64, 16)
+    assert shapes["layers.0.attention_norm.weight"] == (64,)
+
+
+def _spec(model):
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    return spec_for(config, {}, ())
