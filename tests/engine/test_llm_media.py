@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 def llm(folder) -> LLM:
     return LLM(
         str(folder), dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=80,
-        limit_mm_per_prompt={"image": 2, "video": 1},
+        limit_mm_per_prompt={"image": 2},
     )  # fmt: skip
 
 
@@ -81,6 +81,9 @@ def test_frames(llm: LLM, folder: Path) -> None:
         for video in (frames, (frames, {"fps": 2.0}), stills, [(frames, {"fps": 2.0})])
     ]
     prompts.append({**prompts[0], "mm_processor_kwargs": {"fps": 2}})
+    fewer = {**prompts[0], "mm_processor_kwargs": {"num_frames": 2}}
+    (output,) = llm.generate(fewer, SAMPLING)
+    assert len(output.prompt_token_ids) < len(ids)
     for output in llm.generate(prompts, SAMPLING):
         assert output.prompt_token_ids == ids
         assert output.outputs[0].token_ids == tokens

@@ -229,10 +229,10 @@ _MEDIA_LIMITS = {"image": 64, "video": 8}
 
 
 def _media_limits(text: str) -> dict[str, int]:
-    limits = dict(_MEDIA_LIMITS)
+    limits = {}
     for kind, most in _json_object(text).items():
-        if kind not in limits:
-            known = " and ".join(map(repr, limits))
+        if kind not in _MEDIA_LIMITS:
+            known = " and ".join(map(repr, _MEDIA_LIMITS))
             raise ConfigError(f"{kind!r} is no medium that is served; known are {known}.")
         if type(most) is not int or most < 0:
             raise ConfigError(f"The limit of {kind!r} must be a whole number, not {most!r}.")
@@ -271,6 +271,10 @@ class MediaConfig(Options):
         "Hosts from which a request may have pictures and videos fetched, such as images.example; "
         "by default none, and they come inside the request.",
     )
+
+    def most(self, kind: str) -> int:
+        """Of a kind of media (`image`, `video`) in one prompt."""
+        return self.limit_mm_per_prompt.get(kind, _MEDIA_LIMITS[kind])
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,7 @@ class LLM:
             clamp_max_tokens=True,
             generates=ready.generates,
         )
-        limits = self._config.media.limit_mm_per_prompt
-        self._media = OfflineMedia(self._text, ready.media, limits)
+        self._media = OfflineMedia(self._text, ready.media, self._config.media)
         self._req_ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:

@@ -120,12 +120,20 @@ class VideoInput:
         return video
 
     def process_frames(
-        self, frames: Pixels, fps: float, max_tokens: int, max_frame_tokens: int
+        self,
+        frames: Pixels,
+        fps: float,
+        num_frames: int | None,
+        max_tokens: int,
+        max_frame_tokens: int,
     ) -> ProcessedVideo:
-        """Of all `frames`, which are not remembered; RequestError for too many."""
+        """Of all `frames` or so many of them; nothing is remembered. RequestError for too many."""
         processor = self._processor.limited(max_tokens, max_frame_tokens)
-        _check_count(len(frames), processor)
-        return processor.process(iter(frames[:, None]), range(len(frames)), fps)
+        indices = list(range(len(frames)))
+        if num_frames is not None:
+            indices = processor.choose(len(frames), fps, FrameChoice(num_frames=num_frames))
+        _check_count(len(indices), processor)
+        return processor.process(iter(frames[indices][:, None]), indices, fps)
 
     def text(self, prompt: str, videos: Sequence[ProcessedVideo]) -> str:
         """`prompt` with the times of the videos' frames, and one token for each of those.

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from pagoda.base.errors import RequestError
+from pagoda.config.engine import MediaConfig
 from pagoda.core.messages import AddRequest
 from pagoda.engine.media import MediaFiles, PlacedImage, media_items, place_media
 from pagoda.engine.text_side import TextSide
@@ -37,11 +38,11 @@ class MediaData:
 class OfflineMedia:
     """For one model."""
 
-    def __init__(self, text: TextSide, sizes: Mapping[str, int], limits: Mapping[str, int]):
-        """`sizes` as EngineReady.media has them, `limits` as --limit-mm-per-prompt."""
+    def __init__(self, text: TextSide, sizes: Mapping[str, int], config: MediaConfig):
+        """`sizes` as EngineReady.media has them."""
         self._text = text
         self._sizes = sizes
-        self._limits = limits
+        self._config = config
 
     def place(
         self, prompt: str | Sequence[int], data: MediaData, *, add_special_tokens: bool = True
@@ -75,7 +76,7 @@ class OfflineMedia:
     def _check(self, kind: str, count: int) -> None:
         if kind not in self._sizes:
             raise RequestError(f"This model takes no {kind}s.", "prompts")
-        most = self._limits.get(kind, 0)
+        most = self._config.most(kind)
         if count > most:
             raise RequestError(
                 f"A prompt holds {count} {kind}s, and at most {most} are taken; "
@@ -100,7 +101,7 @@ class OfflineMedia:
             video, metadata = video
         frames = np.concatenate([_pixels(frame) for frame in video])
         fps = choice.fps or metadata.get("fps") or _FRAMES_PER_SECOND
-        return videos.process_frames(frames, float(fps), *sizes)
+        return videos.process_frames(frames, float(fps), choice.num_frames, *sizes)
 
 
 def attach(

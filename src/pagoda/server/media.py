@@ -58,7 +58,7 @@ class MediaLoader:
     ) -> list[Any]:
         if not urls or kind not in self._served.modalities:
             return []
-        most = self._served.media.limit_mm_per_prompt.get(kind, 0)
+        most = self._served.media.most(kind)
         if len(urls) > most:
             raise RequestError(
                 f"The messages hold {len(urls)} {kind}s, and at most {most} are taken; "

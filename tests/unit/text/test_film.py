@@ -125,10 +125,17 @@ def test_damaged_files_are_refused_or_read():
                 list(video.frames(range(NUM_FRAMES)))
 
 
-def test_lists_of_other_files_are_not_followed(tmp_path):
+def test_lists_of_other_files_are_not_followed(tmp_path, monkeypatch):
     """What FFmpeg would open for a playlist."""
     secret = tmp_path / "secret.mp4"
     secret.write_bytes(written("mp4", "mpeg4", shades()))
+    monkeypatch.chdir(tmp_path)
+    relative = b"ffconcat version 1.0\nfile 'secret.mp4'\n"
+    av = pytest.importorskip("av")
+    with av.open(io.BytesIO(relative)) as container:  # as it does unless told otherwise
+        assert container.streams.video
+    with pytest.raises(RequestError, match="can't be read"), open_film(relative):
+        pass
     lists = [
         f"ffconcat version 1.0\nfile '{secret}'\n",
         f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n",
