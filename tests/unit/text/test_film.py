@@ -178,7 +178,7 @@ def test_bounds(monkeypatch, bound: str, value: float, words: str):
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):
-    data = written("mp4", "mpeg4", shades(2))
+    data = b"\0\0\0\x18ftypmp42"
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(RequestError, match=r"pip install 'pagoda-llm\[video\]'"), open_film(data):
         pass
