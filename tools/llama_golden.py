@@ -51,12 +51,6 @@ VISION = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
 }  # fmt: skip
-GEMMA4 = {
-    "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True, "num_hidden_layers": 3, "sliding_window": 8, "pad_token_id": 0,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
-}  # fmt: skip
 HYBRID = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -64,6 +58,12 @@ HYBRID = {
 EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "num_hidden_layers": 3, "sliding_window": 8, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
 }  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

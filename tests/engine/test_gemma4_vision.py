@@ -19,7 +19,7 @@ from pagoda.config.engine import SchedulerConfig as Scheduling
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
-from pagoda.engine.media import ImageInput, media_items
+from pagoda.engine.media import ImageInput, media_items, place_media
 from pagoda.engine.startup import start_engine
 from pagoda.text.images.gemma4 import Gemma4ImageProcessor
 from tests.engine.running import run, tokens
@@ -124,12 +124,12 @@ def test_a_picture_has_marks_around_it(folder):
     processor = Gemma4ImageProcessor(16, 3, 70)
     images = ImageInput(processor, _Tokenizer())
     seen = vision.processed(folder, [picture(*size) for size in SIZES[:2]])
-    ids, placed = images.place([1, 7, 2, 7], seen)
+    ids, placed = place_media([1, 7, 2, 7], {images.marks: seen})
     assert ids == [1, 8, *[7] * 64, 9, 2, 8, *[7] * 60, 9]
     where = [(item.start, item.length, item.grid) for item in media_items(placed)]
     assert where == [(2, 64, None), (69, 60, None)]
     with pytest.raises(RequestError, match="2 places for 1 pictures"):
-        images.place([7, 7], seen[:1])
+        place_media([7, 7], {images.marks: seen[:1]})
 
     class Without(_Tokenizer):
         known = {"<|image|>": 7}

@@ -44,9 +44,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
-    chunked: bool = False
 
     def __post_init__(self):
         torch.manual_seed(3)
@@ -131,19 +131,19 @@ def test_equals_definition(mix, window):
     Case(MIXES[mix]).check(window)
 
 
-@pytest.mark.parametrize("window", [None, 5, 100])
-def test_spans_that_see_each_other(window):
-    requests = [(1, 17), (9, 12), (30, 30), (4, 19)]
-    spans = ((0, 10, 16), (1, 4, 11), (2, 0, 6), (2, 9, 30), (3, 17, 19))
-    Case(requests, spans=spans).check(window)
-
-
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("window", [1, 5, 6, 8, 100])
 def test_chunks(mix, window, dtype):
     """fp16 has no native form, so that the reference is looked at, too."""
     Case(MIXES[mix], dtype=dtype, chunked=True).check(window)
+
+
+@pytest.mark.parametrize("window", [None, 5, 100])
+def test_spans_that_see_each_other(window):
+    requests = [(1, 17), (9, 12), (30, 30), (4, 19)]
+    spans = ((0, 10, 16), (1, 4, 11), (2, 0, 6), (2, 9, 30), (3, 17, 19))
+    Case(requests, spans=spans).check(window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -36,9 +36,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
-    chunked: bool = False
 
     def __post_init__(self):
         torch.manual_seed(7)

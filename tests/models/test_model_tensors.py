@@ -13,16 +13,10 @@ from pagoda.planner.tensors import model_tensors
 from tests.models import tiny
 
 CHANGES = {
-    "gemma4": tiny.GEMMA4_MOE,
-    "gemma4_vision": tiny.GEMMA4,
-    "gpt_oss": tiny.GPT_OSS,
-    "llama4": tiny.LLAMA4,
-    "ministral3": tiny.MINISTRAL3,
-    "qwen3_5": tiny.QWEN3_5,
-    "qwen3_5_moe": tiny.QWEN3_5_MOE,
-    "qwen3_moe": tiny.QWEN3_MOE,
-    "qwen3_next": tiny.QWEN3_5_MOE,
-}
+    "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
+    "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "qwen3_5": tiny.QWEN3_5,
+    "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE, "qwen3_next": tiny.QWEN3_5_MOE,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -40,7 +34,7 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "qwen3_5_moe", "llama4", "gemma4"]
+    "family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4"]
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):
     model = tiny.make(family, **{**CHANGES.get(family, {}), "vocab_size": 210})

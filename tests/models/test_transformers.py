@@ -138,10 +138,6 @@ CASES = {
         {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
          "moe_intermediate_size": 28},
     ),
-    "gemma 4": ("gemma4", tiny.GEMMA4),
-    "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
-    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
-    "gemma 4 beside a tower": ("gemma4_vision", tiny.GEMMA4_MOE),
     "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
     "qwen3.5 moe biases": (
         "qwen3_5_moe",
@@ -153,6 +149,10 @@ CASES = {
         {**tiny.QWEN3_5_MOE, "mlp_only_layers": [1], "norm_topk_prob": False,
          "linear_num_key_heads": 1, "linear_num_value_heads": 3},
     ),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
+    "gemma 4 beside a tower": ("gemma4_vision", tiny.GEMMA4_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},

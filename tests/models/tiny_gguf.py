@@ -36,6 +36,9 @@ _TENSORS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "experts.gate_up_proj": "ffn_gate_up_exps",
     "experts.down_proj": "ffn_down_exps",
     "router.proj": "ffn_gate_inp",
@@ -45,17 +48,14 @@ _TENSORS = {
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3")
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text")
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(("gpt-oss", "gemma4"), {"post_attention_layernorm": "post_attention_norm"})
 _ARCHS = {
-    "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "gemma4_text": "gemma4",
-    "ministral3": "mistral3", "llama4_text": "llama4",
+    "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
+    "llama4_text": "llama4", "gemma4_text": "gemma4",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 

@@ -58,14 +58,20 @@ _PLAIN = ("conv1d", "mlp.gate.", "shared_expert_gate")
 def write(
     path: Path, model: PreTrainedModel, storage: Storage, draft_layers: int = 0
 ) -> PreTrainedModel:
-    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds.
+    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds: of
+    a model that sees the language model.
 
     With `draft_layers`, some tensors of layers behind the last one are in the file.
     """
-    config = model.config
+    config = model.config.get_text_config()
     writer = gguf.GGUFWriter(path, _ARCHS[config.model_type])
     _write_metadata(writer, config, draft_layers)
-    for name, weight in tiny_gguf.tensors(model.state_dict(), config.model_type):
+    state = {
+        name.replace("model.language_model.", "model."): weight
+        for name, weight in model.state_dict().items()
+        if not name.startswith("model.visual.")
+    }
+    for name, weight in tiny_gguf.tensors(state, config.model_type):
         values = weight.numpy().squeeze(1) if "conv1d" in name else weight.numpy()
         values = values.squeeze(0) if "shared_expert_gate" in name else values
         order = _tiled_order(name, values.shape, config)
@@ -114,7 +120,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", [11, 11, 10]), 0])
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
     writer.add_ssm_group_count(config.linear_num_key_heads)

@@ -2,6 +2,8 @@
 transformers'."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,14 @@ from pagoda.models.base import CausalLM
 from pagoda.runtime.media import MediaEncoder, RequestMedia
 from pagoda.text.images.base import ImageProcessor, ProcessedImage
 from pagoda.text.images.select import image_processor_for
+from pagoda.text.images.video import ProcessedVideo
 from pagoda.weights.files import open_model
 from tests.models import tiny
 from tests.models.driver import Driver
 
 IMAGE = 201
 """The token of pictures; 200 begins and 202 ends one."""
+VIDEO = 203
 PREPROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "patch_size": 16,
@@ -103,7 +107,7 @@ def make(
         text_config={**TEXT, **sizes, **(text or {})},
         vision_config={**tower, **(vision or {})},
         image_token_id=IMAGE,
-        video_token_id=203,
+        video_token_id=VIDEO,
         vision_start_token_id=200,
         vision_end_token_id=202,
         **changes,
@@ -154,19 +158,37 @@ def processed(folder: Path, images: list[Image.Image]) -> list[ProcessedImage]:
 
 
 def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "VisionPrompt":
-    """Token ids and pictures in a row."""
+    """Token ids, pictures and videos in a row."""
     ids: list[int] = []
     items = []
-    for piece in pieces:
+    for piece in flat(pieces):
         if isinstance(piece, list):
             ids += piece
             continue
+        token = IMAGE
+        if isinstance(piece, Frame):
+            piece, token = piece.image, VIDEO
         path = folder / f"{piece.content_hash}.npy"
         np.save(path, piece.pixels)
         length = piece.num_tokens
         items.append(MediaItem(piece.content_hash, len(ids), length, str(path), piece.grid))
-        ids += [IMAGE] * length
+        ids += [token] * length
     return VisionPrompt(ids, items)
+
+
+@dataclass
+class Frame:
+    image: ProcessedImage
+
+
+def flat(pieces: list) -> Iterator[list[int] | ProcessedImage | Frame]:
+    """Videos become frames, each behind some tokens in the place of its time."""
+    for piece in pieces:
+        if not isinstance(piece, ProcessedVideo):
+            yield piece
+            continue
+        for number, frame in enumerate(piece.frames):
+            yield from ([150 + number, 7, 8, 200], Frame(frame), [202])
 
 
 class VisionPrompt:
@@ -194,7 +216,7 @@ class VisionDriver(Driver):
     def __init__(self, model: CausalLM, processor: ImageProcessor):
         super().__init__(model, num_blocks=200)
         both_ways = model.spec.vision.both_ways
-        self.encoder = MediaEncoder(model.encode_image, processor, 1 << 24, both_ways)
+        self.encoder = MediaEncoder(model.image_slices, processor, 1 << 24, both_ways=both_ways)
         self.media: dict[str, RequestMedia] = {}
 
     def add(self, req: str, prompt: VisionPrompt) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits, config_rules, linear_rules
-from pagoda.arch.qwen_vision import config_sections, layers_with_axes, vision_from_config
+from pagoda.arch.qwen_vision import (
+    config_sections,
+    layers_with_axes,
+    vision_from_config,
+    vision_from_gguf,
+)
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -142,6 +147,13 @@ def hybrid_from_gguf(
     )
     _check_heads(reader, "ssm.time_step_rank", delta_net)
     every = reader.integer("full_attention_interval", MAX_LAYERS, 4)
+    if "clip.projector_type" in metadata:
+        spec = replace(
+            spec,
+            architecture="Qwen3_5ForConditionalGeneration",
+            layers=layers_with_axes(spec.layers, reader, "rope.dimension_sections"),
+            vision=vision_from_gguf(metadata, spec.hidden_size),
+        )
     layer = "blk.{layer}."
     return _hybrid(
         spec,

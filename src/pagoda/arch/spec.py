@@ -75,13 +75,13 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_unit: bool = False
+    """As `qk_norm`, without weights."""
+    query_scaling: QueryScaling | None = None
     value_norm: bool = False
     """Beside `qk_norm`: each head of v is normalized, without weights."""
     values_are_keys: bool = False
     """v is what k is before its norm and rotation, instead of a projection of its own."""
-    qk_unit: bool = False
-    """As `qk_norm`, without weights."""
-    query_scaling: QueryScaling | None = None
     output_gate: bool = False
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False

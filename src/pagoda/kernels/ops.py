@@ -177,8 +177,8 @@ def rotary_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norms: HeadNorms | None = None,
-    values_are_keys: bool = False,
     q_scales: Tensor | None = None,
+    values_are_keys: bool = False,
 ) -> Tensor:
     """Rotate q and k (after `norms`), write k and v to their slots, and return q.
 
@@ -191,16 +191,23 @@ def rotary_store(
     native = _native(qkv)
     if native is None:
         return attention.rotary_store(
-            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, values_are_keys,
+            qkv,
+            positions,
+            cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            norms,
             q_scales,
+            values_are_keys,
         )
     dim = kv_cache.head_dim(v_cache)
     heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
     q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
     native.rotary_store(
         qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
-        q_norm=q_norm, k_norm=k_norm, eps=eps, norm_values=norm_values,
-        values_are_keys=values_are_keys, q_scales=q_scales,
+        q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
+        values_are_keys=values_are_keys,
     )  # fmt: skip
     return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
 

@@ -94,8 +94,8 @@ class Attention(nn.Module):
             v_cache,
             where.slot_mapping,
             norms=self.norms,
-            values_are_keys=spec.values_are_keys,
             q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
+            values_are_keys=spec.values_are_keys,
         )
         attended = ops.paged_attention(
             q,

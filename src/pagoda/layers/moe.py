@@ -108,7 +108,7 @@ class MixtureOfExperts(nn.Module):
             self._gating = ops.Gating(clamped.alpha, clamped.limit)
         if spec.shared is not None:
             # A layer of its own: checkpoints store it with other bits than the chosen ones.
-            mlp = MlpSpec(spec.shared.intermediate_size)
+            mlp = MlpSpec(spec.shared.intermediate_size, spec.activation)
             self.shared = GatedMlp(context, mlp, hidden_size)
 
     def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:

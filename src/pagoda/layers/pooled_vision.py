@@ -11,7 +11,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard, replicated
 from pagoda.layers.loading import LoadTarget, WeightedLayer
 from pagoda.layers.norm import RMSNorm, Vector
-from pagoda.layers.vision import Grid
+from pagoda.layers.vision import Grid, Slices
 from pagoda.quant.base import ShardSource
 from pagoda.quant.plain import STORAGES
 
@@ -122,8 +122,9 @@ class PooledVisionTower(nn.Module):
             self.token_scale = Vector(context, hidden)
         self.projection = replicated(context, hidden, out_size)
 
-    def forward(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """fp32 [patches, patch_values] of one picture, row by row -> [1, tokens, out_size].
+    def slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
+        """fp32 [patches, patch_values] of one picture, row by row -> [1, tokens, out_size], a block
+        at a time.
 
         ValueError for more rows or columns than the model has positions for.
         """
@@ -141,6 +142,7 @@ class PooledVisionTower(nn.Module):
         picture = torch.tensor([0, len(x)], dtype=torch.int32, device=device)
         for block in self.blocks:
             x = block(x, turns, picture)
+            yield
         tokens = self._pooled(x, num_rows, num_columns)
         ones = torch.ones(self.spec.hidden_size, device=device)
         normed = ops.rms_norm(tokens.to(dtype), ones, self.spec.norm_eps)

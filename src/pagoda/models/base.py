@@ -1,5 +1,7 @@
 """What models offer to the runner."""
 
+from collections.abc import Generator
+
 import torch
 from torch import nn
 
@@ -48,10 +50,13 @@ class Model(nn.Module):
         [texts, labels]."""
         raise NotImplementedError
 
-    def encode_image(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    def image_slices(
+        self, patches: torch.Tensor, grid: tuple[int, int, int]
+    ) -> Generator[None, None, torch.Tensor]:
         """Of a model that sees: fp32 [patches, values] of a picture of `grid` (frames, rows and
         columns of patches) -> [1 + layers, tokens, hidden_size]: the embeddings of its tokens,
-        and what `ForwardBatch.layer_embeds` adds to them."""
+        and what `ForwardBatch.layer_embeds` adds to them. Other work may be done between slices;
+        the last one returns them."""
         raise NotImplementedError
 
     def reserve(self, max_model_len: int) -> None:

@@ -13,7 +13,7 @@ from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
 from pagoda.layers.pooled_vision import PooledVisionTower
-from pagoda.layers.vision import Grid
+from pagoda.layers.vision import Grid, Slices
 from pagoda.models.base import CausalLM, DecoderLayer
 
 
@@ -87,8 +87,8 @@ class Gemma4(CausalLM):
         if spec.vision is not None:
             self.vision = PooledVisionTower(context, spec.vision, spec.hidden_size)
 
-    def encode_image(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
-        return self.vision(patches, grid)
+    def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
+        return self.vision.slices(patches, grid)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""

@@ -16,6 +16,9 @@ from pagoda.kernels.cpu._native import (
     Scoring,
 )
 from pagoda.kernels.cpu._native import StateSlots as NativeSlots
+from pagoda.kernels.cpu.check import check as _check
+from pagoda.kernels.cpu.check import check_rows as _check_rows
+from pagoda.kernels.cpu.check import dims as _dims
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
@@ -93,9 +96,9 @@ class CpuOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 0.0,
+        q_scales: Tensor | None = None,
         norm_values: bool = False,
         values_are_keys: bool = False,
-        q_scales: Tensor | None = None,
     ) -> None:
         """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
         in place (cos_sin None: not), and write k and v to their slots of the caches.
@@ -127,8 +130,8 @@ class CpuOps:
         self._native.rotary_store(
             qkv.data_ptr(), rows, qkv.stride(0), heads, _cache(k_cache, v_cache),
             slot_mapping.data_ptr(), _address(positions), _address(cos_sin), rotary_dim,
-            _address(q_norm), _address(k_norm), eps, norm_values, values_are_keys,
-            _address(q_scales),
+            _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
+            values_are_keys,
         )  # fmt: skip
 
     def paged_attention(
@@ -473,34 +476,3 @@ def _float_type(name: str, tensor: Tensor) -> FloatType:
     if found is None:
         raise ValueError(f"{name} is {tensor.dtype}; it must be float32, bfloat16 or float16.")
     return found
-
-
-def _dims(name: str, tensor: Tensor, count: int) -> tuple[int, ...]:
-    if tensor.dim() != count:
-        raise ValueError(f"{name} has {tensor.dim()} dimensions; it must have {count}.")
-    return tuple(tensor.shape)
-
-
-def _check(
-    name: str, tensor: Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...] = ()
-) -> None:
-    """Dtype (None: any), shape (empty: any), contiguous, in the CPU's memory."""
-    if tensor is None:
-        raise ValueError(f"{name} is missing.")
-    if not tensor.is_cpu:
-        raise ValueError(f"{name} is on {tensor.device}; the native kernels need it on the CPU.")
-    if dtype is not None and tensor.dtype != dtype:
-        raise ValueError(f"{name} is {tensor.dtype}; it must be {dtype}.")
-    if shape and tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} is not contiguous; its strides are {tensor.stride()}.")
-
-
-def _check_rows(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> None:
-    """As `_check`, but rows may lie any stride apart."""
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
-    _check(name, tensor[0] if len(tensor) else tensor, dtype)

@@ -40,8 +40,8 @@ def rotary_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norms: tuple[Tensor, Tensor, float, bool] | None,
-    values_are_keys: bool,
     q_scales: Tensor | None,
+    values_are_keys: bool,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     parts = qkv.unflatten(-1, (-1, dim))

@@ -168,13 +168,13 @@ class Native {
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
-                      float eps, bool norm_values, bool values_are_keys, uintptr_t q_scales) {
+                      float eps, uintptr_t q_scales, bool norm_values, bool values_are_keys) {
         compute(
             "rotary_store", kernels_->rotary_store,
             RotaryStore{pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
-             pointer<const float>(q_norm), pointer<const float>(k_norm), eps, norm_values,
-             values_are_keys, pointer<const float>(q_scales)},
+             pointer<const float>(q_norm), pointer<const float>(k_norm), eps,
+             pointer<const float>(q_scales), norm_values, values_are_keys},
             rows);
     }
 

@@ -42,9 +42,9 @@ struct RotaryStore {
     const float* q_norm;       // [dim] or null
     const float* k_norm;       // [dim] or null
     float eps;
+    const float* q_scales;     // [positions], what q is multiplied with at last, or null
     bool norm_values = false;  // v / rms(v), without weights
     bool values_are_keys = false;
-    const float* q_scales = nullptr;  // [positions], what q is multiplied with at last, or null
 };
 
 // Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
