@@ -121,7 +121,7 @@ def test_the_config_reaches_the_server(monkeypatch):
 
     seen = {}
 
-    def run_server(engine, server, more_models, wrap):
+    def run_server(engine, server, more_models, wrap, advise):
         seen.update(engine=engine, server=server)
         return 7
 

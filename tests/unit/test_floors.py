@@ -6,7 +6,9 @@ import sys
 
 import pagoda
 
-TORCH_FREE = ("base", "config", "weights", "arch", "core", "text", "planner", "server", "cli")
+TORCH_FREE = (
+    "base", "config", "weights", "arch", "core", "text", "planner", "server", "doctor", "cli",
+)  # fmt: skip
 TORCH_FREE_MODULES = (
     "pagoda.engine.client",
     "pagoda.engine.directory",

@@ -34,6 +34,12 @@ VARIABLES = {
     for variable in (
         Variable("PAGODA_CACHE", Path, None, "Folder of Pagoda's own files; ~/.cache/pagoda."),
         Variable("PAGODA_API_KEY", str, None, "Key that clients of `pagoda serve` must send."),
+        Variable(
+            "PAGODA_SPEC_TOKENS",
+            int,
+            None,
+            "Tokens to draft at a time, whatever --mode says; only `pagoda doctor` knows it yet.",
+        ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
         Variable(
             "PAGODA_CPU_ISA",
@@ -48,6 +54,7 @@ VARIABLES = {
         Variable("HF_HUB_OFFLINE", _flag, False, "1 never asks the hub."),
         Variable("MODELSCOPE_ENDPOINT", str, None, "Mirror of ModelScope."),
         Variable("MODELSCOPE_API_TOKEN", str, None, "Access token for ModelScope."),
+        Variable("CUDA_VISIBLE_DEVICES", str, None, "NVIDIA GPUs that programs may use, as 0,1."),
         Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
         Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
     )
@@ -67,6 +74,11 @@ def get(name: str) -> Any:
         return variable.parse(text)
     except ValueError as error:
         raise ConfigError(f"The variable {name} is {text!r}: {error}.") from error
+
+
+def is_empty(name: str) -> bool:
+    """True where the variable is set to nothing, which `get` takes for unset."""
+    return os.environ.get(name) == ""
 
 
 def cache_dir() -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pagoda.base.facts import DeviceFacts
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+SYS = Path("/sys")
 # cgroup v1 writes "no limit" as a huge number (PAGE_COUNTER_MAX); nothing real is above 2^60.
 _NO_LIMIT = 1 << 60
 
@@ -32,10 +32,39 @@ def usable_threads() -> int:
     return count
 
 
+def cpu_quota() -> float | None:
+    """CPUs that the container may use, 1.5 say; None where it may use all."""
+    return min(_cpu_quotas(), default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the container may use; None where it may use all."""
+    return min((limit for limit, _ in _memory_limits()), default=None)
+
+
+def oom_kills() -> tuple[int, int]:
+    """Processes ended for lack of memory: on the machine since it started, and in this container
+    (those count among the former too)."""
+    inside = 0
+    for folder in _cgroup_folders("memory"):
+        for file in ("memory.events", "memory.oom_control"):
+            inside = max(inside, _read_stat(folder / file, "oom_kill"))
+    return _read_stat(PROC / "vmstat", "oom_kill"), inside
+
+
+def memory_pressure() -> float | None:
+    """Share of the last ten seconds in which no process could go on for lack of memory; None
+    where the kernel does not say."""
+    for line in (read_text(PROC / "pressure/memory") or "").splitlines():
+        if line.startswith("full avg10="):
+            return float(line.split()[1].removeprefix("avg10=")) / 100
+    return None
+
+
 def read_meminfo() -> dict[str, int]:
     """/proc/meminfo in bytes."""
     entries = {}
-    for line in (_PROC / "meminfo").read_text().splitlines():
+    for line in (PROC / "meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()
         entries[name] = int(value[0]) * (1024 if len(value) > 1 else 1)
@@ -50,7 +79,7 @@ def resident_bytes(pid: int | str = "self") -> int:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that all threads of a process have taken so far, in user code and for it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -70,7 +99,7 @@ def shared_memory_free() -> int | None:
 
 def _status_bytes(pid: int | str, key: str) -> int:
     try:
-        status = (_PROC / str(pid) / "status").read_text()
+        status = (PROC / str(pid) / "status").read_text()
     except OSError:
         return 0
     for line in status.splitlines():
@@ -86,14 +115,14 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
     mount's own root is always tried.
     """
     try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
+        lines = (PROC / "self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = _CGROUP / controllers if controllers else _CGROUP
+        root = SYS / "fs/cgroup" / controllers if controllers else SYS / "fs/cgroup"
         folder = root / path.lstrip("/")
         while True:
             if folder.is_dir():
@@ -119,7 +148,7 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
 def _cpu_quotas() -> Iterator[float]:
     for folder in _cgroup_folders("cpu"):
-        text = _read_text(folder / "cpu.max")
+        text = read_text(folder / "cpu.max")
         if text is not None:
             quota, _, period = text.partition(" ")
             if quota != "max":
@@ -131,7 +160,8 @@ def _cpu_quotas() -> Iterator[float]:
             yield quota_us / period_us
 
 
-def _read_text(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
+    """A small file's text without the white space around it; None where it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -139,12 +169,12 @@ def _read_text(path: Path) -> str | None:
 
 
 def _read_number(path: Path) -> int | None:
-    text = _read_text(path)
+    text = read_text(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
 def _read_stat(path: Path, key: str) -> int:
-    for line in (_read_text(path) or "").splitlines():
+    for line in (read_text(path) or "").splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)
@@ -152,7 +182,7 @@ def _read_stat(path: Path, key: str) -> int:
 
 
 def _cpu_name() -> str:
-    for line in (_read_text(_PROC / "cpuinfo") or "").splitlines():
+    for line in (read_text(PROC / "cpuinfo") or "").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()

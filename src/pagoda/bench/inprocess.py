@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest, EngineProgress, EngineReady, RequestDelta
@@ -62,13 +64,15 @@ class BenchEngine:
         temperature: float = 0.0,
         progress: Callable[[int, int], None] | None = None,
         grammar: str | None = None,
+        sampling: SamplingParams | None = None,
     ) -> float:
         """Seconds from the first request handed in to the last token of all.
 
-        `progress` is told how many requests are done, and of how many, whenever one ends.
+        `sampling` is what requests ask for but for their length and temperature. `progress` is
+        told how many requests are done, and of how many, whenever one ends.
         Raises PagodaError when the engine fails a request.
         """
-        reqs = self._requests(prompts, output_tokens, temperature, grammar)
+        reqs = self._requests(prompts, output_tokens, temperature, grammar, sampling)
         finished = 0
         started = time.perf_counter()
         for deltas in self._steps(reqs):
@@ -131,13 +135,19 @@ class BenchEngine:
         output_tokens: Sequence[int],
         temperature: float,
         grammar: str | None = None,
+        sampling: SamplingParams | None = None,
     ) -> list[AddRequest]:
+        sampling = sampling or SamplingParams()
         return [
             AddRequest(
                 req_id=f"bench-{next(self._ids)}",
                 prompt_token_ids=prompt,
-                sampling=SamplingParams(
-                    temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False
+                sampling=msgspec.structs.replace(
+                    sampling,
+                    temperature=temperature,
+                    max_tokens=count,
+                    ignore_eos=True,
+                    detokenize=False,
                 ),
                 grammar=grammar,
             )

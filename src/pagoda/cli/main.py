@@ -24,9 +24,10 @@ COMMANDS = {
     "pull": "Fetch a model.",
     "list": "List the models in the cache.",
     "rm": "Remove a model from the cache.",
+    "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
 }
-_LATER = ("doctor", "agent")
+_LATER = ("agent",)
 _HELP_FLAGS = ("-h", "--help", "help")
 _VERSION_FLAGS = ("--version", "-v", "-V", "version")
 _USAGE_ERROR = 2

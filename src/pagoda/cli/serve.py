@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import (
@@ -49,4 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
         return Site(app, server.root_path)
 
-    return run_server(engine, server, more_models=args.more_models, wrap=with_page)
+    def advise(error: PagodaError) -> list[str]:
+        from pagoda.doctor.after import after_failure
+
+        return after_failure(engine, error)
+
+    return run_server(engine, server, more_models=args.more_models, wrap=with_page, advise=advise)

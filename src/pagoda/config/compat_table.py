@@ -86,7 +86,7 @@ _CHAT = (
     Compat("--fingerprint-mode", "v", "none", "replies name version and model"),
     Compat("--return-tokens-as-token-ids", "-", "later", "ask with return_token_ids"),
     Compat("--jinja", "-", "none", "templates are always Jinja"),
-    Compat("--mode", "v", "none", "Pagoda has one mode", ("auto",)),
+    Compat("--mode", "v", "none", "Pagoda drafts no tokens yet", ("auto",)),
     Compat("--exclude-tools-when-tool-choice-none", "-", "later", "tools stay in the prompt"),
 )  # fmt: skip
 

@@ -206,10 +206,10 @@ class ParallelConfig(Options):
     """Several devices for one model; one for now."""
 
     tensor_parallel_size: int = option(
-        1, "Devices a layer is split over.", aliases=("-tp",), bounds=_AT_LEAST_1
+        1, "Devices a layer is split over.", aliases=("-tp", "--tp"), bounds=_AT_LEAST_1
     )
     pipeline_parallel_size: int = option(
-        1, "Devices the layers are spread over.", aliases=("-pp",), bounds=_AT_LEAST_1
+        1, "Devices the layers are spread over.", aliases=("-pp", "--pp"), bounds=_AT_LEAST_1
     )
 
 

@@ -61,8 +61,9 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
     return cls(**{name: given[name] for name in names if name in given})
 
 
-def engine_config(namespace: argparse.Namespace) -> EngineConfig:
-    """What `add_engine_flags` parsed."""
+def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> EngineConfig:
+    """What `add_engine_flags` parsed; `plan_only` lets several devices pass, which can be planned
+    and not be served yet."""
     tag = getattr(namespace, "model_tag", None)
     named = getattr(namespace, "model", None)
     if tag and named and tag != named:
@@ -78,7 +79,8 @@ def engine_config(namespace: argparse.Namespace) -> EngineConfig:
         if names:
             model = dataclasses.replace(model, served_model_name=names)
         config = dataclasses.replace(config, model=model)
-    _check_parallel(config.parallel)
+    if not plan_only:
+        _check_parallel(config.parallel)
     return config
 
 
@@ -91,7 +93,7 @@ def split_name(word: str) -> tuple[str | None, str]:
 
 
 def _check_parallel(parallel: ParallelConfig) -> None:
-    """Said here as well as in the planner: before an engine is started for nothing."""
+    """Said here as well as by the engine: before an engine is started for nothing."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         size = getattr(parallel, name)
         if size != 1:

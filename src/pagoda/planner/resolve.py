@@ -47,6 +47,8 @@ class Resolution:
     reasons: list[Reason]
     packed: bool = False
     """Weights stay in the checkpoint's own bits; activations are fp32."""
+    pool_limit: int = 0
+    """Most bytes that the KV pool could take beside the rest."""
 
 
 def resolve(
@@ -78,14 +80,14 @@ def resolve(
     plan = _empty_plan(config, spec, tensors, facts)
     limit = _pool_limit(config, plan, facts)
     if not plan.groups:
-        return Resolution(config, plan, reasons, packed)
+        return Resolution(config, plan, reasons, packed, limit)
     if limit > facts.free_memory - plan.weights:
         why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
         reasons.append(Reason("kv_cache_memory_bytes", limit, why))
     config = _resolve_length(config, spec, plan, limit, reasons)
     plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
     plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
-    return Resolution(config, plan, reasons, packed)
+    return Resolution(config, plan, reasons, packed, limit)
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:

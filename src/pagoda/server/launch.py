@@ -30,6 +30,7 @@ _MAX_DESCRIPTORS = 65536
 Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
 # From one ASGI application to another; naming their type would import starlette.
 Wrap = Callable[[Any], Any]
+Advise = Callable[[PagodaError], Sequence[str]]
 
 
 def run_server(
@@ -38,11 +39,13 @@ def run_server(
     launcher: Launcher | None = None,
     more_models: Sequence[str] = (),
     wrap: Wrap | None = None,
+    advise: Advise | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
     `launcher` starts another engine process than `pagoda.engine.process`. `more_models` are loaded
-    when they are asked for. `wrap` puts pages in front of the API.
+    when they are asked for. `wrap` puts pages in front of the API. `advise` says what would
+    work where starting failed.
     """
     launcher = launcher or _launch
     begun = time.monotonic()
@@ -81,7 +84,8 @@ def run_server(
             finally:
                 client.kill()
     except PagodaError as error:
-        _log.error("%s", error)
+        for line in (str(error), *(advise(error) if advise else ())):
+            _log.error("%s", line)
         return 1
     except KeyboardInterrupt:
         return 130

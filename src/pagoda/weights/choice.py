@@ -33,6 +33,15 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A repository's files at one commit."""
+
+    commit: str
+    """Names this state of the repository; another state has another name."""
+    files: tuple[RemoteFile, ...]
+
+
+@dataclass(frozen=True)
 class Choice:
     files: tuple[RemoteFile, ...]
     entry: str

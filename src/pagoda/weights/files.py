@@ -84,7 +84,8 @@ def open_model(path: Path, mmproj: str | None = None) -> ModelFiles:
     `mmproj` (the file with a GGUF's vision tower) that does not go with it.
 
     A folder with a config.json is a Hugging Face model, even without weights (for planning and
-    dummy weights); a folder with one GGUF stands for that GGUF.
+    dummy weights), and the config.json itself stands for it; a folder with one GGUF stands for
+    that GGUF.
     """
     files = _open(path)
     if files.kind == "gguf":
@@ -120,6 +121,8 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def _open_file(path: Path) -> ModelFiles:
+    if path.name == "config.json":
+        return ModelFiles(path.parent, "safetensors", read_json(path))
     if path.suffix == ".safetensors":
         config = path.parent / "config.json"
         return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)

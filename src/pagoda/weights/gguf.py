@@ -7,6 +7,7 @@ file comes from the internet.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.weights.checkpoint import TensorInfo
@@ -77,19 +78,10 @@ class _Part:
 
     def __init__(self, path: Path):
         self.file = MappedFile(path)
-        cursor = Cursor(self.file)
-        tensor_count, self.metadata = read_metadata(cursor)
-        if tensor_count > _MAX_TENSORS:
-            raise cursor.error(f"says that it has {tensor_count} tensors")
-        self.tensors: dict[str, TensorInfo] = {}
+        cursor = Cursor(path, self.file.map)
+        self.metadata, offsets = read_header(cursor)
+        self.tensors = {info.name: info for _, info in offsets}
         self.places: dict[str, Place] = {}
-        offsets: list[tuple[int, TensorInfo]] = []
-        for _ in range(tensor_count):
-            info, offset = _read_tensor(cursor)
-            if info.name in self.tensors:
-                raise cursor.error(f"has two tensors named {info.name!r}")
-            self.tensors[info.name] = info
-            offsets.append((offset, info))
         self._place(cursor, offsets)
 
     def _place(self, cursor: Cursor, offsets: list[tuple[int, TensorInfo]]) -> None:
@@ -114,6 +106,22 @@ class _Part:
                     f"the file at {self.file.size}. Fetch it again."
                 )
             self.places[info.name] = Place(self.file, data_start + offset)
+
+
+def read_header(cursor: Cursor) -> tuple[dict[str, Any], list[tuple[int, TensorInfo]]]:
+    """The key-values, and the tensors with where they say they lie; leaves the cursor behind."""
+    tensor_count, metadata = read_metadata(cursor)
+    if tensor_count > _MAX_TENSORS:
+        raise cursor.error(f"says that it has {tensor_count} tensors")
+    names: set[str] = set()
+    tensors = []
+    for _ in range(tensor_count):
+        info, offset = _read_tensor(cursor)
+        if info.name in names:
+            raise cursor.error(f"has two tensors named {info.name!r}")
+        names.add(info.name)
+        tensors.append((offset, info))
+    return metadata, tensors
 
 
 def _read_tensor(cursor: Cursor) -> tuple[TensorInfo, int]:

@@ -1,11 +1,11 @@
 """The metadata part of a GGUF: counts, key-values, strings, arrays."""
 
+import mmap
 import struct
 from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import CheckpointError
-from pagoda.weights.mapped import MappedFile
 
 _MAX_KEYS = 1 << 20
 _MAX_NAME = 1 << 16
@@ -33,28 +33,37 @@ _U64 = _SCALARS[10].unpack_from
 _U32 = _SCALARS[4].unpack_from
 
 
-class Cursor:
-    """Reads forward through a header; every step is checked against the end of the file."""
+class CutShortError(CheckpointError):
+    """The header goes on behind the last byte that is there."""
 
-    def __init__(self, file: MappedFile):
-        self.path: Path = file.path
-        self.map = file.map
-        self.end = file.size
+
+class Cursor:
+    """Reads forward through a header; every step is checked against the end of what is there: a
+    file, or its first bytes."""
+
+    def __init__(self, path: Path, source: mmap.mmap | bytearray):
+        self.path = path
+        self.map = source
+        self.end = len(source)
         self.offset = 0
         self.place = "at the start"
         self._elements_left = _MAX_ELEMENTS
         self._string_bytes_left = _MAX_STRING_BYTES
 
     def error(self, problem: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} is broken at byte {self.offset}, {self.place}: it {problem}."
-        )
+        return CheckpointError(self._sentence(problem))
+
+    def cut_short(self) -> CutShortError:
+        return CutShortError(self._sentence("ends too early; fetch it again"))
+
+    def _sentence(self, problem: str) -> str:
+        return f"{self.path} is broken at byte {self.offset}, {self.place}: it {problem}."
 
     def take(self, nbytes: int) -> int:
         """Step over that many bytes; their offset."""
         start = self.offset
         if nbytes > self.end - start:
-            raise self.error("ends too early; fetch it again")
+            raise self.cut_short()
         self.offset = start + nbytes
         return start
 
@@ -108,9 +117,10 @@ class Cursor:
     def _strings(self, count: int) -> list[str]:
         # A loop over local names: vocabularies have hundreds of thousands of strings.
         if count * 8 > self.end - self.offset:
-            raise self.error("ends too early; fetch it again")
+            raise self.cut_short()
         source, end, offset = self.map, self.end, self.offset
-        limit = min(end, offset + 8 * count + self._string_bytes_left)
+        longest = offset + 8 * count + self._string_bytes_left
+        limit = min(end, longest)
         unpack = _U64
         strings = []
         try:
@@ -119,14 +129,16 @@ class Cursor:
                 offset = start + unpack(source, offset)[0]
                 if offset > limit:
                     self.offset = start
-                    raise self.error("ends too early or holds an impossibly long string")
+                    if offset > longest:
+                        raise self.error("holds an impossibly long string")
+                    raise self.cut_short()
                 strings.append(source[start:offset].decode())
         except UnicodeDecodeError as error:
             self.offset = start
             raise self.error(f"has a string that is not UTF-8 ({error.reason})") from error
         except struct.error as error:
             self.offset = start
-            raise self.error("ends too early; fetch it again") from error
+            raise self.cut_short() from error
         self._string_bytes_left -= offset - self.offset - 8 * count
         self.offset = offset
         return strings

@@ -13,15 +13,16 @@ from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.version import __version__
-from pagoda.weights.choice import Choice, RemoteFile, choose_files
-from pagoda.weights.store import Progress
+from pagoda.weights.choice import Choice, Listing, RemoteFile, choose_files
+from pagoda.weights.store import Progress, reason_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
 
 _log = get_logger(__name__)
 
-_TIMEOUT_SECONDS = 10.0
+_ENDPOINT = "https://huggingface.co"
+TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ def fetch(
     from huggingface_hub import snapshot_download
 
     try:
-        choice = _choose(model)
-    except _hub_errors() as error:
-        cached = None if local_dir else _from_cache(model, cache_dir)
+        choice = choose_files(model.repo, list_files(model).files, model.selector)
+    except hub_errors() as error:
+        cached = None if local_dir else from_cache(model, cache_dir)
         if cached is None:
-            raise SourceError(_explain(error, model)) from error
-        _log.info("%s comes from the cache. %s", model.repo, _explain(error, model))
+            raise SourceError(explain(error, model)) from error
+        _log.info("%s comes from the cache: %s", model.repo, reason_of(error))
         return cached
     _log.info("%s", choice.reason)
     try:
@@ -64,28 +65,35 @@ def fetch(
             local_dir=local_dir,
             # The names are exact, the parameter wants patterns.
             allow_patterns=[glob.escape(file.path) for file in choice.files],
-            etag_timeout=_TIMEOUT_SECONDS,
+            etag_timeout=TIMEOUT_SECONDS,
             library_name="pagoda",
             library_version=__version__,
             tqdm_class=_progress_class(choice, progress),
         )
-    except _hub_errors() as error:
-        raise SourceError(_explain(error, model)) from error
+    except hub_errors() as error:
+        raise SourceError(explain(error, model)) from error
     return Path(folder) / choice.entry
 
 
-def _choose(model: HubModel) -> Choice:
+def list_files(model: HubModel) -> Listing:
+    """The model's files; raises `hub_errors`, and SourceError for a name that can be none."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
     try:
         info = HfApi(library_name="pagoda", library_version=__version__).model_info(
-            model.repo, revision=model.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
+            model.repo, revision=model.revision, files_metadata=True, timeout=TIMEOUT_SECONDS
         )
     except HFValidationError as error:
         raise SourceError(f"{model.repo!r} is no name of a hub model: {error}") from error
-    files = [RemoteFile(item.rfilename, item.size or 0) for item in info.siblings or ()]
-    return choose_files(model.repo, files, model.selector)
+    except (ValueError, KeyError, TypeError) as error:
+        endpoint = env.get("HF_ENDPOINT") or _ENDPOINT
+        raise SourceError(
+            f"{endpoint} answered the list of {model.repo} in a form unknown here; is HF_ENDPOINT "
+            "right, and does no login page stand between?"
+        ) from error
+    files = tuple(RemoteFile(item.rfilename, item.size or 0) for item in info.siblings or ())
+    return Listing(info.sha or "", files)
 
 
 def cached_models(cache_dir: Path | None = None) -> "list[CachedRepoInfo]":
@@ -128,7 +136,8 @@ def revision_files(revision: "CachedRevisionInfo") -> list[RemoteFile]:
     ]
 
 
-def _from_cache(model: HubModel, cache_dir: Path | None) -> Path | None:
+def from_cache(model: HubModel, cache_dir: Path | None) -> Path | None:
+    """What an earlier fetch of the revision left; shards may be missing from it."""
     wanted = model.revision or "main"
     for cached in cached_models(cache_dir):
         if cached.repo_id != model.repo:
@@ -143,7 +152,7 @@ def _from_cache(model: HubModel, cache_dir: Path | None) -> Path | None:
     return None
 
 
-def _hub_errors() -> tuple[type[Exception], ...]:
+def hub_errors() -> tuple[type[Exception], ...]:
     """Errors of the hub, of the HTTP library below it (which one depends on the release), I/O."""
     from huggingface_hub import errors
 
@@ -156,7 +165,8 @@ def _is_local(error: Exception) -> bool:
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
-def _explain(error: Exception, model: HubModel) -> str:
+def explain(error: Exception, model: HubModel) -> str:
+    """One of `hub_errors` as a sentence that says what to do."""
     from huggingface_hub import errors
 
     repo = model.repo
@@ -181,10 +191,9 @@ def _explain(error: Exception, model: HubModel) -> str:
         return (
             f"{repo} cannot be stored: {error}. Free some space, or set HF_HOME to another folder."
         )
-    endpoint = env.get("HF_ENDPOINT") or "https://huggingface.co"
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    endpoint = env.get("HF_ENDPOINT") or _ENDPOINT
     return (
-        f"{repo} could not be fetched from {endpoint} ({reason}). Check the network, set "
+        f"{repo} could not be fetched from {endpoint} ({reason_of(error)}). Check the network, set "
         "HF_ENDPOINT to a mirror, or give the path of a model on this machine."
     )
 

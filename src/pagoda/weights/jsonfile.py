@@ -17,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_list(path: Path) -> list[Any]:
     """The list in a JSON file; CheckpointError when it cannot be read or is none."""
-    value = _parse(_read(path), str(path))
+    value = parse_value(_read(path), str(path))
     if not isinstance(value, list):
         raise CheckpointError(f"{path} is not a JSON list; fetch it again.")
     return value
@@ -25,23 +25,28 @@ def read_json_list(path: Path) -> list[Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes, too many for a JSON file.")
+        check_size(path, path.stat().st_size)
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def parse_json(text: bytes, what: str) -> dict[str, Any]:
+def check_size(path: Path, size: int) -> None:
+    """CheckpointError for more bytes than a JSON file of a model can have."""
+    if size > _MAX_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes, too many for a JSON file.")
+
+
+def parse_json(text: bytes | bytearray, what: str) -> dict[str, Any]:
     """The object that `text` holds; a key given twice is an error. `what` starts the message."""
-    value = _parse(text, what)
+    value = parse_value(text, what)
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} is not a JSON object; fetch it again.")
     return value
 
 
-def _parse(text: bytes, what: str) -> Any:
+def parse_value(text: bytes | bytearray, what: str) -> Any:
+    """What `text` holds, as `parse_json` reads it, be it an object or not."""
     try:
         return json.loads(text.decode(), object_pairs_hook=_unique)
     except RecursionError as error:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
+from pagoda.weights.store import is_headers_only
 
 _MAX_OFFSET = 2**63 - 1
 
@@ -35,8 +36,14 @@ class MappedFile:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
         self.map.madvise(mmap.MADV_SEQUENTIAL)
+        self._headers_only = is_headers_only(path)
 
     def bytes_at(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        if self._headers_only:
+            raise CheckpointError(
+                f"{self.path} has a header but no weights: it was fetched for planning. "
+                "`pagoda pull` fetches models."
+            )
         return np.frombuffer(self.map, np.uint8, nbytes, offset)
 
     def release(self, offset: int, nbytes: int) -> None:

@@ -14,7 +14,7 @@ from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.weights.choice import Choice, RemoteFile, choose_files
-from pagoda.weights.store import Progress, locked, sha256_of, writing_to
+from pagoda.weights.store import Progress, locked, reason_of, sha256_of, writing_to
 
 if TYPE_CHECKING:
     import httpx
@@ -41,14 +41,14 @@ def fetch(
     """
     import httpx
 
-    with _client() as client, locked(folder):
+    with new_client() as client, locked(folder):
         try:
-            choice = choose_files(repo, _list_files(client, repo, revision), selector)
+            choice = choose_files(repo, list_files(client, repo, revision), selector)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            cached = _from_folder(repo, selector, folder)
+            cached = from_folder(repo, selector, folder)
             if cached is None:
-                raise SourceError(_unreachable(client, repo, error)) from error
-            _log.info("%s comes from the cache. %s", repo, _unreachable(client, repo, error))
+                raise SourceError(unreachable(client, repo, error)) from error
+            _log.info("%s comes from the cache: %s", repo, reason_of(error))
             return cached
         _log.info("%s", choice.reason)
         for number, file in enumerate(choice.files):
@@ -66,7 +66,7 @@ def _offset(progress: Progress | None, choice: Choice, before: int) -> Progress:
     return report
 
 
-def _client() -> "httpx.Client":
+def new_client() -> "httpx.Client":
     import httpx
 
     token = env.get("MODELSCOPE_API_TOKEN")
@@ -79,7 +79,8 @@ def _client() -> "httpx.Client":
     )
 
 
-def _list_files(client: "httpx.Client", repo: str, revision: str | None) -> list[RemoteFile]:
+def list_files(client: "httpx.Client", repo: str, revision: str | None) -> list[RemoteFile]:
+    """The model's files; raises httpx's errors, and SourceError for an unknown model."""
     reply = client.get(
         f"/api/v1/models/{repo}/repo/files",
         params={"Revision": revision or "master", "Recursive": "true"},
@@ -104,6 +105,11 @@ def _remote_file(entry: dict[str, Any]) -> RemoteFile:
     return RemoteFile(str(entry["Path"]), int(entry["Size"]), entry.get("Sha256") or None)
 
 
+def file_url(repo: str, path: str, revision: str | None) -> tuple[str, dict[str, str]]:
+    """Where a file is fetched from: path and query."""
+    return f"/api/v1/models/{repo}/repo", {"Revision": revision or "master", "FilePath": path}
+
+
 def _fetch_file(
     client: "httpx.Client",
     repo: str,
@@ -117,10 +123,10 @@ def _fetch_file(
         report(file.path, file.nbytes, file.nbytes)
         return
     part = target.with_name(target.name + ".part")
-    params = {"Revision": revision or "master", "FilePath": file.path}
+    url, params = file_url(repo, file.path, revision)
     with writing_to(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _download(client, f"/api/v1/models/{repo}/repo", params, file, part, report)
+        _download(client, url, params, file, part, report)
         _check(file, part)
         os.replace(part, target)
 
@@ -141,7 +147,7 @@ def _download(
             _append(client, url, params, file, part, report)
         except httpx.HTTPError as error:
             if attempt == _ATTEMPTS - 1:
-                raise SourceError(_unreachable(client, file.path, error)) from error
+                raise SourceError(unreachable(client, file.path, error)) from error
             time.sleep(2**attempt / 2)
         else:
             return
@@ -185,7 +191,7 @@ def _check(file: RemoteFile, part: Path) -> None:
     )
 
 
-def _from_folder(repo: str, selector: str | None, folder: Path) -> Path | None:
+def from_folder(repo: str, selector: str | None, folder: Path) -> Path | None:
     """What an earlier fetch left, if that was whole."""
     if not folder.is_dir() or any(folder.rglob("*.part")):
         return None
@@ -200,9 +206,9 @@ def _from_folder(repo: str, selector: str | None, folder: Path) -> Path | None:
         return None
 
 
-def _unreachable(client: "httpx.Client", what: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+def unreachable(client: "httpx.Client", what: str, error: Exception) -> str:
+    """One of httpx's errors as a sentence that says what to do."""
     return (
-        f"{what} could not be fetched from {client.base_url} ({reason}). Check the network, set "
-        "MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine."
+        f"{what} could not be fetched from {client.base_url} ({reason_of(error)}). Check the "
+        "network, set MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine."
     )

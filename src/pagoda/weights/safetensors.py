@@ -125,16 +125,9 @@ class _Shard:
         self._check_spans(sorted(spans), self.file.size - data_start)
 
     def _header(self) -> tuple[dict[str, Any], int]:
-        path, size = self.file.path, self.file.size
-        if size < 8:
-            raise CheckpointError(f"{path} is no safetensors file: it has {size} bytes.")
-        length = struct.unpack_from("<Q", self.file.map)[0]
-        if length > min(_MAX_HEADER, size - 8):
-            raise CheckpointError(
-                f"{path} says that its header has {length} bytes, which it cannot have: it is "
-                "broken, cut short or no safetensors file. Fetch it again."
-            )
-        return parse_json(self.file.map[8 : 8 + length], f"The header of {path}"), 8 + length
+        path = self.file.path
+        end = header_end(path, self.file.map[:8], self.file.size)
+        return parse_json(self.file.map[8:end], f"The header of {path}"), end
 
     def _check_spans(self, spans: list[tuple[int, int, str]], size: int) -> None:
         path, position = self.file.path, 0
@@ -150,6 +143,19 @@ class _Shard:
             position = end
         if position != size:
             raise CheckpointError(f"{path} has {size - position} bytes that belong to no tensor.")
+
+
+def header_end(path: Path, start: bytes | bytearray, size: int) -> int:
+    """Where the tensors of a file of `size` bytes begin; `start` are its first 8 or more."""
+    if size < 8:
+        raise CheckpointError(f"{path} is no safetensors file: it has {size} bytes.")
+    length: int = struct.unpack_from("<Q", start)[0]
+    if length > min(_MAX_HEADER, size - 8):
+        raise CheckpointError(
+            f"{path} says that its header has {length} bytes, which it cannot have: it is "
+            "broken, cut short or no safetensors file. Fetch it again."
+        )
+    return 8 + length
 
 
 def _tensor(path: Path, name: str, entry: object) -> tuple[TensorInfo, int]:

@@ -19,6 +19,13 @@ _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _SUFFIXES = (".gguf", ".safetensors")
 _PREFIXES: dict[str, Literal["hf", "modelscope"]] = {"hf:": "hf", "modelscope:": "modelscope"}
 
+# Who publishes models of such names: tutorials often leave it out.
+_PUBLISHERS = {
+    "qwen": "Qwen", "gemma-": "google", "gpt-oss-": "openai", "llama-": "meta-llama",
+    "deepseek-": "deepseek-ai", "mistral-": "mistralai", "ministral-": "mistralai",
+    "phi-": "microsoft", "granite-": "ibm-granite", "smollm": "HuggingFaceTB",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelRef:
@@ -32,7 +39,8 @@ class ModelRef:
 def parse_ref(ref: str) -> ModelRef:
     """Read a reference; raises SourceError when it can mean nothing.
 
-    Aliases come first, then what exists on this machine, then the hub.
+    Aliases come first, then what exists on this machine, then the hub, where a well-known name
+    stands for its publisher's model.
     """
     for prefix, kind in _PREFIXES.items():
         if ref.startswith(prefix):
@@ -48,6 +56,9 @@ def parse_ref(ref: str) -> ModelRef:
     looks_local = ref.startswith(("/", "./", "../", "~")) or ref.endswith(("/", *_SUFFIXES))
     if "/" in ref and (":" in ref or not looks_local):
         return _hub_ref("hf", ref, ref)
+    publisher = _publisher(ref)
+    if publisher and not looks_local:
+        return _hub_ref("hf", f"{publisher}/{ref}", ref)
     raise SourceError(_unknown(ref))
 
 
@@ -102,6 +113,14 @@ def _hub_ref(kind: Literal["hf", "modelscope"], text: str, ref: str) -> ModelRef
     if not _REPO.fullmatch(name) or (":" in text and not selector):
         raise SourceError(f"{ref!r} is no hub model; write org/name or org/name:QUANT.")
     return ModelRef(kind, name, selector or None)
+
+
+def _publisher(ref: str) -> str | None:
+    """Of a hub model that is named without one, as `Qwen3-8B`."""
+    name = ref.partition(":")[0].lower()
+    if "-" not in name or "/" in name:
+        return None
+    return next((who for start, who in _PUBLISHERS.items() if name.startswith(start)), None)
 
 
 def _unknown(ref: str) -> str:

@@ -21,6 +21,20 @@ def models_dir() -> Path:
     return env.cache_dir() / "models"
 
 
+HEADERS_ONLY = "HEADERS-ONLY.json"
+"""Lies where weight files end with their headers, and zeros stand for the weights."""
+
+
+def headers_dir() -> Path:
+    """Where headers of models lie that are not on this machine; not created here."""
+    return models_dir() / "headers"
+
+
+def is_headers_only(path: Path) -> bool:
+    """Whether a file is one of those that were fetched for planning."""
+    return any((folder / HEADERS_ONLY).is_file() for folder in path.resolve().parents)
+
+
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
     """Hold the right to write `target`; a second process waits here until the first is done.
@@ -51,6 +65,11 @@ def writing_to(folder: Path) -> Iterator[None]:
             f"{folder} cannot be written: {error.strerror or error}. Free some space, or name "
             "another folder with the variable PAGODA_CACHE."
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What a failed request says of itself, on one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def sha256_of(path: Path) -> str:

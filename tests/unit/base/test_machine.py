@@ -14,9 +14,9 @@ def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "proc/meminfo").write_text(MEMINFO)
     (tmp_path / "proc/cpuinfo").write_text("processor: 0\nmodel name\t: Toaster\n")
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    (tmp_path / "cgroup").mkdir()
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path / "cgroup")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "SYS", tmp_path / "sys")
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     return tmp_path
 
@@ -29,7 +29,7 @@ def test_without_limits_the_machine_counts(box: Path):
 
 def test_version_2_limits_of_a_parent_group_count(box: Path):
     (box / "proc/self/cgroup").write_text("0::/parent/child\n")
-    parent = box / "cgroup/parent"
+    parent = box / "sys/fs/cgroup/parent"
     (parent / "child").mkdir(parents=True)
     (parent / "child/memory.max").write_text("max\n")
     (parent / "memory.max").write_text(str(500 << 10))
@@ -44,7 +44,7 @@ def test_version_2_limits_of_a_parent_group_count(box: Path):
 
 def test_version_1_limits_count_and_its_no_limit_does_not(box: Path):
     (box / "proc/self/cgroup").write_text("4:memory:/box\n2:cpu,cpuacct:/box\n")
-    memory, cpu = box / "cgroup/memory/box", box / "cgroup/cpu,cpuacct/box"
+    memory, cpu = box / "sys/fs/cgroup/memory/box", box / "sys/fs/cgroup/cpu,cpuacct/box"
     memory.mkdir(parents=True)
     cpu.mkdir(parents=True)
     (memory / "memory.limit_in_bytes").write_text("9223372036854771712")
@@ -58,7 +58,7 @@ def test_version_1_limits_count_and_its_no_limit_does_not(box: Path):
 
 
 def test_unlimited_quota_is_no_quota(box: Path):
-    (box / "cgroup/cpu.max").write_text("max 100000\n")
+    (box / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
     assert machine.usable_threads() == 4
 
 

@@ -116,3 +116,12 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": 1, "a": 2}')
     with pytest.raises(CheckpointError, match=r"config.json is not valid JSON.*'a' is there twice"):
         open_model(tmp_path)
+
+
+def test_a_bare_config_is_the_model_of_its_folder(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    model = open_model(tmp_path / "config.json")
+    assert (model.kind, model.config) == ("safetensors", {"model_type": "llama"})
+    assert (model.folder, model.weight_paths(), model.generation_config) == (tmp_path, [], {})
+    with pytest.raises(CheckpointError, match="no safetensors weights"):
+        _ = model.checkpoint

@@ -447,3 +447,22 @@ def test_uv_stands_in_for_a_missing_pip(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(wheel.shutil, "which", lambda name: None)
     with pytest.raises(SourceError, match="needs pip or uv"):
         wheel._command("package==1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ref", "name", "selector"),
+    [
+        ("Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct", None),
+        ("gemma-4-31b-it", "google/gemma-4-31b-it", None),
+        ("gpt-oss-20b", "openai/gpt-oss-20b", None),
+        ("Qwen3-8B-GGUF:Q8_0", "Qwen/Qwen3-8B-GGUF", "Q8_0"),
+    ],
+)
+def test_well_known_names_need_no_publisher(ref, name, selector):
+    assert parse_ref(ref) == ModelRef("hf", name, selector)
+
+
+@pytest.mark.parametrize("ref", ["qwen", "Qwen3-8B.gguf", "my-model", "./gpt-oss-20b"])
+def test_other_names_do(ref):
+    with pytest.raises(SourceError, match="There is no file or folder"):
+        parse_ref(ref)

@@ -58,6 +58,11 @@ def set_num_threads(count: int) -> None:
         _cached.pop("ops", None)
 
 
+def instruction_sets() -> tuple[str, ...]:
+    """Sets that the kernels have and this CPU runs, best first; none where they were not built."""
+    return () if _native is None else tuple(_native.INSTRUCTION_SETS)
+
+
 def device_facts() -> DeviceFacts:
     """The CPU as it is now, and what its kernels can do."""
     return replace(cpu_facts(), packed_storages=packed_storages())

@@ -1,0 +1,159 @@
+"""`pagoda doctor`: what this machine can do, and how a model will run here or elsewhere."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagoda.base.errors import ConfigError
+from pagoda.config.compat import add_compat_flags
+from pagoda.config.flags import (
+    add_engine_flags,
+    add_flags,
+    engine_config,
+    with_config_file,
+)
+from pagoda.config.server import ServerConfig
+
+if TYPE_CHECKING:
+    from pagoda.doctor.answer import Answer
+    from pagoda.doctor.measure import Measuring
+
+USAGE = "[MODEL] [--gpu NAME] [--for USERS] [--why] [--compare MODEL ...] [flags of serve]"
+EPILOG = (
+    "Without a model: this machine. With one: whether it runs, what takes how much memory, how "
+    "many tokens and users fit, how fast it will be, and with which flags. Weights are never "
+    "loaded; of a hub model only headers are fetched."
+)
+
+prepare = with_config_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("doctor")
+    group.add_argument("--gpu", metavar="NAME", help="plan for GPUs, such as A100-80G or 3090x4")
+    group.add_argument(
+        "--for", dest="users", metavar="USERS",
+        help="plan for so many users at once, such as '20 users x 8k'",
+    )  # fmt: skip
+    group.add_argument("--why", action="store_true", help="the reason for every value")
+    group.add_argument(
+        "--compare", nargs="+", metavar="MODEL", help="several models or files side by side"
+    )
+    group.add_argument(
+        "--engine", metavar="NAME",
+        help="what another engine would take: vllm-0.19 (or another version), llama.cpp",
+    )  # fmt: skip
+    group.add_argument("--json", action="store_true", help="everything as JSON")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="where memory goes: .svg or .png")
+    add_engine_flags(parser)
+    add_flags(parser, ServerConfig)
+    add_compat_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    models = list(args.compare or ())
+    named = args.model_tag or getattr(args, "model", None)
+    if models and named:
+        models.insert(0, named)
+    if models:
+        return _compare(args, models)
+    if named:
+        return _model(args)
+    for name in ("gpu", "users", "plot", "engine", "why"):
+        if getattr(args, name):
+            flag = "--for" if name == "users" else f"--{name}"
+            raise ConfigError(f"{flag} is about a model; name one: pagoda doctor MODEL {flag} ...")
+    return _machine(args)
+
+
+def _machine(args: argparse.Namespace) -> int:
+    from pagoda.doctor.checks import findings
+    from pagoda.doctor.findings import failed
+    from pagoda.doctor.probe import probe
+
+    machine = probe()
+    found = findings(machine)
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        rows = [asdict(finding) for finding in found]
+        print(json.dumps({"machine": asdict(machine), "findings": rows}, indent=2))
+    else:
+        from pagoda.doctor.report import finding_lines, verdict
+
+        print("\n".join(finding_lines(found, _width(), sys.stdout.isatty())))
+        print(verdict(found))
+    return int(failed(found))
+
+
+def _model(args: argparse.Namespace) -> int:
+    measuring = _measuring(args)
+    from pagoda.doctor import ask, engines, model_report
+    from pagoda.doctor.remedies import remedies
+
+    if args.engine is not None:
+        engines.check_engine(args.engine)
+
+    question = ask.Question.of(engine_config(args, plan_only=True), args)
+    (answer,) = ask.answers(question, [question.config.model.model], measuring)
+    found = [] if answer.fits else remedies(answer)
+    if args.plot:
+        _plot([answer], args.plot)
+    other = None
+    if args.engine is not None:
+        other = engines.other_engine(args.engine, answer)
+    if args.json:
+        import json
+
+        said = model_report.as_json(answer, found)
+        if other is not None:
+            said["other_engine"] = engines.engine_json(other)
+        print(json.dumps(said, indent=2))
+    else:
+        lines = model_report.lines(answer, found, args.why, _width())
+        if other is not None:
+            lines += ["", *model_report.wrapped(engines.engine_lines(other), _width())]
+        print("\n".join(lines))
+    return 0 if answer.fits else 1
+
+
+def _compare(args: argparse.Namespace, models: list[str]) -> int:
+    measuring = _measuring(args)
+    from pagoda.doctor import ask, model_report
+    from pagoda.doctor.compare import comparison
+
+    question = ask.Question.of(engine_config(args, plan_only=True), args)
+    answers = ask.answers(question, models, measuring)
+    if args.plot:
+        _plot(answers, args.plot)
+    if args.json:
+        import json
+
+        print(json.dumps([model_report.as_json(answer, []) for answer in answers], indent=2))
+    else:
+        print(f"on {answers[0].hardware.name}; decode and prompt in tokens/s (estimates)")
+        print("\n".join(comparison(answers)))
+    return 0 if any(answer.fits for answer in answers) else 1
+
+
+def _measuring(args: argparse.Namespace) -> "Measuring | None":
+    """Begun before anything else is imported: it measures in the meantime."""
+    if args.gpu is not None:
+        return None
+    from pagoda.doctor.measure import Measuring
+
+    return Measuring()
+
+
+def _plot(answers: "list[Answer]", path: Path) -> None:
+    from pagoda.doctor.plot import draw
+
+    draw(answers, path)
+    print(f"The picture is in {path}.", file=sys.stderr)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns

@@ -1,0 +1,241 @@
+"""What the doctor says of a model on some hardware: whether it runs, what takes how much memory,
+how many tokens fit, how fast it will be, and with which flags."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagoda.base import env
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.config.engine import EngineConfig
+from pagoda.doctor.command import differences, fields_of, serve_command
+from pagoda.doctor.findings import Finding
+from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.subject import Subject
+from pagoda.doctor.users import Users
+from pagoda.planner.parallel import rank_spec
+from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.reason import Reason
+from pagoda.planner.resolve import Resolution, resolve
+from pagoda.planner.speculation import speculative_tokens
+from pagoda.planner.speed import DeviceSpeed, SpeedEstimate, estimate_speed
+from pagoda.planner.weights import HeldWeight, held_weights
+
+# Of the context behind which decoding is foretold, where nothing says how long it will be.
+_USUAL_CONTEXT = 1024
+_NO_DRAFT = Reason("speculative_tokens", 0, "")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of `pagoda serve`, as it will be."""
+
+    name: str
+    value: Any
+    why: str
+    asked: bool
+    """The user set it."""
+
+
+@dataclass(frozen=True)
+class UsersAnswer:
+    """So many users with so long contexts, against what fits."""
+
+    users: Users
+    fits: bool
+    needed: int
+    """Bytes of KV cache for all of them at once."""
+    most_users: int
+    """Of that length; 0 where the model alone does not fit."""
+    longest: int
+    """Tokens for each of that many."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    subject: Subject
+    hardware: Hardware
+    asked: EngineConfig
+    """As the flags say."""
+    config: EngineConfig
+    """With what the doctor chose before anything else: devices, room for users."""
+    choices: tuple[Reason, ...]
+    """Those."""
+    resolution: Resolution | None
+    """None where it does not fit."""
+    problem: str = ""
+    """Why it does not fit."""
+    speed: SpeedEstimate | None = None
+    speed_context: int = 0
+    users: UsersAnswer | None = None
+    draft: Reason = _NO_DRAFT
+    """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
+    findings: tuple[Finding, ...] = ()
+    """What loading it will be like here."""
+
+    @property
+    def fits(self) -> bool:
+        return self.resolution is not None and (self.users is None or self.users.fits)
+
+    @property
+    def command(self) -> str:
+        """`pagoda serve` with what was asked for and what the doctor chose."""
+        return serve_command(self.subject.ref, replace(self.config, device=self.asked.device))
+
+    def reasons(self) -> list[Reason]:
+        """The chain from facts to values, in order."""
+        return [*self.choices, *(self.resolution.reasons if self.resolution else ())]
+
+    def flags(self) -> list[Flag]:
+        """Every value that was asked for or chosen."""
+        if self.resolution is None:
+            return []
+        values = fields_of(self.resolution.config)
+        asked = differences(self.asked)
+        flags = [Flag(name, values[name], "as you ask", True) for name in asked]
+        for reason in self.reasons():
+            if reason.field in values and reason.field not in asked:
+                flags.append(Flag(reason.field, reason.value, reason.why, False))
+        return flags
+
+
+def answer(
+    subject: Subject,
+    hardware: Hardware,
+    asked: EngineConfig,
+    speed: DeviceSpeed | None = None,
+    users: Users | None = None,
+    mode: str = "auto",
+) -> Answer:
+    """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
+    that contradict each other, the model or the hardware."""
+    choices: list[Reason] = []
+    config = _for_hardware(asked, subject, hardware, choices)
+    found = None
+    if users is not None:
+        config = _for_users(config, users, choices)
+        found = _users_answer(config, subject, hardware, users)
+        config = _with_room(config, subject, hardware, found, choices)
+    devices = config.parallel.tensor_parallel_size
+    draft = speculative_tokens(mode, devices, subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
+    made = Answer(subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft)
+    try:
+        resolution = resolve(config, subject.spec, subject.tensors, hardware.facts)
+    except CapacityError as error:
+        return replace(made, problem=str(error))
+    length = resolution.plan.max_model_len
+    context = min(length, users.tokens if users is not None else _USUAL_CONTEXT)
+    estimate = None
+    if speed is not None and subject.spec.writes_text and subject.spec.encoder is None:
+        estimate = _estimate(subject, resolution, hardware, speed, context)
+    return replace(made, resolution=resolution, speed=estimate, speed_context=context)
+
+
+def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:
+    """The weights of one device as `resolution` holds them."""
+    config = resolution.config
+    packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
+    tensors = subject.tensors
+    if config.model.quantization != "none":
+        tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
+    size = config.parallel.tensor_parallel_size
+    return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
+
+
+def _estimate(
+    subject: Subject,
+    resolution: Resolution,
+    hardware: Hardware,
+    speed: DeviceSpeed,
+    context: int,
+) -> SpeedEstimate | None:
+    # The stages of a pipeline take turns with a request: together they are the whole model.
+    own = rank_spec(subject.spec, resolution.config.parallel.tensor_parallel_size)
+    held = held_by(subject, resolution, hardware)
+    return estimate_speed(own, held, resolution.plan.groups, speed, context)
+
+
+def _for_hardware(
+    config: EngineConfig, subject: Subject, hardware: Hardware, choices: list[Reason]
+) -> EngineConfig:
+    """With as many devices as the model's heads can be split over, unless the flags say."""
+    device = replace(config.device, device=hardware.facts.device)
+    parallel = config.parallel
+    wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if wanted > hardware.count:
+        where = "are here" if hardware.here else "are named by --gpu"
+        raise ConfigError(
+            f"--tensor-parallel-size {parallel.tensor_parallel_size} times "
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices, and "
+            f"{hardware.count} {where}."
+        )
+    if wanted == 1 and hardware.count > 1:
+        size = _most_ranks(subject, hardware.count)
+        why = f"of {hardware.count} devices; heads and experts divide by it"
+        choices.append(Reason("tensor_parallel_size", size, why))
+        parallel = replace(parallel, tensor_parallel_size=size)
+    return replace(config, device=device, parallel=parallel)
+
+
+def _most_ranks(subject: Subject, count: int) -> int:
+    for size in range(count, 1, -1):
+        try:
+            rank_spec(subject.spec, size)
+        except ConfigError:
+            continue
+        return size
+    return 1
+
+
+def _for_users(config: EngineConfig, users: Users, choices: list[Reason]) -> EngineConfig:
+    """Room for all of them at once, where the flags leave it open."""
+    model, scheduler = config.model, config.scheduler
+    length = model.max_model_len
+    if isinstance(length, int) and length < users.tokens:
+        raise ConfigError(
+            f"--for asks for {users.tokens:,} tokens each, and --max-model-len {length:,} allows "
+            "less; raise it or leave it out."
+        )
+    if not isinstance(model.max_model_len, int):
+        model = replace(model, max_model_len=users.tokens)
+        choices.append(Reason("max_model_len", users.tokens, "what each user has"))
+    if scheduler.max_num_seqs == "auto":
+        scheduler = replace(scheduler, max_num_seqs=users.count)
+        choices.append(Reason("max_num_seqs", users.count, "all users at once"))
+    return replace(config, model=model, scheduler=scheduler)
+
+
+def _users_answer(
+    config: EngineConfig, subject: Subject, hardware: Hardware, users: Users
+) -> UsersAnswer:
+    # The longest context that fits alone leaves the memory that all of them share.
+    alone = replace(config, model=replace(config.model, max_model_len="auto"))
+    try:
+        resolution = resolve(alone, subject.spec, subject.tensors, hardware.facts)
+    except CapacityError:
+        return UsersAnswer(users, False, 0, 0, 0)
+    plan = resolution.plan
+    if not plan.groups:
+        raise ConfigError("--for is about contexts, and this model keeps none (an encoder).")
+    usable = max(0, resolution.pool_limit // plan.slab_bytes - 1)
+    each = plan.slabs_for(users.tokens) - 1
+    longest = plan.longest(usable // users.count + 1, subject.spec.max_position)
+    needed = (each * users.count + 1) * plan.slab_bytes
+    return UsersAnswer(users, each * users.count <= usable, needed, usable // each, longest)
+
+
+def _with_room(
+    config: EngineConfig,
+    subject: Subject,
+    hardware: Hardware,
+    found: UsersAnswer,
+    choices: list[Reason],
+) -> EngineConfig:
+    """With a pool for all of them, where the default would be smaller."""
+    if not found.fits or config.cache.kv_cache_memory_bytes is not None:
+        return config
+    plan = resolve(config, subject.spec, subject.tensors, hardware.facts).plan
+    if plan.kv_pool >= found.needed:
+        return config
+    why = f"all {found.users.count} at once; the default is {plan.kv_pool >> 20} MiB"
+    choices.append(Reason("kv_cache_memory_bytes", found.needed, why))
+    return replace(config, cache=replace(config.cache, kv_cache_memory_bytes=found.needed))

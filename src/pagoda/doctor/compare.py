@@ -1,0 +1,39 @@
+"""Several models or quantizations side by side."""
+
+from collections.abc import Sequence
+
+from pagoda.base.units import format_bytes
+from pagoda.doctor.answer import Answer
+
+_COLUMNS = ("model", "fits", "weights", "KV/token", "context", "KV tokens", "at once", "decode",
+            "prompt")  # fmt: skip
+
+
+def comparison(answers: Sequence[Answer]) -> list[str]:
+    """A table with a row for each, tokens per second in its last two columns."""
+    rows = [_COLUMNS, *(_row(answer) for answer in answers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(answer: Answer) -> tuple[str, ...]:
+    if answer.resolution is None:
+        return (answer.subject.ref, "no", *("-",) * (len(_COLUMNS) - 2))
+    plan, speed = answer.resolution.plan, answer.speed
+    return (
+        answer.subject.ref,
+        "yes" if answer.fits else "no",
+        format_bytes(plan.weights),
+        format_bytes(plan.kv_bytes_per_token) if plan.groups else "-",
+        f"{plan.max_model_len:,}" if plan.groups else "-",
+        f"{plan.kv_tokens:,}" if plan.groups else "-",
+        f"{plan.concurrency:.2f}x" if plan.groups else "-",
+        f"{speed.decode:,.1f}" if speed else "-",
+        f"{speed.prefill:,.0f}" if speed else "-",
+    )

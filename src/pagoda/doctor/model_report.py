@@ -1,0 +1,219 @@
+"""An answer as text for a terminal, and as plain values for `--json`."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pagoda.base.units import format_bytes
+from pagoda.config.option import flag_name
+from pagoda.doctor.answer import Answer, Flag
+from pagoda.doctor.remedies import Remedy
+from pagoda.doctor.subject import ASSUMED, HEADERS
+from pagoda.planner.memory import MemoryPlan
+
+_BASES = {"weights": "exact", "KV pool": "exact", "activations": "estimate", "process": "estimate"}
+
+_COMMAND = "    "
+
+
+def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
+    """The whole answer; with `why` each flag's reason."""
+    out = [*_heading(answer), ""]
+    plan = None if answer.resolution is None else answer.resolution.plan
+    if plan is not None:
+        out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
+        out += [*_draft(answer), *_findings(answer), ""]
+        out += [*_flags(answer.flags(), why), ""]
+    out += _verdict(answer, remedies)
+    return wrapped(out, width)
+
+
+def wrapped(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most `width`, commands apart: those are there to be copied."""
+    return [part for line in lines for part in _wrap(line, width)]
+
+
+def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
+    """Bytes, tokens, tokens per second; `fits` is the verdict."""
+    spec = answer.subject.spec
+    found: dict[str, Any] = {
+        "model": answer.subject.ref,
+        "architecture": spec.architecture,
+        "basis": answer.subject.basis,
+        "hardware": {
+            "name": answer.hardware.facts.name,
+            "device": answer.hardware.facts.device,
+            "count": answer.hardware.count,
+            "here": answer.hardware.here,
+            "total_memory": answer.hardware.facts.total_memory,
+            "free_memory": answer.hardware.facts.free_memory,
+        },
+        "fits": answer.fits,
+        "problem": answer.problem or None,
+        "speculative_tokens": {"value": answer.draft.value, "why": answer.draft.why},
+        "findings": [asdict(finding) for finding in answer.findings],
+        "remedies": [{"what": remedy.words, "command": remedy.command} for remedy in remedies],
+    }
+    if answer.resolution is not None:
+        plan = answer.resolution.plan
+        found["memory"] = [
+            {**row, "exactness": _exactness(answer, row["item"])} for row in plan.rows()
+        ]
+        found["memory_total"] = plan.total
+        found["kv_tokens"] = plan.kv_tokens
+        found["kv_bytes_per_token"] = plan.kv_bytes_per_token
+        found["max_model_len"] = plan.max_model_len
+        found["max_concurrency"] = round(plan.concurrency, 2)
+        found["flags"] = [
+            {"flag": flag_name(f.name), "value": f.value, "why": f.why, "asked": f.asked}
+            for f in answer.flags()
+        ]
+        found["command"] = answer.command
+    if answer.speed is not None:
+        found["speed"] = {
+            "context": answer.speed_context,
+            "decode_tokens_per_second": round(answer.speed.decode, 1),
+            "decode_bound": answer.speed.decode_bound,
+            "prefill_tokens_per_second": round(answer.speed.prefill, 1),
+            "prefill_bound": answer.speed.prefill_bound,
+        }
+    if answer.users is not None:
+        users = answer.users
+        found["users"] = {
+            "count": users.users.count,
+            "tokens": users.users.tokens,
+            "fits": users.fits,
+            "kv_bytes_needed": users.needed,
+            "most_users": users.most_users,
+            "longest_context": users.longest,
+        }
+    return found
+
+
+def _heading(answer: Answer) -> list[str]:
+    facts, basis = answer.hardware.facts, answer.subject.basis
+    where = "here" if answer.hardware.here else "not here"
+    free = f"{format_bytes(facts.free_memory)} of {format_bytes(facts.total_memory)} free"
+    each = " each" if answer.hardware.count > 1 else ""
+    what = f"{answer.subject.ref}: {answer.subject.spec.architecture}, sizes from {basis}"
+    if basis == ASSUMED:
+        what += " (what a file has quantized may differ by some percent)"
+    return [what, f"on {answer.hardware.name} ({where}), {free}{each}"]
+
+
+def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
+    per = " per device" if answer.config.parallel.tensor_parallel_size > 1 else ""
+    out = [f"memory{per}"]
+    for row in plan.rows():
+        size = format_bytes(row["bytes"])
+        kind = _exactness(answer, row["item"])
+        detail = row["detail"]
+        if row["item"] == "weights" and answer.subject.basis != HEADERS:
+            detail = f"from {answer.subject.basis}"
+        out.append(f"  {row['item']:<14}{size:>12}  {kind:<9} {detail}")
+    return [*out, f"  {'together':<14}{format_bytes(plan.total):>12}"]
+
+
+def _exactness(answer: Answer, item: str) -> str:
+    if item == "weights" and answer.subject.basis == ASSUMED:
+        return "estimate"
+    return _BASES[item]
+
+
+def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
+    if not plan.groups:
+        return []
+    out = [
+        f"room: {plan.kv_tokens:,} tokens of {format_bytes(plan.kv_bytes_per_token)} each; "
+        f"{plan.concurrency:.2f} requests of {plan.max_model_len:,} tokens at once"
+    ]
+    if answer.users is not None:
+        out.append(_users(answer))
+    return out
+
+
+def _users(answer: Answer) -> str:
+    assert answer.users is not None
+    users = answer.users
+    asked = f"{users.users.count} users x {users.users.tokens:,} tokens"
+    verdict = "fit" if users.fits else "do not fit"
+    return (
+        f"users: {asked} {verdict}: {format_bytes(users.needed)} of KV cache; up to "
+        f"{users.most_users:,} users of that length, or {users.longest:,} tokens for each"
+    )
+
+
+def _speed(answer: Answer) -> list[str]:
+    if answer.speed is None:
+        return []
+    speed = answer.speed
+    return [
+        f"speed (estimate): {_rounded(speed.decode)} tokens/s for one request behind "
+        f"{answer.speed_context:,} tokens, bound by {speed.decode_bound}; prompts "
+        f"{_rounded(speed.prefill)} tokens/s, bound by {speed.prefill_bound}"
+    ]
+
+
+def _draft(answer: Answer) -> list[str]:
+    if not answer.subject.drafts:
+        return []
+    reason = answer.draft
+    return [
+        f"draft head: there is one; {reason.value} tokens at a time suit it ({reason.why}), but "
+        "Pagoda does not draft yet"
+    ]
+
+
+def _findings(answer: Answer) -> list[str]:
+    return [
+        f"{finding.topic}: {finding.text}" + (f". {finding.fix}" if finding.fix else "")
+        for finding in answer.findings
+    ]
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _flags(flags: Sequence[Flag], why: bool) -> list[str]:
+    shown = [(flag_name(flag.name), _value(flag), flag) for flag in flags]
+    if not why:
+        words = "  ".join(f"{name} {value}" for name, value, _ in shown)
+        return [f"flags, chosen unless given (--why for the reasons): {words}"]
+    out = ["flags"]
+    for name, value, flag in shown:
+        out.append(f"  {name} {value}: {flag.why}")
+    return out
+
+
+def _value(flag: Flag) -> str:
+    if flag.name.endswith("_bytes"):
+        return format_bytes(flag.value)
+    return str(flag.value)
+
+
+def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
+    where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
+    if answer.fits:
+        return [f"It runs {where}:", _COMMAND + answer.command]
+    out = [f"It does not fit {where}."]
+    if answer.problem:
+        out.append(answer.problem)
+    if answer.users is not None and answer.resolution is None:
+        out.append(_users(answer))
+    if remedies:
+        out.append("What would fit:")
+        for remedy in remedies:
+            out += [f"  {remedy.words}:", _COMMAND + remedy.command]
+    return out
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    if len(line) <= width or line.startswith(_COMMAND):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip

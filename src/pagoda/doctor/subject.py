@@ -1,0 +1,93 @@
+"""The model that the doctor is asked about: its spec and headers, never its weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagoda.arch.registry import spec_for
+from pagoda.arch.spec import ModelSpec
+from pagoda.config.engine import ModelConfig
+from pagoda.planner.assumed import assumed_tensors
+from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.choice import is_gguf_model, quant_of
+from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.published.select import nominal_storage
+
+HEADERS, ASSUMED, DUMMY = "headers", "config.json alone", "random weights"
+
+
+@dataclass(frozen=True)
+class Subject:
+    ref: str
+    """As it was asked for."""
+    spec: ModelSpec
+    tensors: Mapping[str, TensorInfo]
+    basis: str
+    """Where sizes come from: the weights' headers, config.json alone, or `--load-format dummy`."""
+    file_bytes: int
+    """Of the weight files; 0 where there are none."""
+    file: Path | None
+    """The first of the weight files."""
+    config: Mapping[str, Any]
+    """config.json; empty for a GGUF."""
+    drafts: bool
+    """The checkpoint has a head that drafts several tokens at once."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Further quantizations beside the file: how to ask for them, and their bytes."""
+
+
+def find_subject(model: ModelConfig) -> Subject:
+    """Raises what opening a model raises; the hub is asked for headers alone."""
+    from pagoda.weights.remote import fetch_headers
+
+    path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)
+    files = open_model(path, model.mmproj)
+    config = files.config or {}
+    if model.load_format == "dummy" and files.kind != "gguf":
+        spec = spec_for(files.config, {}, ())
+        return Subject(model.model, spec, {}, DUMMY, 0, None, config, drafts=False)
+    weights = files.weight_paths()
+    if not weights:
+        spec = spec_for(files.config, {}, ())
+        tensors = assumed_tensors(spec, nominal_storage(config))
+        drafts = _config_drafts(config)
+        return Subject(model.model, spec, tensors, ASSUMED, 0, None, config, drafts)
+    tensors = files.checkpoint.tensors
+    spec = spec_for(files.config, files.metadata, tensors)
+    return Subject(
+        model.model,
+        spec,
+        tensors,
+        HEADERS,
+        sum(weight.stat().st_size for weight in weights),
+        weights[0],
+        config,
+        any(_is_draft(name) for name in tensors),
+        _others(model.model, files),
+    )
+
+
+def _is_draft(name: str) -> bool:
+    """Names as transformers and llama.cpp write them."""
+    return name.startswith("mtp.") or ".nextn." in name
+
+
+def _config_drafts(config: Mapping[str, Any]) -> bool:
+    nested = config.get("text_config")
+    sections = [config, nested if isinstance(nested, Mapping) else {}]
+    names = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+    return any(section.get(name) for section in sections for name in names)
+
+
+def _others(ref: str, files: ModelFiles) -> tuple[tuple[str, int], ...]:
+    """Other GGUFs in the file's folder, smallest first."""
+    if files.kind != "gguf" or not Path(ref).expanduser().exists():
+        return ()
+    folder, mine = files.folder, {path.name for path in files.weight_paths()}
+    found = [
+        (str(folder / path.name), path.stat().st_size)
+        for path in folder.glob("*.gguf")
+        if is_gguf_model(path.name) and path.name not in mine and quant_of(path.name)
+    ]
+    return tuple(sorted(found, key=lambda other: other[1]))

@@ -1,0 +1,167 @@
+"""Where the memory goes when vLLM serves a model, by version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.units import format_bytes
+from pagoda.planner.estimate import Estimate, Row
+from pagoda.planner.vllm.activations import activation_peak, graph_memory
+from pagoda.planner.vllm.cache import Pool, pool
+from pagoda.planner.vllm.setup import Run, VllmSetup, resolved, stage_layers
+from pagoda.planner.vllm.weights import knows_towers, stage_weights, storage
+from pagoda.weights.checkpoint import TensorInfo
+
+_GIB = 1 << 30
+# CUDA's context and libraries of one process, outside of what vLLM counts: what a start-up with
+# 2.36 GiB of headroom and 1.92 GiB of graphs (0.11, 4x RTX 3090) left for them bounds it.
+_CONTEXT = round(0.44 * _GIB)
+
+
+@dataclass(frozen=True)
+class VllmPlan:
+    """One GPU of the pipeline stage with the fewest blocks for KV."""
+
+    run: Run
+    weights: Estimate
+    activations: Estimate
+    non_torch: Estimate
+    graphs: Estimate
+    pool: Pool | None
+    """As large as the likely memory gives; None for a model that keeps no KV."""
+    pool_range: tuple[Pool, Pool] | None
+    """With the least and the most memory."""
+    notes: tuple[str, ...]
+
+    @property
+    def requested(self) -> int:
+        """Bytes that --gpu-memory-utilization grants."""
+        return ceil(self.run.total * self.run.utilization)
+
+    @property
+    def available(self) -> Estimate:
+        """For the KV pool; below 0 the model does not start."""
+        graphs = self.graphs if self.run.version.subtracts_graphs else _NOTHING
+        parts = (self.activations, self.non_torch, graphs)
+        return Estimate(
+            self.requested - self.weights.high - sum(part.high for part in parts),
+            self.requested - self.weights.likely - sum(part.likely for part in parts),
+            self.requested - self.weights.low - sum(part.low for part in parts),
+        )
+
+    @property
+    def fits(self) -> bool:
+        """vLLM starts: one request of the whole context has room."""
+        if self.pool is None:
+            return self.available.likely >= 0
+        return self.pool.concurrency >= 1
+
+    def rows(self) -> list[Row]:
+        found = [
+            Row("weights", self.weights),
+            Row("activations", self.activations),
+            Row("non-torch", self.non_torch),
+            Row("CUDA graphs", self.graphs),
+        ]
+        if self.pool is not None:
+            room = self.available
+            detail = (
+                f"{self.pool.num_blocks:,} blocks of {self.pool.block} tokens, "
+                f"{format_bytes(self.pool.block_bytes)} each"
+            )
+            least, likely, most = (max(0, x) for x in (room.low, room.likely, room.high))
+            found.append(Row("KV pool", Estimate(least, likely, most, detail)))
+        return found
+
+
+_NOTHING = Estimate(0, 0, 0)
+_NO_TOWER = (
+    "vLLM also loads a vision tower, whose size neither headers nor config.json said; it is not "
+    "counted."
+)
+
+
+def plan_vllm(
+    spec: ModelSpec,
+    tensors: Mapping[str, TensorInfo],
+    setup: VllmSetup,
+    config: Mapping[str, Any] | None = None,
+) -> VllmPlan:
+    """`tensors`: the checkpoint's headers, may be empty; `config`: config.json, which also knows
+    of towers and drafting layers that the spec leaves out.
+
+    Raises ConfigError for flags that vLLM would refuse, and for layers that this version cannot
+    put into one pool.
+    """
+    run = resolved(setup, spec, config)
+    stages = stage_layers(len(spec.layers), run.stages)
+    stored = storage(spec, tensors, run)
+    peaks = [activation_peak(spec, run, config, held, stored) for held in stages]
+    weights = [stage_weights(spec, tensors, run, config, held) for held in stages]
+    graphs = graph_memory(spec, run)
+    low, likely, high = (round(gib * _GIB) for gib in run.version.non_torch)
+    non_torch = Estimate(low, likely, high, f"kernels and communication, of {run.version.name}")
+    plans = [
+        VllmPlan(run, held, peak, non_torch, graphs, None, None, ())
+        for held, peak in zip(weights, peaks, strict=True)
+    ]
+    pools = [
+        pool(spec, run, [getattr(plan.available, name) for plan in plans], stages)
+        for name in ("low", "likely", "high")
+    ]
+    least, middle, most = pools
+    tightest = plans[0 if middle is None else middle.stage]
+    notes = [] if knows_towers(spec, tensors, config) else [_NO_TOWER]
+    found = VllmPlan(
+        run, tightest.weights, tightest.activations, non_torch, graphs, middle,
+        None if least is None or most is None else (least, most), (),
+    )  # fmt: skip
+    return replace(found, notes=(*notes, *_notes(found)))
+
+
+def _notes(plan: VllmPlan) -> list[str]:
+    run, notes = plan.run, []
+    if run.drafted and not run.drafters:
+        notes.append("The model has no MTP layer; a draft model of its own is not counted.")
+    if plan.weights.low != plan.weights.high:
+        notes.append(
+            "The weights are guessed: 4-bit checkpoints differ in what they leave unquantized. "
+            "Their headers say it exactly."
+        )
+    if not plan.fits:
+        notes.append(_refusal(plan))
+    headroom = run.total - plan.requested
+    beyond = 0 if run.version.subtracts_graphs else plan.graphs.high
+    if headroom < _CONTEXT + beyond:
+        graphs = f", and CUDA graphs up to {format_bytes(beyond)}" if beyond else ""
+        notes.append(
+            f"--gpu-memory-utilization {run.utilization:g} leaves {format_bytes(headroom)} to what "
+            f"vLLM {run.version.name} does not count: CUDA itself, up to {format_bytes(_CONTEXT)}"
+            f"{graphs}. Lower it if the start runs out of memory."
+        )
+    pool = plan.pool
+    if pool is not None and pool.tokens != pool.context_tokens and len(pool.groups) > 1:
+        notes.append(
+            f"The log will say {pool.tokens:,} tokens, which counts all layers alike; in requests "
+            f"of {run.length:,} it is {pool.context_tokens:,}."
+        )
+    return notes
+
+
+def _refusal(plan: VllmPlan) -> str:
+    run, available, pool = plan.run, plan.available.likely, plan.pool
+    if available <= 0 or pool is None:
+        return (
+            f"vLLM will not start: of {format_bytes(plan.requested)} granted, weights and a step's "
+            f"temporaries leave {format_bytes(available)} for KV. Take more GPUs, a smaller "
+            "quantization, or fewer --max-num-seqs."
+        )
+    longest = pool.largest_context
+    advice = f"--max-model-len {longest} fits" if longest else "no context fits"
+    return (
+        f"vLLM will not start: {format_bytes(available)} are left for KV, and one request of "
+        f"{run.length:,} tokens needs "
+        f"{format_bytes(pool.request_blocks(run.length) * pool.block_bytes)}; {advice}."
+    )

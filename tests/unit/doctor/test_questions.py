@@ -1,0 +1,220 @@
+"""What people ask before they buy or rent: does this model run on that hardware?"""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pagoda.base.errors import ConfigError
+from pagoda.cli.main import main
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.doctor import ask, probe
+from pagoda.doctor.answer import answer
+from pagoda.doctor.compare import comparison
+from pagoda.doctor.engines import check_engine, engine_lines, other_engine
+from pagoda.doctor.gpus import GpuFacts, Gpus
+from pagoda.doctor.hardware import elsewhere, this_machine
+from pagoda.doctor.model_report import lines as report_lines
+from pagoda.doctor.plot import draw
+from tests.unit.doctor.machines import LAPTOP
+from tests.unit.doctor.models import (
+    GIB,
+    GPT_OSS,
+    LLAMA,
+    QWEN3_5,
+    QWEN3_MOE,
+    asked,
+    box,
+    subject_of,
+)
+
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+QWEN3_8B = {
+    **LLAMA, "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "head_dim": 128,
+    "intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8,
+    "vocab_size": 151936,
+}  # fmt: skip
+QWEN3_235B = {
+    **QWEN3_MOE, "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64,
+    "moe_intermediate_size": 1536,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "fits"),
+    [
+        (QWEN3_235B | FP8, "4xH100-SXM", True), (QWEN3_235B | FP8, "2xH100-SXM", False),
+        (QWEN3_235B, "4xH100-SXM", False), (QWEN3_MOE | FP8, "L40S", True),
+        (QWEN3_MOE | FP8, "4090x2", True), (QWEN3_MOE | FP8, "4090", False),
+        (QWEN3_MOE | FP8, "5090x2", True), (QWEN3_MOE, "3090x4", True),
+        (QWEN3_MOE, "3090x2", False), (QWEN3_8B, "3090", True), (QWEN3_8B, "3060", False),
+    ],
+)  # fmt: skip
+def test_on_gpus_with_vllm(tmp_path, config, gpus, fits):
+    subject = subject_of(tmp_path, config)
+    question = asked(subject, max_model_len=16384)
+    assert other_engine("vllm-0.21", answer(subject, elsewhere(gpus), question)).fits is fits
+
+
+@pytest.mark.parametrize(
+    ("config", "quantization", "memory", "fits"),
+    [
+        (QWEN3_MOE, "int4", 48, True), (QWEN3_MOE, "int4", 20, False),
+        (QWEN3_MOE, "none", 48, False), (QWEN3_8B, "none", 32, True),
+        (QWEN3_8B, "int4", 10, True), (QWEN3_8B, "none", 16, False),
+    ],
+)  # fmt: skip
+def test_on_a_cpu(tmp_path, config, quantization, memory, fits):
+    subject = subject_of(tmp_path, config)
+    question = asked(subject, max_model_len=8192, quantization=quantization)
+    assert answer(subject, box(memory, memory - 1), question).fits is fits
+
+
+def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
+    subject = subject_of(tmp_path, QWEN3_5)
+    assert subject.drafts
+    for gpus, mode, words in (
+        ("a100-80g", "auto", "3 tokens drafted at a time: --mode auto on 1 device"),
+        ("3090x4", "auto", "4 tokens drafted at a time: --mode auto on 4 devices"),
+        ("3090x4", "stable", "3 tokens"), ("a100-80g", "fast", "4 tokens"),
+    ):  # fmt: skip
+        question = asked(subject, max_model_len=4096)
+        made = answer(subject, elsewhere(gpus), question, mode=mode)
+        assert words in "\n".join(engine_lines(other_engine("vllm", made)))
+    monkeypatch.setenv("PAGODA_SPEC_TOKENS", "2")
+    made = answer(subject, elsewhere("b200"), question, mode="fast")
+    assert "2 tokens drafted at a time: PAGODA_SPEC_TOKENS" in "\n".join(
+        engine_lines(other_engine("vllm-0.21", made))
+    )
+    assert "2 tokens at a time suit it" in "\n".join(report_lines(made, [], False, 200))
+    with pytest.raises(ConfigError, match="--mode turbo"):
+        answer(subject, elsewhere("b200"), question, mode="turbo")
+    plain = subject_of(tmp_path, LLAMA)
+    made = answer(plain, elsewhere("3090"), asked(plain))
+    assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made)))
+
+
+@pytest.mark.parametrize("name", ["ollama", "vllm-0.1", "vllm-x", ""])
+def test_other_engines_are_named(name):
+    with pytest.raises(ConfigError, match="vllm|vLLM"):
+        check_engine(name)
+
+
+def test_vllm_is_for_gpus_and_llama_cpp_for_any(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    made = answer(subject, box(), asked(subject))
+    with pytest.raises(ConfigError, match="--gpu"):
+        other_engine("vllm-0.19", made)
+    text = "\n".join(engine_lines(other_engine("llama.cpp", made)))
+    assert "weights" in text and "4,096 cells in f16" in text
+
+
+def test_models_side_by_side(tmp_path):
+    made = []
+    for name, config in (("dense", LLAMA), ("oss", GPT_OSS), ("large", QWEN3_235B)):
+        (tmp_path / name).mkdir()
+        subject = subject_of(tmp_path / name, config)
+        made.append(answer(subject, box(), asked(subject)))
+    header, dense, oss, large = comparison(made)
+    assert header.split()[:3] == ["model", "fits", "weights"]
+    assert "yes" in dense.split() and "yes" in oss.split()
+    assert large.split()[1] == "no"
+    assert len({len(line.rstrip()) for line in (header, dense, oss)}) == 1
+
+
+def test_a_picture_of_where_memory_goes(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    made = answer(subject, box(), asked(subject))
+    draw([made, made], tmp_path / "memory.svg")
+    root = ElementTree.parse(tmp_path / "memory.svg").getroot()
+    bars = [rect for rect in root.findall(".//{*}rect") if rect.find("{*}title") is not None]
+    shown = {bar.find("{*}title").text.split(":")[0]: float(bar.get("width")) for bar in bars}
+    plan = made.resolution.plan
+    assert shown["weights"] / shown["KV pool"] == pytest.approx(plan.weights / plan.kv_pool, 1e-2)
+    assert sum(shown.values()) == pytest.approx(900 - 2 * 24, abs=1)
+    draw([made], tmp_path / "memory.png")
+    with Image.open(tmp_path / "memory.png") as image:
+        blue = (np.asarray(image.convert("RGB")) == (0, 114, 178)).all(axis=-1).sum()
+        share = plan.weights / (24 * GIB)
+        assert blue == pytest.approx(share * (image.width - 96) * 72 + 28 * 28, rel=0.05)
+    with pytest.raises(ConfigError, match=r"\.svg or \.png"):
+        draw([made], tmp_path / "memory.gif")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        draw([made], tmp_path / "nowhere" / "memory.svg")
+
+
+def _with_gpus(*gpus: GpuFacts, cuda=(12, 8)):
+    software = replace(LAPTOP.software, torch_cuda=cuda)
+    return replace(LAPTOP, gpus=Gpus(gpus, driver="580.1", cuda=(13, 0)), software=software)
+
+
+def test_this_machine_is_its_gpus_or_its_cpu():
+    card = GpuFacts(0, "NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB, 20 * GIB)
+    other = replace(card, index=1, free_memory=10 * GIB)
+    found = this_machine(_with_gpus(card, other), "auto")
+    assert (found.count, found.facts.device, found.gpu.name) == (2, "cuda", "3090")
+    assert found.facts.total_memory == 24 * GIB
+    assert found.facts.free_memory < 10 * GIB  # the fuller one decides
+    assert this_machine(_with_gpus(card), "cpu").facts.device == "cpu"
+    assert this_machine(_with_gpus(card, cuda=None), "auto").facts.device == "cpu"
+    hidden = replace(card, visible=False)
+    assert this_machine(_with_gpus(hidden), "auto").facts.device == "cpu"
+    with pytest.raises(ConfigError, match="no NVIDIA GPU is visible"):
+        this_machine(_with_gpus(hidden), "cuda")
+    turing = GpuFacts(0, "Some Card", (7, 5), 8 * GIB, 8 * GIB)
+    unknown = this_machine(_with_gpus(turing), "auto")
+    assert unknown.gpu is None and not unknown.facts.supports_bf16
+
+
+@pytest.fixture
+def laptop_only(monkeypatch):
+    """No measuring, and a machine that is known."""
+    monkeypatch.setattr(probe, "probe", lambda model_file=None: LAPTOP)
+    monkeypatch.setattr("pagoda.doctor.measure.Measuring.__init__", lambda self: None)
+    monkeypatch.setattr("pagoda.doctor.measure.Measuring.ask", lambda self, *asked: None)
+    monkeypatch.setattr("pagoda.doctor.measure.Measuring.close", lambda self: None)
+
+
+def test_the_command(tmp_path, capsys, laptop_only):
+    subject_of(tmp_path, LLAMA)
+    assert main(["doctor", str(tmp_path), "--why", "--max-model-len", "2048"]) == 0
+    out = capsys.readouterr().out
+    assert "--max-model-len 2048: as you ask" in out
+    assert f"    pagoda serve {tmp_path} --max-model-len 2048" in out.splitlines()
+    picture = tmp_path / "memory.svg"
+    words = ["doctor", str(tmp_path), "--json", "--gpu", "3090", "--engine", "vllm-0.19"]
+    assert main([*words, "--plot", str(picture)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] and said["hardware"]["name"] == "3090" and picture.is_file()
+    assert said["other_engine"]["fits"] is True
+    assert main(["doctor", str(tmp_path), "--for", "9000 users x 32k", "--gpu", "3090"]) == 1
+    assert "do not fit" in capsys.readouterr().out
+    assert main(["doctor", "--compare", str(tmp_path), str(tmp_path), "--gpu", "t4"]) == 0
+    assert capsys.readouterr().out.startswith("on T4")
+    assert main(["doctor", "--compare", str(tmp_path), "--json", "--gpu", "t4"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["model"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--gpu", "3090"], "--gpu is about a model"), (["--for", "2 x 8k"], "--for is about"),
+        (["m", "--gpu", "voodoo2"], "voodoo2"), (["m", "--for", "everybody"], "everybody"),
+        (["m", "--engine", "ollama"], "--engine ollama"), (["/no/such/model"], "/no/such"),
+        (["m", "--gpu", "3090", "--device", "cpu"], "contradict"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_one_line(words, error, capsys, laptop_only):
+    assert main(["doctor", *words]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and error in lines[0]
+
+
+def test_a_question_is_put_to_all_models_alike(tmp_path):
+    subject_of(tmp_path, LLAMA)
+    question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
+    (made,) = ask.answers(question, [str(tmp_path)], None)
+    assert made.speed is not None and made.speed.decode > 100

@@ -1,0 +1,70 @@
+"""Speeds follow from bytes and operations; the arithmetic here is done by hand."""
+
+from math import inf
+
+import pytest
+
+from pagoda.doctor.answer import answer
+from pagoda.planner.speed import DeviceSpeed, ProductSpeed, gpu_speed
+from pagoda.weights.formats import FORMATS
+from tests.unit.doctor.models import LLAMA, QWEN3_MOE, asked, box, subject_of
+
+FAST = ProductSpeed(inf, inf)
+
+
+def device(**changes):
+    values = {
+        "read": 1e10, "products": dict.fromkeys(FORMATS, FAST), "start": 0.0, "step": 0.0,
+        "floats": inf,
+    }  # fmt: skip
+    return DeviceSpeed(**{**values, **changes})
+
+
+def estimate(tmp_path, config, speed):
+    subject = subject_of(tmp_path, config)
+    return answer(subject, box(128), asked(subject), speed).speed
+
+
+LINEAR = 22 * (2048 * (2048 + 2 * 256) + 2048 * 2048 + 3 * 2048 * 5632)
+HEAD = 2048 * 32000
+
+
+def test_decoding_reads_every_weight_but_the_token_table(tmp_path):
+    found = estimate(tmp_path, LLAMA, device())
+    cached = 1024 * 22 * 2 * 4 * 64 * 2
+    assert found.decode == pytest.approx(1e10 / (2 * (LINEAR + HEAD) + cached))
+    assert found.decode_bound == "reading weights from memory"
+
+
+def test_a_mixture_reads_the_chosen_experts(tmp_path):
+    found = estimate(tmp_path, QWEN3_MOE, device())
+    attention = 2048 * (4096 + 2 * 512) + 4096 * 2048
+    experts = 8 * 3 * 2048 * 768
+    layer = 2 * (attention + experts) + 4 * 128 * 2048  # routers are fp32
+    cached = 1024 * 48 * 2 * 4 * 128 * 2
+    assert found.decode == pytest.approx(1e10 / (48 * layer + 2 * 151936 * 2048 + cached))
+
+
+def test_prompts_are_bound_by_arithmetic(tmp_path):
+    products = dict.fromkeys(FORMATS, ProductSpeed(inf, 1e12))
+    found = estimate(tmp_path, LLAMA, device(read=1e15, products=products))
+    assert found.prefill == pytest.approx(1e12 / (2 * LINEAR), rel=1e-3)
+    assert found.prefill_bound == "multiplying weights"
+
+
+def test_slow_kernels_and_many_operations_are_named(tmp_path):
+    products = dict.fromkeys(FORMATS, ProductSpeed(1e9, 1e12))
+    found = estimate(tmp_path, LLAMA, device(products=products))
+    assert found.decode_bound == "multiplying weights"
+    found = estimate(tmp_path, LLAMA, device(start=1.0))
+    assert found.decode_bound == "starting operations"
+
+
+def test_no_speed_is_said_without_kernels_for_it(tmp_path):
+    assert estimate(tmp_path, LLAMA, device(products={"Q4_0": FAST})) is None
+
+
+def test_a_gpu_reads_at_three_quarters_of_its_nominal_rate():
+    speed = gpu_speed(1e12, {"bf16": 1e14, "fp8": 2e14})
+    assert speed.read == 0.75e12
+    assert speed.products["BF16"] == ProductSpeed(inf, 0.5e14)
