@@ -177,11 +177,11 @@ def test_planned_parameters_are_those_of_the_checkpoint(reference, model):
     assert parameter_count(model.spec) == sum(p.numel() for p in reference.parameters())
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", "qwen3_5_moe"])
 def ggufs(request, tmp_path_factory):
     """(folder, what transformers computes with)."""
     reference, folder = vision.make(family=request.param), tmp_path_factory.mktemp("gguf")
-    if request.param == "qwen3_5":
+    if request.param != "qwen3_vl":
         tiny_gguf_qwen35.write(folder / "tiny-F32.gguf", reference, tiny_gguf_qwen35.Storage.F32)
     else:
         vision_gguf.write_model(folder / "tiny-F32.gguf", reference)

@@ -150,7 +150,7 @@ def hybrid_from_gguf(
     if "clip.projector_type" in metadata:
         spec = replace(
             spec,
-            architecture="Qwen3_5ForConditionalGeneration",
+            architecture=architecture.replace("ForCausalLM", "ForConditionalGeneration"),
             layers=layers_with_axes(spec.layers, reader, "rope.dimension_sections"),
             vision=vision_from_gguf(metadata, spec.hidden_size),
         )

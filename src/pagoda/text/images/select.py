@@ -43,6 +43,7 @@ VIDEO_FAMILIES = Registry(
     {
         "Qwen3VLForConditionalGeneration": "pagoda.text.images.qwen_video:from_config",
         "Qwen3_5ForConditionalGeneration": "pagoda.text.images.qwen_video:from_config",
+        "Qwen3_5MoeForConditionalGeneration": "pagoda.text.images.qwen_video:from_config",
         "Qwen3VLMoeForConditionalGeneration": "pagoda.text.images.qwen_video:from_config",
     },
 )
