@@ -9,6 +9,7 @@ import pytest
 from pagoda.cli.main import main
 from pagoda.doctor import probe
 from tests.unit.doctor.machines import LAPTOP, laptop
+from tests.unit.doctor.models import QWEN3_MOE
 
 LIMIT_BYTES = 80 << 20
 
@@ -52,18 +53,34 @@ def test_json_has_facts_and_findings(runs_on, capsys):
     assert failed[0]["fix"]
 
 
-def test_this_machine_is_answered_without_torch_and_in_little_memory():
+def answered(*words: str) -> tuple[list[str], int, int]:
+    """What `pagoda doctor` prints where torch cannot be imported; the peaks of its own memory and
+    of the largest process that it began."""
     program = (
-        "import sys\n"
+        "import sys, resource\n"
         "sys.modules['torch'] = None\n"  # any import of it raises ImportError
         "from pagoda.cli.main import main\n"
-        "status = main(['doctor'])\n"
+        f"status = main(['doctor', *{list(words)!r}])\n"
         "from pathlib import Path\n"  # getrusage would count what the parent had before exec
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
         "assert status in (0, 1)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    *table, kib = done.stdout.splitlines()
-    assert any("kernels" in line for line in table)
-    assert int(kib) << 10 < LIMIT_BYTES
+    *lines, own, others = done.stdout.splitlines()
+    return lines, int(own) << 10, int(others) << 10
+
+
+def test_this_machine_is_answered_without_torch_and_in_little_memory():
+    lines, own, _ = answered()
+    assert any("kernels" in line for line in lines)
+    assert own < LIMIT_BYTES
+
+
+def test_so_is_a_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
+    lines, own, others = answered(str(tmp_path / "config.json"))
+    assert any("weights" in line for line in lines)
+    assert own < LIMIT_BYTES
+    assert others < LIMIT_BYTES

@@ -92,10 +92,8 @@ def _speed(
     if measuring is None or hardware.facts.device != "cpu":
         return None
     storages: set[str] = set()
-    largest = 0
     for made in planned:
         if made.resolution is not None:
             held = held_by(made.subject, made.resolution, hardware)
             storages |= {part.storage for part in held if part.tensor.is_matrix}
-            largest = max(largest, made.resolution.plan.weights)
-    return measuring.ask(largest, sorted(storages)) if storages else None
+    return measuring.ask(sorted(storages)) if storages else None

@@ -1,30 +1,34 @@
 """How fast this machine reads memory and multiplies, measured in a fifth of a second.
 
-In a process of its own: what it fills to get past the caches is not the doctor's memory, and it
-measures while the doctor reads headers. One line of JSON asks, one answers.
+In a process of its own, which starts while the doctor reads headers. One line of JSON asks, one
+answers. It goes without numpy, whose import takes as long as half of what is measured.
 """
 
+import ctypes
 import json
+import mmap
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.log import get_logger
-from pagoda.planner.speed import DeviceSpeed, ProductSpeed
+
+if TYPE_CHECKING:
+    from pagoda.planner.speed import DeviceSpeed
 
 log = get_logger(__name__)
 
-_READ_BYTES = (64 << 20, 256 << 20)
-"""Least and most of a buffer that is read: no cache holds it, and it is filled soon."""
-_SECONDS = 0.015
-_FEWEST_RUNS = 5
-# Large enough for full speed, small enough for the caches: at most 1 and 4 MiB of bf16.
+# What is read is dropped from the caches first; where a process cannot do that, a buffer is read
+# that no cache holds.
+_READ_BYTES, _UNCACHED_BYTES = 24 << 20, 256 << 20
+_SECONDS = 0.012
+_FEWEST_RUNS = 3
+# Large enough for full speed, small enough for the caches: at most 1 and 2 MiB of bf16.
 _DECODE_SHAPE = (256, 2048)
-_PROMPT_SHAPE, _PROMPT_TOKENS = (1024, 2048), 128
+_PROMPT_SHAPE, _PROMPT_TOKENS = (512, 2048), 128
 # What is left of a product of next to nothing is its start.
 _TINY_SHAPE, _TINY_RUNS = (32, 256), 50
 # A byte that is a sane number in every format, as a half, an exponent and a level.
@@ -44,11 +48,13 @@ class Measuring:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 
-    def ask(self, weight_bytes: int, storages: Sequence[str]) -> DeviceSpeed | None:
-        """None where there are no native kernels, or the process failed."""
-        question = json.dumps({"bytes": weight_bytes, "storages": list(storages)})
+    def ask(self, storages: Sequence[str]) -> "DeviceSpeed | None":
+        """With products in these storage formats; None where there are no native kernels, or the
+        process failed."""
+        from pagoda.planner.speed import DeviceSpeed, ProductSpeed
+
         try:
-            out, _ = self._process.communicate(question, timeout=_TIMEOUT)
+            out, _ = self._process.communicate(json.dumps(list(storages)), timeout=_TIMEOUT)
             found = json.loads(out)
         except (subprocess.TimeoutExpired, ValueError) as error:
             self.close()
@@ -56,7 +62,7 @@ class Measuring:
             return None
         if found is None:
             return None
-        products = {name: ProductSpeed(**speed) for name, speed in found.pop("products").items()}
+        products = {name: ProductSpeed(*speeds) for name, speeds in found.pop("products").items()}
         return DeviceSpeed(products=products, **found)
 
     def close(self) -> None:
@@ -69,47 +75,66 @@ def main() -> None:
     from pagoda.kernels import cpu
 
     native = cpu.native()
-    question = json.loads(sys.stdin.read())
-    answer = None
+    storages = json.loads(sys.stdin.read())  # who asks waits, and takes no core from here on
+    answer: dict[str, Any] | None = None
     if native is not None:
-        speed = _measure(native, question["bytes"], question["storages"])
-        answer = asdict(speed)
+        start = _start(native)
+        answer = {
+            "read": _read(native),
+            "start": start,
+            "step": _STEP_SECONDS,
+            "floats": _floats(native),
+            "products": {name: _product(native, name, start) for name in storages},
+        }
     print(json.dumps(answer))
 
 
-def _measure(native: Any, weight_bytes: int, storages: Sequence[str]) -> DeviceSpeed:
-    least, most = _READ_BYTES
-    tiny, _ = _matmul(native, "F32", *_TINY_SHAPE, 1)
-    start = _median(lambda: [tiny() for _ in range(_TINY_RUNS)]) / _TINY_RUNS
-    return DeviceSpeed(
-        read=_read(native, min(max(weight_bytes, least), most)),
-        products={name: _product(native, name, start) for name in storages},
-        start=start,
-        step=_STEP_SECONDS,
-        floats=_floats(native),
-    )
+class _Buffer:
+    """Zeros, and where they lie."""
+
+    def __init__(self, nbytes: int):
+        self._map = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._view = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._view)
+
+    def fill(self, nbytes: int) -> None:
+        ctypes.memset(self.address, _FILL, nbytes)
 
 
-def _median(run: Callable[[], object]) -> float:
+def _median(run: Callable[[], object], before: Callable[[], object] | None = None) -> float:
     run()
     samples: list[float] = []
     end = time.perf_counter() + _SECONDS
     while len(samples) < _FEWEST_RUNS or time.perf_counter() < end:
+        if before is not None:
+            before()
         begun = time.perf_counter()
         run()
         samples.append(time.perf_counter() - begun)
     return statistics.median(samples)
 
 
-def _read(native: Any, size: int) -> float:
-    import numpy as np
+def _start(native: Any) -> float:
+    tiny, _ = _matmul(native, "F32", *_TINY_SHAPE, 1)
+    return _median(lambda: [tiny() for _ in range(_TINY_RUNS)]) / _TINY_RUNS
 
+
+def _read(native: Any) -> float:
     from pagoda.kernels.cpu import _native
 
-    buffer = np.empty(size, np.uint8)
-    _native.use_huge_pages(buffer.ctypes.data, size)
-    buffer.fill(1)
-    return size / _median(lambda: native.probe_read(buffer.ctypes.data, size))
+    buffer = _Buffer(_READ_BYTES)
+    drops = _native.drop_from_caches(buffer.address, _READ_BYTES)
+    size = _READ_BYTES
+    if not drops:
+        size, buffer = _UNCACHED_BYTES, _Buffer(_UNCACHED_BYTES)
+    _native.use_huge_pages(buffer.address, size)
+    buffer.fill(size)
+
+    def drop() -> None:
+        if drops:
+            _native.drop_from_caches(buffer.address, size)
+
+    return size / _median(lambda: native.probe_read(buffer.address, size), drop)
 
 
 def _floats(native: Any) -> float:
@@ -118,34 +143,35 @@ def _floats(native: Any) -> float:
     return float(ops / _median(lambda: native.probe_floats(steps)))
 
 
-def _product(native: Any, storage: str, start: float) -> ProductSpeed:
+def _product(native: Any, storage: str, start: float) -> tuple[float, float]:
+    """Bytes per second of decoding, operations per second of prompts."""
     rows, columns = _DECODE_SHAPE
     run, nbytes = _matmul(native, storage, rows, columns, 1)
     decode = nbytes / max(_median(run) - start, 1e-7)
     rows, columns = _PROMPT_SHAPE
     run, _ = _matmul(native, storage, rows, columns, _PROMPT_TOKENS)
-    return ProductSpeed(decode, 2 * rows * columns * _PROMPT_TOKENS / _median(run))
+    return decode, 2 * rows * columns * _PROMPT_TOKENS / _median(run)
 
 
 def _matmul(
     native: Any, storage: str, rows: int, columns: int, tokens: int
 ) -> tuple[Callable[[], None], int]:
     """One product, and the bytes of its weights."""
-    import numpy as np
-
     from pagoda.kernels import cpu
     from pagoda.weights.formats import FORMATS
 
-    raw = np.full((rows, FORMATS[storage].nbytes(columns)), _FILL, np.uint8)
+    row_bytes = FORMATS[storage].nbytes(columns)
+    raw = _Buffer(rows * row_bytes)
+    raw.fill(rows * row_bytes)
     matrix = cpu.packed_matrix(storage, rows, columns)
-    native.load(matrix, 0, rows, raw.ctypes.data, raw.strides[0])
-    x = np.random.default_rng(0).standard_normal((tokens, columns), np.float32)
-    out = np.empty((tokens, rows), np.float32)
+    native.load(matrix, 0, rows, raw.address, row_bytes)
+    x, out = _Buffer(4 * tokens * columns), _Buffer(4 * tokens * rows)
+    x.fill(4 * tokens * columns)
 
     def run() -> None:
-        native.matmul(x.ctypes.data, columns, tokens, [matrix], out.ctypes.data, rows)
+        native.matmul(x.address, columns, tokens, [matrix], out.address, rows)
 
-    return run, raw.nbytes
+    return run, rows * row_bytes
 
 
 if __name__ == "__main__":

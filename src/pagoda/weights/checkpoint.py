@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Checkpoint(Protocol):
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.uint8]:
+    ) -> "npt.NDArray[np.uint8]":
         """Raw bytes of a tensor or of a slice of it, as a read-only view of the mapped file.
 
         `rows` slices the first dimension, `columns` the last, both in elements; a column slice of

@@ -13,7 +13,6 @@ from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.projector import JoinedCheckpoint, find_projector
-from pagoda.weights.published.checkpoint import PublishedCheckpoint
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 
@@ -60,7 +59,11 @@ class ModelFiles:
             return JoinedCheckpoint(model, GgufCheckpoint(self.projector))
         method = method_of(self.config)
         plain = SafetensorsCheckpoint(self.path)
-        return Mxfp4Checkpoint(plain) if method is None else PublishedCheckpoint(plain, method)
+        if method is None:
+            return Mxfp4Checkpoint(plain)
+        from pagoda.weights.published.checkpoint import PublishedCheckpoint  # needs numpy
+
+        return PublishedCheckpoint(plain, method)
 
     @property
     def metadata(self) -> Mapping[str, Any]:

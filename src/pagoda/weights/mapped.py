@@ -5,15 +5,16 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
 from pagoda.weights.store import is_headers_only
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
 
 _MAX_OFFSET = 2**63 - 1
 
@@ -38,12 +39,14 @@ class MappedFile:
         self.map.madvise(mmap.MADV_SEQUENTIAL)
         self._headers_only = is_headers_only(path)
 
-    def bytes_at(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    def bytes_at(self, offset: int, nbytes: int) -> "npt.NDArray[np.uint8]":
         if self._headers_only:
             raise CheckpointError(
                 f"{self.path} has a header but no weights: it was fetched for planning. "
                 "`pagoda pull` fetches models."
             )
+        import numpy as np
+
         return np.frombuffer(self.map, np.uint8, nbytes, offset)
 
     def release(self, offset: int, nbytes: int) -> None:
@@ -86,7 +89,7 @@ class MappedCheckpoint:
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.uint8]:
+    ) -> "npt.NDArray[np.uint8]":
         """As the protocol says. A tensor of one dimension is one row, and `rows` slices it.
 
         Raises KeyError for an unknown name, ValueError for a slice that cannot be a view.

@@ -8,14 +8,15 @@ Codes and scales mean the same (OCP Microscaling Formats 1.0).
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _FORMAT = FORMATS["MXFP4"]
@@ -45,9 +46,11 @@ class Mxfp4Checkpoint:
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.uint8]:
+    ) -> "npt.NDArray[np.uint8]":
         if name not in self._joined:
             return self._inner.read(name, rows, columns)
+        import numpy as np
+
         groups = self.tensors[name].shape[-1] // _FORMAT.block_elements
         raw = self._inner.read(name + _BLOCKS, rows).reshape(-1, groups, _CODE_BYTES)
         scales = self._inner.read(name + _SCALES, rows)

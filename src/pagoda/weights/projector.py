@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.base.log import get_logger
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.choice import best_projector, is_projector
 from pagoda.weights.gguf import GgufCheckpoint
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
 
 log = get_logger(__name__)
 
@@ -33,7 +34,7 @@ class JoinedCheckpoint:
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.uint8]:
+    ) -> "npt.NDArray[np.uint8]":
         return self._owner(name).read(name, rows, columns)
 
     def release(self, name: str) -> None:

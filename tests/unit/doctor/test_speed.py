@@ -5,6 +5,8 @@ from math import inf
 import pytest
 
 from pagoda.doctor.answer import answer
+from pagoda.doctor.measure import Measuring
+from pagoda.kernels import cpu
 from pagoda.planner.speed import DeviceSpeed, ProductSpeed, gpu_speed
 from pagoda.weights.formats import FORMATS
 from tests.unit.doctor.models import LLAMA, QWEN3_MOE, asked, box, subject_of
@@ -68,3 +70,21 @@ def test_a_gpu_reads_at_three_quarters_of_its_nominal_rate():
     speed = gpu_speed(1e12, {"bf16": 1e14, "fp8": 2e14})
     assert speed.read == 0.75e12
     assert speed.products["BF16"] == ProductSpeed(inf, 0.5e14)
+
+
+def test_this_machine_is_measured():
+    found = Measuring().ask(["BF16", "Q8_0"])
+    if cpu.native() is None:
+        assert found is None
+        return
+    assert set(found.products) == {"BF16", "Q8_0"}
+    for speed in found.products.values():
+        assert 1e7 < speed.decode < 1e13 and 1e8 < speed.prompt < 1e15
+    assert 1e8 < found.read < 1e13
+    assert 1e-8 < found.start < 1e-2
+
+
+def test_a_measurement_that_fails_is_none(monkeypatch):
+    measuring = Measuring()
+    measuring._process.kill()
+    assert measuring.ask(["BF16"]) is None

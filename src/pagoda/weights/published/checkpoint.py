@@ -3,9 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from pagoda.base.log import get_logger
 from pagoda.base.machine import usable_threads
@@ -13,6 +11,10 @@ from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
 from pagoda.weights.published.matrix import Layer, Matrix
 from pagoda.weights.published.select import Method
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
 
 log = get_logger(__name__)
 
@@ -57,8 +59,10 @@ class PublishedCheckpoint:
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.uint8]:
+    ) -> "npt.NDArray[np.uint8]":
         """As the protocol says, but matrices are put together here, on all usable threads."""
+        import numpy as np
+
         matrix = self._matrices.get(name)
         if matrix is None:
             return self._inner.read(name, rows, columns)

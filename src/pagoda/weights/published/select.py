@@ -1,12 +1,14 @@
 """Which methods of quantization are known, by `quant_method` in config.json."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.base.registry import Registry
-from pagoda.weights.published.matrix import Layer, Matrix
 from pagoda.weights.published.settings import Settings
+
+if TYPE_CHECKING:  # needs numpy
+    from pagoda.weights.published.matrix import Layer, Matrix
 
 _HERE = "pagoda.weights.published."
 METHODS = Registry(
@@ -37,7 +39,7 @@ class Method(Protocol):
     def storage(self) -> str:
         """What most of its matrices are, as `weights.formats` names it; headers say it of each."""
 
-    def matrix(self, layer: Layer) -> Matrix | None:
+    def matrix(self, layer: "Layer") -> "Matrix | None":
         """The layer's weight, or None where the layer is not quantized: tensors say so, and lists
         such as `ignore` and `modules_to_not_convert` only repeat it.
 

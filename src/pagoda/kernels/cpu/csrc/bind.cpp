@@ -442,6 +442,9 @@ NB_MODULE(_native, module) {
     module.def("use_huge_pages", [](uintptr_t data, int64_t bytes) {
         return use_huge_pages(pointer<void>(data), bytes);
     });
+    module.def("drop_from_caches", [](uintptr_t data, int64_t bytes) {
+        return drop_from_caches(pointer<const void>(data), bytes);
+    });
     nb::class_<Program>(module, "Program")
         .def(nb::init<std::vector<int64_t>>(), nb::arg("max_rows"))
         .def_prop_ro("num_ops", &Program::num_ops);

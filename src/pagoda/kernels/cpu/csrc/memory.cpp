@@ -5,6 +5,9 @@
 #include <new>
 
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace pagoda {
 namespace {
@@ -54,6 +57,25 @@ bool use_huge_pages(void* data, int64_t bytes) {
     return begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0;
 #else
     (void)data;
+    (void)bytes;
+    return false;
+#endif
+}
+
+bool drop_from_caches(const void* data, int64_t bytes) {
+    constexpr int64_t kLine = 64;
+    const char* const begin = static_cast<const char*>(data);
+#if defined(__x86_64__)
+    for (int64_t i = 0; i < bytes; i += kLine) _mm_clflush(begin + i);
+    _mm_mfence();
+    return true;
+#elif defined(__aarch64__) && defined(__linux__)
+    for (int64_t i = 0; i < bytes; i += kLine)
+        asm volatile("dc civac, %0" ::"r"(begin + i) : "memory");
+    asm volatile("dsb ish" ::: "memory");
+    return true;
+#else
+    (void)begin;
     (void)bytes;
     return false;
 #endif

@@ -12,6 +12,10 @@ namespace pagoda {
 // 4096 scattered tokens: 142 us with them, 189 us without.
 bool use_huge_pages(void* data, int64_t bytes);
 
+// Reading [data, data + bytes) next will come from memory and from no cache. False where a process
+// cannot ask for that.
+bool drop_from_caches(const void* data, int64_t bytes);
+
 // Zeros, not touched yet, aligned to 64 bytes. Consecutive pieces lie side by side in regions of
 // huge pages: a small model's matrices are each smaller than one, and a step reads all of them.
 // A region goes when its last piece does. Throws std::bad_alloc.
