@@ -44,7 +44,7 @@ engine.run(fill, [2] * len(fill), temperature=1.0)
 crowd = [engine.random_prompt(4) for _ in range(ready.max_num_seqs)]
 everything = SamplingParams(top_p=0.9, presence_penalty=0.5, logprobs=5)
 engine.run(crowd, [4] * len(crowd), temperature=1.0, sampling=everything)
-engine.run([engine.random_prompt(512)], [1], sampling=SamplingParams(prompt_logprobs=1))
+engine.run([engine.random_prompt(min(512, length - 2))], [1], sampling=SamplingParams(prompt_logprobs=1))
 alone = [engine.random_prompt(min(length - 80, 512))]
 engine.run_decode(alone, [16])
 samples = [engine.run_decode([engine.random_prompt(len(alone[0]))], [64]) for _ in range(3)]
@@ -56,7 +56,7 @@ Maker = Callable[[Path], list[str]]
 
 
 def smollm2(folder: Path) -> list[str]:
-    return ["smollm2", _CACHE, "128M"]
+    return ["smollm2", _CACHE, "48M"]
 
 
 def llama_q4_k(folder: Path) -> list[str]:
@@ -92,7 +92,7 @@ def llama_q4_k(folder: Path) -> list[str]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return [str(path), _CACHE, "128M"]
+    return [str(path), _CACHE, "48M"]
 
 
 def _add(
@@ -135,7 +135,7 @@ def gpt_oss_bf16(folder: Path) -> list[str]:
 
 def _dummy(folder: Path, config: Mapping[str, Any]) -> list[str]:
     (folder / "config.json").write_text(json.dumps(config))
-    return [str(folder), "--load-format", "dummy", _CACHE, "128M"]
+    return [str(folder), "--load-format", "dummy", _CACHE, "48M"]
 
 
 def moe_int8(folder: Path) -> list[str]:
@@ -166,7 +166,7 @@ def _saved(folder: Path, model_class: Any, config: Any, method: str) -> list[str
     torch.set_default_dtype(torch.bfloat16)
     model_class(config).save_pretrained(folder)
     torch.set_default_dtype(torch.float32)
-    return [str(folder), "--quantization", method, _CACHE, "128M"]
+    return [str(folder), "--quantization", method, _CACHE, "48M"]
 
 
 MODELS: Mapping[str, Maker] = {
