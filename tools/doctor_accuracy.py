@@ -44,7 +44,8 @@ engine.run(fill, [2] * len(fill), temperature=1.0)
 crowd = [engine.random_prompt(4) for _ in range(ready.max_num_seqs)]
 everything = SamplingParams(top_p=0.9, presence_penalty=0.5, logprobs=5)
 engine.run(crowd, [4] * len(crowd), temperature=1.0, sampling=everything)
-engine.run([engine.random_prompt(min(512, length - 2))], [1], sampling=SamplingParams(prompt_logprobs=1))
+scored = [engine.random_prompt(min(512, length - 2))]
+engine.run(scored, [1], sampling=SamplingParams(prompt_logprobs=1))
 alone = [engine.random_prompt(min(length - 80, 512))]
 engine.run_decode(alone, [16])
 samples = [engine.run_decode([engine.random_prompt(len(alone[0]))], [64]) for _ in range(3)]
