@@ -191,7 +191,7 @@ def test_rotary_store_of_normalized_values(ops, dtype, shared):
     attention.store_kv(k, v, *expected, slots)
     reference = poisoned(3, kv_heads, 5, dim, dtype)
     turned = attention.rotary_store(
-        qkv, positions, cos_sin, *reference, slots, (*weights, eps, True), shared
+        qkv, positions, cos_sin, *reference, slots, (*weights, eps, True), None, shared
     )
     ops.rotary_store(
         qkv, heads, positions, cos_sin, *found, slots, q_norm=weights[0], k_norm=weights[1],

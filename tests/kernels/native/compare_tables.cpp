@@ -203,16 +203,16 @@ void test_experts(Test& test) {
                 const auto scoring = Scoring(tokens % 3);
                 const auto scales = normals(count + 1);
                 const float* scaled = hidden == 32 ? scales.data() : nullptr;
-                test.kernels.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
+                test.kernels.route({logits.data(), count + 1, count + 1, top_k, scoring, hidden == 32,
                                     ids.data(), weights.data(), scaled}, tokens, test.pool);
-                test.generic.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
+                test.generic.route({logits.data(), count + 1, count + 1, top_k, scoring, hidden == 32,
                                     ids2.data(), weights2.data(), scaled}, tokens, test.single);
                 test.compare("route", weights, weights2, 1e-6);
                 test.compare_whole("route's ids", ids, ids2);
                 const Experts op{x.data(), ids2.data(), weights2.data(), top_k, 1, count,
                                  {views, 2, size, hidden, up_bias.data()},
                                  {views + 2, 1, hidden, size, down_bias.data()},
-                                 1.702f, hidden == 32 ? 0.0f : 2.0f, nullptr, nullptr,
+                                 1.702f, hidden == 32 ? 0.0f : 2.0f, tokens == 40, nullptr, nullptr,
                                  tokens == 1 ? Activation::kSilu : Activation::kGeluTanh};
                 // What is rounded to 8 bits between the products may fall to either side.
                 test.compare("experts", mix(test.kernels, test.pool, op, tokens),
@@ -288,7 +288,7 @@ void test_rotary_store(Test& test) {
                           kv_heads * block_size * dim * int64_t(k.size()), kv_heads, block_size,
                           dim},
                          slots.data(), positions.data(), form % 2 ? table.data() : nullptr,
-                         rotary_dim, weights, weights, 1e-6f, form >= 4, form == 5},
+                         rotary_dim, weights, weights, 1e-6f, nullptr, form >= 4, form == 5},
                         rows, pool);
                     auto out = k.numbers();
                     const auto more = v.numbers();
@@ -328,8 +328,8 @@ void test_attention(Test& test) {
                         kernels.paged_attention(
                             {q.data(), heads * dim, heads, cache, blocks.data(), max_blocks,
                              start.data(), lens.data(), reqs, 0.3f, window > 0 ? window : 0,
-                             group == 3 ? sinks.data() : nullptr, window < 0, out.data(), aligned,
-                             bytes}, rows, pool);
+                             group == 1 && window > 0, group == 3 ? sinks.data() : nullptr,
+                             window < 0, out.data(), aligned, bytes}, rows, pool);
                         return out;
                     };
                     test.compare("paged_attention", run(test.kernels, test.pool),
