@@ -12,10 +12,16 @@ def pictures(*spans: tuple[int, int]) -> list[MediaItem]:
     return [MediaItem(f"p{start}", start, length, "") for start, length in spans]
 
 
+def add(scheduler, name: str, ids: list[int], media: list[MediaItem] = (), **options) -> None:
+    """A request whose pictures are encoded already."""
+    add_request(scheduler, name, ids, media=list(media), **options)
+    scheduler._requests[name].encoded.update(item.content_hash for item in media)
+
+
 def steps(prompt: int, media: list[MediaItem], **limits: object) -> list[int]:
     """Tokens of the prompt in each step."""
     scheduler, runner = make_scheduler(**{"max_num_batched_tokens": 16, **limits})
-    add_request(scheduler, "r", list(range(prompt)), media=media, max_tokens=1)
+    add(scheduler, "r", list(range(prompt)), media=media, max_tokens=1)
     found = []
     while scheduler.has_work():
         plan, _ = run_step(scheduler, runner)
@@ -47,8 +53,8 @@ def test_a_picture_takes_more_than_a_prompt_may():
 
 def test_a_picture_waits_for_a_step_with_room():
     scheduler, runner = make_scheduler(max_num_batched_tokens=16, whole_media=True)
-    add_request(scheduler, "stream", [1, 2], max_tokens=3)
-    add_request(scheduler, "r", list(range(20)), media=pictures((0, 16)), max_tokens=1)
+    add(scheduler, "stream", [1, 2], max_tokens=3)
+    add(scheduler, "r", list(range(20)), media=pictures((0, 16)), max_tokens=1)
     found = []
     while scheduler.has_work():
         plan, _ = run_step(scheduler, runner)
@@ -60,10 +66,10 @@ def test_a_picture_waits_for_a_step_with_room():
 def test_a_cached_prefix_may_end_in_a_picture():
     scheduler, runner = make_scheduler(max_num_batched_tokens=16, whole_media=True)
     media = pictures((6, 12))
-    add_request(scheduler, "first", list(range(20)), media=media)
+    add(scheduler, "first", list(range(20)), media=media)
     run_all(scheduler, runner)
     # Blocks of 4: four are full and the same.
-    add_request(scheduler, "again", [*range(17), *[9] * 23], media=media)
+    add(scheduler, "again", [*range(17), *[9] * 23], media=media)
     plan, _ = run_step(scheduler, runner)
     assert plan.requests[0].num_computed_tokens == 16
     run_all(scheduler, runner)
@@ -72,4 +78,4 @@ def test_a_cached_prefix_may_end_in_a_picture():
 def test_a_picture_that_fits_no_step_is_refused():
     scheduler, _ = make_scheduler(max_num_batched_tokens=16, whole_media=True)
     with pytest.raises(RequestError, match="17 tokens, and a step no more than 16"):
-        add_request(scheduler, "r", list(range(20)), media=pictures((0, 17)))
+        add(scheduler, "r", list(range(20)), media=pictures((0, 17)))
