@@ -149,7 +149,7 @@ def test_wrong_choices_are_named(serve: Serve, field: str, value: dict, words: s
 
 
 def test_a_damaged_file_is_named(serve: Serve) -> None:
-    pytest.importorskip("av")
+    pytest.importorskip("av", reason="the extra `video` is not installed")
     error = error_of(serve().chat(messages=user(video("data:video/mp4;base64,AAAA"))))
     assert "damaged, cut off or of an unknown kind" in error["message"]
 

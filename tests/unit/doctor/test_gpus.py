@@ -66,7 +66,7 @@ def test_everything_an_a100_says():
 
 
 def test_the_reference_binding_reads_the_same(monkeypatch):
-    pynvml = pytest.importorskip("pynvml")
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     library: Any = FakeNvml(A100, RTX_3090, cuda=12040)
     monkeypatch.setattr(pynvml, "nvmlLib", library)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

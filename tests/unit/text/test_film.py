@@ -27,7 +27,7 @@ def shades(count: int = NUM_FRAMES) -> list[np.ndarray]:
 
 
 def written(container: str, codec: str, frames: Iterable[np.ndarray]) -> bytes:
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason="the extra `video` is not installed")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as output:
         stream = output.add_stream(codec, rate=FPS)
@@ -87,7 +87,7 @@ def test_stills():
 
 
 def test_frames_are_turned_as_the_file_says():
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason="the extra `video` is not installed")
     left = np.zeros((48, 64, 3), np.uint8)
     left[:, :32] = 255
     data = bytearray(written("mp4", "mpeg4", [left] * 3))
@@ -131,7 +131,7 @@ def test_lists_of_other_files_are_not_followed(tmp_path, monkeypatch):
     secret.write_bytes(written("mp4", "mpeg4", shades()))
     monkeypatch.chdir(tmp_path)
     relative = b"ffconcat version 1.0\nfile 'secret.mp4'\n"
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason="the extra `video` is not installed")
     with av.open(io.BytesIO(relative)) as container:  # as it does unless told otherwise
         assert container.streams.video
     with pytest.raises(RequestError, match="can't be read"), open_film(relative):
@@ -148,7 +148,7 @@ def test_lists_of_other_files_are_not_followed(tmp_path, monkeypatch):
 
 
 def test_sound_alone_is_no_video():
-    av = pytest.importorskip("av")
+    av = pytest.importorskip("av", reason="the extra `video` is not installed")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="matroska") as output:
         stream = output.add_stream("pcm_s16le", rate=8000)

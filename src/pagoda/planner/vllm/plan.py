@@ -99,7 +99,7 @@ def plan_vllm(
     stages = stage_layers(len(spec.layers), run.stages)
     stored = storage(spec, tensors, run)
     peaks = [activation_peak(spec, run, held, stored) for held in stages]
-    weights = [stage_weights(spec, tensors, run, config, held) for held in stages]
+    weights = [stage_weights(spec, tensors, run, held) for held in stages]
     graphs = graph_memory(spec, run)
     low, likely, high = (round(gib * _GIB) for gib in run.version.non_torch)
     non_torch = Estimate(low, likely, high, f"kernels and communication, of {run.version.name}")

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Any
 
 from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
 from pagoda.base.errors import ConfigError
@@ -40,7 +39,6 @@ def stage_weights(
     spec: ModelSpec,
     tensors: Mapping[str, TensorInfo],
     run: Run,
-    config: Mapping[str, Any] | None,
     held: range,
 ) -> Estimate:
     """Of one rank that holds these layers; the first stage has the embedding and the tower, the
