@@ -102,7 +102,6 @@ def answer(
     subject: Subject,
     hardware: Hardware,
     asked: EngineConfig,
-    speed: DeviceSpeed | None = None,
     users: Users | None = None,
     mode: str = "auto",
 ) -> Answer:
@@ -122,12 +121,18 @@ def answer(
         resolution = resolve(config, subject.spec, subject.tensors, hardware.facts)
     except CapacityError as error:
         return replace(made, problem=str(error))
-    length = resolution.plan.max_model_len
-    context = min(length, users.tokens if users is not None else _USUAL_CONTEXT)
-    estimate = None
-    if speed is not None and subject.spec.writes_text and subject.spec.encoder is None:
-        estimate = _estimate(subject, resolution, hardware, speed, context)
-    return replace(made, resolution=resolution, speed=estimate, speed_context=context)
+    return replace(made, resolution=resolution)
+
+
+def with_speed(made: Answer, speed: DeviceSpeed) -> Answer:
+    """With how fast it decodes and reads prompts, where it fits and writes text."""
+    resolution, spec = made.resolution, made.subject.spec
+    if resolution is None or not spec.writes_text or spec.encoder is not None:
+        return made
+    usual = _USUAL_CONTEXT if made.users is None else made.users.users.tokens
+    context = min(resolution.plan.max_model_len, usual)
+    estimate = _estimate(made.subject, resolution, made.hardware, speed, context)
+    return replace(made, speed=estimate, speed_context=context)
 
 
 def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:

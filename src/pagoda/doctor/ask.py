@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
-from pagoda.doctor.answer import Answer, answer, held_by
+from pagoda.doctor.answer import Answer, answer, held_by, with_speed
 from pagoda.doctor.checks import checkpoint_findings
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware, elsewhere, this_machine
@@ -39,15 +39,6 @@ class Question:
             getattr(args, "mode", None) or "auto",
         )
 
-    def put(
-        self,
-        subject: Subject,
-        hardware: Hardware,
-        config: EngineConfig,
-        speed: DeviceSpeed | None,
-    ) -> Answer:
-        return answer(subject, hardware, config, speed, self.users, self.mode)
-
 
 def answers(question: Question, models: Sequence[str], measuring: Measuring | None) -> list[Answer]:
     """One for each model, all on the same hardware; `measuring` is asked for its speed."""
@@ -58,7 +49,9 @@ def answers(question: Question, models: Sequence[str], measuring: Measuring | No
             machine = probe(subjects[0].file)
             hardware = this_machine(machine, question.config.device.device)
         planned = [
-            question.put(subject, hardware, _named(question.config, subject), None)
+            answer(
+                subject, hardware, _named(question.config, subject), question.users, question.mode
+            )
             for subject in subjects
         ]
         speed = _speed(planned, hardware, measuring)
@@ -66,7 +59,7 @@ def answers(question: Question, models: Sequence[str], measuring: Measuring | No
         if measuring is not None:
             measuring.close()
     if speed is not None:
-        planned = [question.put(made.subject, hardware, made.asked, speed) for made in planned]
+        planned = [with_speed(made, speed) for made in planned]
     return [replace(made, findings=_loading(made, machine)) for made in planned]
 
 

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from pagoda.doctor.answer import answer
+from pagoda.doctor.answer import answer, with_speed
 from pagoda.doctor.measure import Measuring
 from pagoda.kernels import cpu
 from pagoda.planner.speed import DeviceSpeed, ProductSpeed, gpu_speed
@@ -24,7 +24,7 @@ def device(**changes):
 
 def estimate(tmp_path, config, speed):
     subject = subject_of(tmp_path, config)
-    return answer(subject, box(128), asked(subject), speed).speed
+    return with_speed(answer(subject, box(128), asked(subject)), speed).speed
 
 
 LINEAR = 22 * (2048 * (2048 + 2 * 256) + 2048 * 2048 + 3 * 2048 * 5632)
