@@ -42,7 +42,7 @@ def test_requests_of_a_batch_each_count_on():
 def test_results_that_come_a_plan_late_give_the_same_tokens():
     runner = CountingRunner()
     executor = LateExecutor(runner)
-    core = EngineCore(make_scheduler(), executor, steps_in_flight=2)
+    core = EngineCore(make_scheduler(), executor)
     for start in range(5):
         core.handle(request(f"r{start}", list(range(start, start + 9))))
     core.handle(request("stops", [10, 11], stop_token_ids=[14]))
@@ -67,7 +67,7 @@ def test_the_scheduler_is_told_what_each_step_took(depth, monkeypatch):
             return super().execute(plan)
 
     executor = LocalExecutor(SlowRunner()) if depth == 1 else LateExecutor(SlowRunner())
-    core = EngineCore(make_scheduler(), executor, steps_in_flight=depth)
+    core = EngineCore(make_scheduler(), executor)
     told = []
     commit = core.scheduler.commit
     core.scheduler.commit = lambda plan, result, seconds: (
@@ -79,7 +79,7 @@ def test_the_scheduler_is_told_what_each_step_took(depth, monkeypatch):
 
 
 def test_abort_between_plan_and_late_result():
-    core = EngineCore(make_scheduler(), LateExecutor(CountingRunner()), steps_in_flight=2)
+    core = EngineCore(make_scheduler(), LateExecutor(CountingRunner()))
     core.handle(request("a", [1, 2, 3], max_tokens=40))
     core.handle(request("b", [4, 5, 6], max_tokens=10))
     for _ in range(4):

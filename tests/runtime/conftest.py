@@ -9,7 +9,7 @@ import torch
 from pagoda.arch.spec import ModelSpec
 from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.messages import AddRequest
-from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan
+from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.layers.batch import ForwardBatch
 from pagoda.runtime.device import make_device
@@ -144,7 +144,9 @@ class Driver:
         return plan
 
     def execute(self, plan: StepPlan) -> dict[str, RequestResult]:
-        result = self.runner.execute(plan)
+        return self.take_up(plan, self.runner.execute(plan))
+
+    def take_up(self, plan: StepPlan, result: StepResult) -> dict[str, RequestResult]:
         assert result.step_id == plan.step_id
         assert [r.req_id for r in result.results] == [r.req_id for r in plan.requests]
         for entry in result.results:

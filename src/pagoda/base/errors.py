@@ -63,3 +63,11 @@ class CapacityError(PagodaError):
 
 class EngineDeadError(PagodaError):
     """The engine process ended; the message is the root cause."""
+
+
+class EngineAsleepError(EngineDeadError):
+    """The engine was put to sleep, and takes no requests until it is woken."""
+
+    def __init__(self, name: str = "") -> None:
+        of = f" of {name}" if name else ""
+        super().__init__(f"The engine{of} sleeps; POST /wake_up wakes it.")

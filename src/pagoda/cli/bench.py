@@ -5,7 +5,7 @@ import importlib
 
 from pagoda.base.errors import ConfigError
 
-USAGE = "{serve,latency,throughput,startup,serving-cost,llama-bench,micro} [flags]"
+USAGE = "{serve,latency,throughput,startup,serving-cost,host-overhead,llama-bench,micro} [flags]"
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -14,6 +14,7 @@ KINDS = {
     "throughput": "Time many prompts at once.",
     "startup": "Time the way from the command to the first token.",
     "serving-cost": "CPU time per token of the server, the model left out.",
+    "host-overhead": "What the engine does for a decode step, the model left out.",
     "llama-bench": "Prompt and generation speed, as llama-bench prints them.",
     "micro": "Each native kernel against what this machine can do at best.",
 }

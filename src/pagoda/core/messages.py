@@ -92,7 +92,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     top_logprobs: list[float]
 
 
-class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one step added to one request."""
 
     req_id: str

@@ -9,7 +9,7 @@ ENCODE_AHEAD = 4
 kept."""
 
 
-class PlannedRequest(msgspec.Struct, kw_only=True):
+class PlannedRequest(msgspec.Struct, kw_only=True, gc=False):
     """One request's share of a step.
 
     The runner computes positions `num_computed_tokens .. num_computed_tokens + num_tokens`.
@@ -56,10 +56,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(request.num_tokens for request in self.requests)
+        return sum([request.num_tokens for request in self.requests])
 
 
-class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What a step computed for one request."""
 
     req_id: str
@@ -82,5 +82,8 @@ class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 class StepResult(msgspec.Struct, kw_only=True):
     step_id: int
     results: list[RequestResult] = msgspec.field(default_factory=list)
+    tokens: list[int] = msgspec.field(default_factory=list)
+    """Instead of results, where each of the plan's requests got one token and there is nothing
+    else to tell: these, in the plan's order."""
     encoded: list[str] = msgspec.field(default_factory=list)
     """Content hashes of the plan's media items that a step can take up now."""

@@ -46,6 +46,8 @@ class Progress:
             reason = FinishReason.STOP if req.pools else FinishReason.LENGTH
         if end >= req.tables.next_advance and step_id > req.reset_step:
             self._advance(req, min(end, len(req.token_ids)))
+        if tokens and req.is_running and not self._kv.has_states:
+            req.quiet_until = min(req.tables.next_advance, req.max_tokens_total - 1)
         if not tokens and reason is None and result.prompt_logprobs is None:
             return None
         return _delta(req, result, tokens, reason)

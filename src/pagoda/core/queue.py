@@ -1,10 +1,10 @@
 """Requests in the order in which they are served."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 
-from pagoda.core.request import Request
+from pagoda.core.request import Request, RequestStatus
 
 _key = attrgetter("key")
 
@@ -38,3 +38,24 @@ class RequestQueue:
 
     def pop_last(self) -> Request:
         return self._requests.pop()
+
+
+def check_queues(
+    requests: Collection[Request], running: list[Request], waiting: list[Request]
+) -> None:
+    """RuntimeError when the queues and all requests do not add up."""
+    held = [req for req in requests if req.status is RequestStatus.HELD]
+    if {*running, *waiting, *held} != set(requests):
+        raise RuntimeError("A request is neither running, waiting nor held.")
+    for queue, status in ((running, RequestStatus.RUNNING), (waiting, RequestStatus.WAITING)):
+        keys = [req.key for req in queue]
+        if keys != sorted(set(keys)) or any(req.status is not status for req in queue):
+            raise RuntimeError(f"The queue of {status.name.lower()} requests is broken.")
+    for req in waiting + held:
+        if req.num_computed_tokens or req.tables.num_held:
+            raise RuntimeError(f"Request {req.req_id} does not run but holds blocks.")
+    for req in running:
+        if not len(req.token_ids) <= req.num_expected_tokens <= req.max_tokens_total:
+            raise RuntimeError(f"Request {req.req_id} expects impossible tokens.")
+        if not 0 <= req.num_computed_tokens <= req.tables.capacity:
+            raise RuntimeError(f"Request {req.req_id} computed more than its blocks hold.")

@@ -41,8 +41,9 @@ class Request:
         "drafts_in_flight", "encoded", "eos_ids", "generates", "has_row", "holds", "key",
         "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
         "num_computed_tokens", "num_expected_tokens", "num_preemptions", "num_prompt_counted",
-        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id",
-        "reset_step", "status", "stop_ids", "tables", "token_ids", "waiting_for",
+        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "quiet_until",
+        "req_id", "reset_step", "status", "steady_until", "stop_ids", "tables", "token_ids",
+        "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,10 @@ class Request:
         self.num_prompt_logprobs = 0
         """Prompt logprobs delivered, so that recomputed ones are not sent again."""
         self.delta_sent = False
+        self.steady_until = 0
+        """Below so many computed tokens a step of one token needs neither a block nor a thought."""
+        self.quiet_until = 0
+        """While so few tokens are known, one more changes nothing unless it is a stop token."""
         self.pools = message.kind == "pool"
         self.generates = not self.pools and sampling.max_tokens != 0
         room = max_model_len - self.prompt_len

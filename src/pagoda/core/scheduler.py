@@ -22,7 +22,7 @@ from pagoda.core.plan import (
     StepResult,
 )
 from pagoda.core.progress import Progress
-from pagoda.core.queue import RequestQueue
+from pagoda.core.queue import RequestQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.sharing import PrefixesInFlight
 from pagoda.core.step_time import StepTimes, only_decodes, size_of
@@ -141,6 +141,7 @@ class Scheduler:
         req = self._requests.get(req_id)
         if req is not None and req.is_running and req.generates and not self.kv.has_states:
             req.draft_token_ids = list(draft_token_ids)
+            req.steady_until = req.quiet_until = 0
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
@@ -166,8 +167,6 @@ class Scheduler:
         `seconds` is what the step took, where that tells of other steps. Results of requests
         that are gone, even if their id is taken again, change nothing.
         """
-        results = {entry.req_id: entry for entry in result.results}
-        deltas = []
         stats = self._stats
         size = size_of(plan)
         stats.num_steps += 1
@@ -177,32 +176,63 @@ class Scheduler:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, only_decodes(plan))
-        for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
-            if req.status is RequestStatus.FINISHED:
+        in_flight = self._in_flight.pop(plan.step_id)
+        if result.tokens:
+            return self._take_tokens(in_flight, plan, result.tokens)
+        entries = {entry.req_id: entry for entry in result.results}
+        taken = [
+            self._take(req, planned, entries.get(planned.req_id, _NOTHING), plan.step_id)
+            for req, planned in zip(in_flight, plan.requests, strict=True)
+        ]
+        return [delta for delta in taken if delta is not None]
+
+    def _take_tokens(
+        self, in_flight: list[Request], plan: StepPlan, tokens: list[int]
+    ) -> list[RequestDelta]:
+        """Take in one token for each request of a plan."""
+        deltas: list[RequestDelta] = []
+        num_quiet = 0
+        for req, planned, token in zip(in_flight, plan.requests, tokens, strict=True):
+            known = req.token_ids
+            length = len(known)
+            stands = planned.num_computed_tokens + 1 == length
+            if stands and length < req.quiet_until and token not in req.stop_ids:
+                known.append(token)
+                deltas.append(RequestDelta(req_id=req.req_id, token_ids=[token]))
+                num_quiet += 1
                 continue
-            entry = results.get(planned.req_id, _NOTHING)
-            delta = self._progress.apply(req, planned, entry, plan.step_id)
-            if req.num_prompt_counted < req.prompt_len:
-                self._count_prompt(req, planned)
-            if self.kv.has_states and req.is_running and _went_back(req, planned):
-                self._running.remove(req)
-                self._preempt(req)
-            if delta is None:
-                continue
-            stats.generation_tokens += len(delta.token_ids)
+            entry = RequestResult(req_id=req.req_id, token_ids=[token])
+            delta = self._take(req, planned, entry, plan.step_id)
+            if delta is not None:
+                deltas.append(delta)
+        self._stats.generation_tokens += num_quiet
+        return deltas
+
+    def _take(
+        self, req: Request, planned: PlannedRequest, entry: RequestResult, step_id: int
+    ) -> RequestDelta | None:
+        if req.status is RequestStatus.FINISHED:
+            return None
+        delta = self._progress.apply(req, planned, entry, step_id)
+        if req.num_prompt_counted < req.prompt_len:
+            self._count_prompt(req, planned)
+        if self.kv.has_states and req.is_running and _went_back(req, planned):
+            self._running.remove(req)
+            self._preempt(req)
+        if delta is not None:
+            self._stats.generation_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._remove(req)
-            deltas.append(delta)
-        return deltas
+        return delta
 
     def has_work(self) -> bool:
         """Whether a request runs or wants to; held requests do not count."""
         return bool(len(self._running) or len(self._waiting))
 
     @property
-    def num_requests(self) -> int:
-        """Requests that have not ended, held ones among them."""
-        return len(self._requests)
+    def req_ids(self) -> list[str]:
+        """Of the requests that have not ended, held ones among them."""
+        return list(self._requests)
 
     def stats(self) -> EngineStats:
         """A snapshot; `step_seconds` is the engine's to fill in."""
@@ -223,29 +253,35 @@ class Scheduler:
         """RuntimeError when blocks, queues and requests do not add up."""
         self.kv.check_integrity()
         self._sharing.check()
-        running, waiting = list(self._running), list(self._waiting)
-        held = [r for r in self._requests.values() if r.status is RequestStatus.HELD]
-        if {*running, *waiting, *held} != set(self._requests.values()):
-            raise RuntimeError("A request is neither running, waiting nor held.")
-        for queue, status in ((running, RequestStatus.RUNNING), (waiting, RequestStatus.WAITING)):
-            keys = [req.key for req in queue]
-            if keys != sorted(set(keys)) or any(req.status is not status for req in queue):
-                raise RuntimeError(f"The queue of {status.name.lower()} requests is broken.")
-        for req in waiting + held:
-            if req.num_computed_tokens or req.tables.num_held:
-                raise RuntimeError(f"Request {req.req_id} does not run but holds blocks.")
-        for req in running:
-            if not len(req.token_ids) <= req.num_expected_tokens <= req.max_tokens_total:
-                raise RuntimeError(f"Request {req.req_id} expects impossible tokens.")
-            if not 0 <= req.num_computed_tokens <= req.tables.capacity:
-                raise RuntimeError(f"Request {req.req_id} computed more than its blocks hold.")
+        check_queues(self._requests.values(), list(self._running), list(self._waiting))
 
     def _plan_running(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> bool:
         """Plan the running requests; whether any was preempted."""
         behind = len(self._running)
         num_preemptions = self._stats.num_preemptions
+        planned, no_blocks = plan.requests, self._no_blocks
         for req in self._running:
             behind -= 1
+            start = req.num_computed_tokens
+            if (
+                start < req.steady_until
+                and req.num_expected_tokens == start + 1
+                and room.tokens > 0
+            ):
+                # Nearly all of a large batch, nearly always: this costs a quarter of the rest.
+                req.num_computed_tokens = start + 1
+                req.num_expected_tokens = start + 2
+                room.tokens -= 1
+                planned.append(
+                    PlannedRequest(
+                        req_id=req.req_id,
+                        num_computed_tokens=start,
+                        num_tokens=1,
+                        new_block_ids=no_blocks,
+                    )
+                )
+                in_flight.append(req)
+                continue
             missing = req.num_expected_tokens - req.num_computed_tokens
             if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
                 continue
@@ -259,7 +295,7 @@ class Scheduler:
                 if not missing:
                     self._want_encoded(plan, req, req.num_computed_tokens)
                     continue
-            blocks = self._no_blocks
+            blocks = no_blocks
             if req.num_computed_tokens + missing > req.tables.capacity:
                 grown = self._grow(req, req.num_computed_tokens + missing)
                 if grown is None:
@@ -269,7 +305,7 @@ class Scheduler:
                 room.take_prompt(req.num_computed_tokens, missing)
             else:
                 room.take(missing)
-            plan.requests.append(self._advance(req, missing, blocks))
+            planned.append(self._advance(req, missing, blocks))
             in_flight.append(req)
         return self._stats.num_preemptions > num_preemptions
 
@@ -405,8 +441,11 @@ class Scheduler:
         if drafts:
             req.draft_token_ids = []
             req.drafts_in_flight = True
+            req.steady_until = 0
         if last and req.generates:
             req.num_expected_tokens = end + 1
+            if not self.kv.has_states and not drafts:
+                req.steady_until = min(req.tables.capacity, req.compute_limit)
         return PlannedRequest(
             req_id=req.req_id,
             num_computed_tokens=start,
@@ -420,7 +459,7 @@ class Scheduler:
     def _preempt(self, req: Request) -> None:
         """Send a request, already taken from `_running`, back to its place in the queue."""
         self._give_up_blocks(req)
-        req.num_computed_tokens = 0
+        req.num_computed_tokens = req.quiet_until = req.steady_until = 0
         req.reset_step = self._step_id
         req.draft_token_ids = []
         req.encoded.clear()
@@ -436,6 +475,7 @@ class Scheduler:
         elif req.status is RequestStatus.WAITING:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
+        req.quiet_until = 0
         del self._requests[req.req_id]
         if req.has_row:
             self._freed.append(req.req_id)

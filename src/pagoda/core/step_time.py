@@ -38,10 +38,15 @@ class StepSize(NamedTuple):
 
 def only_decodes(plan: StepPlan) -> bool:
     """Whether each request gets its next token and none reads a prompt."""
+    if plan.num_tokens == len(plan.requests):
+        return True
     return all(len(planned.draft_token_ids) + 1 == planned.num_tokens for planned in plan.requests)
 
 
 def size_of(plan: StepPlan) -> StepSize:
+    if plan.num_tokens == len(plan.requests):
+        contexts = [planned.num_computed_tokens for planned in plan.requests]
+        return StepSize(len(contexts), float(sum(contexts) + len(contexts)))
     tokens, pairs = 0, 0.0
     for planned in plan.requests:
         count = planned.num_tokens

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from pagoda.base.errors import EngineDeadError, RequestError
+from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.messages import (
@@ -50,8 +50,8 @@ class _Step:
 class EngineCore:
     """Scheduler and executor, joined.
 
-    `steps_in_flight` of 2 commits each result one plan late, so that a plan can be made while
-    the one before it runs; it pays once an executor computes beside this thread.
+    With an executor of two steps in flight each result is committed one plan late: a plan is made
+    while the one before it runs.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class EngineCore:
         *,
         grammars: Grammars | None = None,
         on_shutdown: Callable[[], object] = lambda: None,
-        steps_in_flight: int = 1,
     ):
         """`on_shutdown` is called when no step runs any more, before the executor goes."""
         self.scheduler = scheduler
@@ -70,9 +69,10 @@ class EngineCore:
         self._on_shutdown = on_shutdown
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
-        self._depth = steps_in_flight
+        self._depth = executor.steps_in_flight
         self._in_flight: deque[_Step] = deque()
         self._deltas: list[RequestDelta] = []
+        self._asleep = False
         self._faults = 0
         self._step_seconds = 0.0
         self._last_ended = 0.0
@@ -82,6 +82,8 @@ class EngineCore:
             "stats": lambda: self.stats(),
             "reset_prefix_cache": lambda: scheduler.reset_prefix_cache(),
             "check_integrity": lambda: scheduler.check_integrity(),
+            "sleep": lambda: self._sleep(),
+            "wake_up": lambda: self._wake_up(),
         }
 
     def handle(self, message: ClientMessage) -> UtilityResult | None:
@@ -126,9 +128,24 @@ class EngineCore:
         return stats
 
     def shutdown(self) -> None:
-        self._in_flight.clear()
+        while self._in_flight:
+            self._in_flight.popleft().future.exception()
         self._on_shutdown()
         self.executor.shutdown()
+
+    def _sleep(self) -> None:
+        """End all requests, forget all prefixes, and have the executor give back its memory."""
+        self._deltas += self.scheduler.abort(self.scheduler.req_ids)
+        while self._in_flight:
+            self._deltas += self._commit(self._in_flight.popleft())
+        self.scheduler.reset_prefix_cache()
+        self._asleep = True
+        self.executor.sleep()
+
+    def _wake_up(self) -> None:
+        if self._asleep:
+            self.executor.wake_up()
+            self._asleep = False
 
     def _execute(self, plan: StepPlan) -> Future[StepResult]:
         try:
@@ -139,6 +156,13 @@ class EngineCore:
             raise
 
     def _add(self, req: AddRequest) -> None:
+        if self._asleep:
+            self._deltas.append(
+                RequestDelta(
+                    req_id=req.req_id, finish_reason="error", error=str(EngineAsleepError())
+                )
+            )
+            return
         try:
             if req.grammar is not None and self._grammars is None:
                 raise RequestError("This engine takes no grammars.", "structured_outputs")

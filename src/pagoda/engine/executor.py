@@ -1,5 +1,6 @@
 """Where a step's plan is computed: behind a future, so that runners may be many and elsewhere."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -11,10 +12,25 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
+
+    def sleep(self) -> None: ...
+
+    def wake_up(self) -> None: ...
+
 
 class Executor(Protocol):
+    steps_in_flight: int
+    """Plans that it is to have at most before the result of the first of them is asked for: 1
+    where futures come back finished, 2 where a plan is made while the one before it runs."""
+
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Start the step; the future holds its result or the exception that ended it."""
+
+    def sleep(self) -> None:
+        """Give back what memory can be; no request is there, and no step until `wake_up`."""
+
+    def wake_up(self) -> None: ...
 
     def shutdown(self) -> None:
         """Let go of the runners; no step is running any more."""
@@ -27,18 +43,63 @@ class LocalExecutor:
     win nothing while the engine has one step in flight.
     """
 
+    steps_in_flight = 1
+
     def __init__(self, runner: Runner):
         self.runner: Runner | None = runner
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         future: Future[StepResult] = Future()
         try:
-            if self.runner is None:
-                raise RuntimeError("The executor was shut down.")
-            future.set_result(self.runner.execute(plan))
+            future.set_result(self._there().execute(plan))
         except Exception as error:  # noqa: BLE001  # the step's edge: EngineCore replies with it
             future.set_exception(error)
         return future
 
+    def sleep(self) -> None:
+        self._there().sleep()
+
+    def wake_up(self) -> None:
+        self._there().wake_up()
+
     def shutdown(self) -> None:
         self.runner = None
+
+    def _there(self) -> Runner:
+        if self.runner is None:
+            raise RuntimeError("The executor was shut down.")
+        return self.runner
+
+
+class DeviceExecutor(LocalExecutor):
+    """One runner in this process, whose device computes beside this thread."""
+
+    steps_in_flight = 2
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        try:
+            return _Awaited(self._there().launch(plan))
+        except Exception as error:  # noqa: BLE001  # as above
+            future: Future[StepResult] = Future()
+            future.set_exception(error)
+            return future
+
+
+class _Awaited(Future[StepResult]):
+    """Ends when it is first asked for, on the thread that asks: nobody else watches the device."""
+
+    def __init__(self, wait: Callable[[], StepResult]):
+        super().__init__()
+        self._wait = wait
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            try:
+                self.set_result(self._wait())
+            except Exception as error:  # noqa: BLE001  # as above
+                self.set_exception(error)
+        return super().exception(timeout)
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        self.exception()
+        return super().result(timeout)

@@ -25,7 +25,7 @@ from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import EngineMessage, EngineProgress, EngineReady
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore, describe
-from pagoda.engine.executor import LocalExecutor
+from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
 from pagoda.engine.transport import MemoryRoom
@@ -135,7 +135,7 @@ class _Startup:
         scheduler = _make_scheduler(resolution, spec)
         core = EngineCore(
             scheduler,
-            LocalExecutor(runner),
+            DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner),
             grammars=grammars,
             on_shutdown=self._kept_prefixes(files, resolution, scheduler.kv, runner),
         )

@@ -22,6 +22,7 @@ class CacheMemory:
     def __init__(self, groups: Sequence[GroupSpec], num_slabs: int, device: Device):
         layout = SlabLayout(groups, num_slabs)
         memory = device.reserve((layout.nbytes if groups else 0,), torch.uint8)
+        self._device, self._memory = device, memory
         self._rows = []
         placed = {}
         for index, group in enumerate(groups):
@@ -35,6 +36,16 @@ class CacheMemory:
         """Of each layer that has a cache, in order."""
         self.layers: KVCaches = [placed[layer][1] for layer in layers]
         """K and V of `ops.kv_cache_shapes`, or convolution and state; a block's are contiguous."""
+
+    def discard(self) -> None:
+        """Give the memory back; nothing is read or written until `restore`."""
+        if self._memory.numel():
+            self._device.discard(self._memory)
+
+    def restore(self) -> None:
+        """The memory again, without what it held."""
+        if self._memory.numel():
+            self._device.restore(self._memory)
 
     def read(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one]."""

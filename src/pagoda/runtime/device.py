@@ -2,6 +2,8 @@
 
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ _DTYPES = {
     "int8": torch.int8,
 }
 
+Fetch = Callable[[], list[np.ndarray]]
+"""Waits for copies that are on their way to the host."""
+
 
 class Device(ABC):
     """One place to compute on; `make_device` chooses it."""
@@ -30,6 +35,8 @@ class Device(ABC):
     name: str
     """`cpu` or `cuda`."""
     torch_device: torch.device
+    runs_ahead = False
+    """Calls only queue work, and return before it is done."""
 
     def dtype(self, name: str) -> torch.dtype:
         """The torch type of a name as in `--dtype` or `--kv-cache-dtype`; ConfigError for an
@@ -61,14 +68,32 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Return when everything given to the device is done."""
 
+    def fetch(self, *tensors: torch.Tensor) -> Fetch:
+        """Have tensors copied to the host as they are once all that is queued now is done; the
+        call of what is returned waits for that."""
+        arrays = [tensor.cpu().numpy() for tensor in tensors]
+        return lambda: arrays
+
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros for a long-lived pool."""
+
+    @abstractmethod
+    def discard(self, pool: torch.Tensor) -> None:
+        """Give back the memory of what `reserve` gave, and with it its content."""
+
+    @abstractmethod
+    def restore(self, pool: torch.Tensor) -> None:
+        """Let a discarded pool be used again."""
 
 
 class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._pages: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
+        """Behind each reserved pool, by its address."""
 
     def set_threads(self, count: int, *, packed: bool = False) -> None:
         super().set_threads(count, packed=packed)
@@ -93,11 +118,23 @@ class CpuDevice(Device):
         if numel == 0:
             return torch.empty(shape, dtype=dtype)
         pages = mmap.mmap(-1, numel * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return torch.frombuffer(pages, dtype=dtype).view(shape)
+        pool = torch.frombuffer(pages, dtype=dtype).view(shape)
+        self._pages[pool.data_ptr()] = pages
+        return pool
+
+    def discard(self, pool: torch.Tensor) -> None:
+        """Its address stays; the system takes the pages, and gives zeros for them (Linux)."""
+        pages = self._pages.get(pool.data_ptr())
+        if pages is not None:
+            pages.madvise(mmap.MADV_DONTNEED)
+
+    def restore(self, pool: torch.Tensor) -> None:
+        pass
 
 
 class CudaDevice(Device):
     name = "cuda"
+    runs_ahead = True
 
     def __init__(self, index: int = 0):
         self.torch_device = torch.device("cuda", index)
@@ -119,13 +156,38 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
+    def fetch(self, *tensors: torch.Tensor) -> Fetch:
+        copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self.torch_device))
+
+        def wait() -> list[np.ndarray]:
+            done.synchronize()
+            return [copy.numpy() for copy in copies]
+
+        return wait
+
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def discard(self, pool: torch.Tensor) -> None:
+        pool.untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+
+    def restore(self, pool: torch.Tensor) -> None:
+        pool.untyped_storage().resize_(pool.nbytes)
+        pool.zero_()
 
 
 def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
     """A numpy array on the device; on the CPU it keeps the array's memory where it can."""
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cuda":
+        # From memory that is not pinned the copy would wait for all that is queued.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def make_device(name: str) -> Device:

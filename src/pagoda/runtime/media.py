@@ -126,6 +126,12 @@ class MediaEncoder:
         self._unfinished: tuple[str, Slices] | None = None
         self.num_encoded = 0
 
+    def forget(self) -> None:
+        """Drop what is kept, and what is half done."""
+        self._kept.clear()
+        self._nbytes = 0
+        self._unfinished = None
+
     def work(self, items: Sequence[MediaItem], seconds: float) -> list[str]:
         """Go on encoding `items` in their order for about so long, a slice at least: content hashes
         of those that are done. What cannot be encoded counts as done: its step tells why.

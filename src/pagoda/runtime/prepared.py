@@ -1,6 +1,7 @@
 """What the host works out before a step is computed."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Self
 
 import numpy as np
@@ -10,6 +11,10 @@ from pagoda.core.plan import PlannedRequest, StepPlan
 from pagoda.runtime import params as need
 from pagoda.runtime.inputs import GroupArrays, StepArrays, step_arrays
 from pagoda.runtime.states import Ints, RequestStates, SamplePlaces, Scheduled
+
+_req_id, _start, _num_tokens, _samples, _drafts = map(
+    attrgetter, ("req_id", "num_computed_tokens", "num_tokens", "samples", "draft_token_ids")
+)
 
 
 @dataclass
@@ -52,9 +57,6 @@ class DecodeRun:
         self._moving = np.stack([scheduled.starts, scheduled.ends])
         scheduled.starts, scheduled.ends = self._moving
         step.places.positions = scheduled.ends
-        self._starts: list[int] = scheduled.starts.tolist()
-        self._ahead = 0
-        """Steps since the one that had these starts."""
         self._steps_in_block = self._count_steps()
 
     @classmethod
@@ -75,7 +77,6 @@ class DecodeRun:
             return False
         self._grow(plan.requests)
         scheduled, arrays, states = self.step.plan, self.step.arrays, self._states
-        self._ahead += 1
         self._moving += 1
         arrays.positions += 1
         arrays.kv_lens += 1
@@ -92,18 +93,15 @@ class DecodeRun:
         return True
 
     def _continues(self, requests: list[PlannedRequest]) -> bool:
-        ids = self.step.plan.req_ids
-        if len(requests) != len(ids):
-            return False
-        ahead = self._ahead + 1
-        last = self._states.max_model_len - 1
-        return all(
-            request.req_id == req_id
-            and request.num_computed_tokens == start + ahead <= last
-            and request.num_tokens == 1
-            and request.samples
-            and not request.draft_token_ids
-            for request, req_id, start in zip(requests, ids, self._starts, strict=True)
+        scheduled = self.step.plan
+        starts = (scheduled.starts + 1).tolist()
+        return (
+            list(map(_req_id, requests)) == scheduled.req_ids
+            and list(map(_start, requests)) == starts
+            and max(starts) < self._states.max_model_len
+            and set(map(_num_tokens, requests)) == {1}
+            and all(map(_samples, requests))
+            and not any(map(_drafts, requests))
         )
 
     def _have_blocks(self, requests: list[PlannedRequest]) -> bool:

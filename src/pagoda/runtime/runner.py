@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, St
 from pagoda.core.sampling import SamplingParams
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
+from pagoda.runtime.ahead import StepAhead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.inputs import build_batch
@@ -27,7 +28,15 @@ from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
-from pagoda.runtime.sampler import NOT_A_NUMBER, most_likely, sample
+from pagoda.runtime.sampler import (
+    CHANGES,
+    NOT_A_NUMBER,
+    FirstMax,
+    choose,
+    most_likely,
+    sample,
+)
+from pagoda.runtime.sleep import PutAway, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.text.images.base import ImageProcessor
 
@@ -35,6 +44,8 @@ logger = get_logger(__name__)
 
 # With nobody waiting for a token: until then a new request waits.
 _ENCODE_SECONDS = 0.1
+# Needs that are more than a token.
+_REPORTS = need.LOGPROBS | need.PROMPT_LOGPROBS | need.POOL
 
 
 @dataclass(eq=False)
@@ -64,6 +75,10 @@ class ModelRunner:
         self.times = StepTimes()
         self.program: StepProgram | None = None
         self._run: DecodeRun | None = None
+        self._ahead: StepAhead | None = None
+        """The last step, where its tokens were not waited for."""
+        self._away: PutAway | None = None
+        """The weights, while they are not on the device."""
         self.media: MediaEncoder | None = None
         if self.images is not None:
             vision = self.spec.vision
@@ -95,10 +110,53 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a plan. Results come in the plan's order, one per planned request."""
+        begun = time.perf_counter()
+        return self._complete(plan, self._begin(plan), begun)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Queue a plan's work on a device that runs ahead; the call of what is returned waits for
+        the result. One plan may be launched before the last one's result is asked for, not two.
+
+        Steps that report more than tokens, verify drafts or encode pictures are waited for here.
+        """
+        begun = time.perf_counter()
+        step = self._begin(plan)
+        waits = step is None or step.needs & _REPORTS or step.plan.num_drafts.any()
+        if step is None or waits or plan.encode:
+            result = self._complete(plan, step, begun)
+            return lambda: result
+        computed = self._timed_forward(step)
+        done = time.perf_counter()
+        if step.needs & CHANGES:
+            self._settle()  # What was generated before decides what comes next.
+        best, broken = self._choose(step, computed)
+        fetch = self.device.fetch(best.values, best.ids)
+        self._ahead = StepAhead(plan, step, self.states, best.ids, fetch, broken)
+        self.times.add("sample", time.perf_counter() - done)
+        self.times.steps += 1
+        self.times.tokens += plan.num_tokens
+        return self._ahead.settle
+
+    def _choose(self, step: PreparedStep, computed: Computed) -> tuple[FirstMax, dict[int, Fault]]:
+        """The tokens on the device, and what is known to be wrong already."""
+        logits, places = computed.logits, step.places
+        if logits is None:
+            nothing = computed.hidden_states[:0, 0]
+            return FirstMax(nothing, nothing.long()), {}
+        if step.needs == 0 and computed.greedy is not None:
+            return computed.greedy, {}
+        rows = step.plan.rows[places.owners]
+        return choose(logits, rows, places.positions, self.states, computed.greedy, self.times)
+
+    def _begin(self, plan: StepPlan) -> PreparedStep | None:
         begun, encoding = time.perf_counter(), self.times.seconds["media"]
         step = self._prepare(plan)
         encoding = self.times.seconds["media"] - encoding
         self.times.add("host", time.perf_counter() - begun - encoding)
+        return step
+
+    def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
         results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
         if step is not None:
             self._compute(step, results)
@@ -109,6 +167,23 @@ class ModelRunner:
         self.times.tokens += plan.num_tokens
         encoded = self._encode_ahead(plan, time.perf_counter() - begun)
         return StepResult(step_id=plan.step_id, results=list(results.values()), encoded=encoded)
+
+    def sleep(self) -> None:
+        """Give back the memory of the caches, and that of a GPU's weights, which wait on the host.
+        No request is known, and nothing is computed until `wake_up`."""
+        self._run = self._ahead = None
+        self.device.synchronize()
+        if self.media is not None:
+            self.media.forget()
+        if self.device.name != "cpu" and self._away is None:
+            self._away = PutAway(tensors_of(self.model))
+        self.cache.discard()
+
+    def wake_up(self) -> None:
+        if self._away is not None:
+            self._away.bring_back()
+            self._away = None
+        self.cache.restore()
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -228,10 +303,9 @@ class ModelRunner:
         return self._encoded(scheduled.select(np.array(healthy, np.int64)))
 
     def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> None:
-        begun = time.perf_counter()
-        computed = self._forward(step)
+        computed = self._timed_forward(step)
+        self._settle()
         done = time.perf_counter()
-        self.times.add("forward", done - begun)
         plan, flags = step.plan, step.flags
         if step.needs & need.PROMPT_LOGPROBS:
             asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
@@ -242,6 +316,18 @@ class ModelRunner:
         self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
 
+    def _settle(self) -> None:
+        """Have the tokens of the step before this one in the rows."""
+        if self._ahead is not None:
+            self._ahead.settle()
+            self._ahead = None
+
+    def _timed_forward(self, step: PreparedStep) -> Computed:
+        begun = time.perf_counter()
+        computed = self._forward(step)
+        self.times.add("forward", time.perf_counter() - begun)
+        return computed
+
     def _forward(self, step: PreparedStep) -> Computed:
         """Hidden states of the step's tokens, and logits where a token is sampled."""
         arrays, samples = step.arrays, step.places.hidden_rows
@@ -250,6 +336,8 @@ class ModelRunner:
             return program.run(arrays, samples)
         device = self.device.torch_device
         batch = build_batch(arrays, self.cache, device)
+        if self._ahead is not None and not self._ahead.settled:
+            self._ahead.fill(batch.token_ids, step)
         if self.media is not None and arrays.media:
             self.media.fill(batch, arrays.media, step.encoded)
         hidden_states = self.model.forward(batch)

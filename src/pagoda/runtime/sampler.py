@@ -19,8 +19,8 @@ from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
 
-# What changes logits, and with them the largest.
-_CHANGES = need.RULES | need.PENALTIES | need.GRAMMAR
+# What changes logits, and with them the largest, by what was generated before.
+CHANGES = need.RULES | need.PENALTIES | need.GRAMMAR
 NOT_A_NUMBER = Fault(
     "The model's output for this request is not a number: the weights or the cache may be "
     "damaged, or the dtype too narrow; try --dtype float32."
@@ -57,7 +57,7 @@ class FirstMax:
 def most_likely(greedy: FirstMax) -> Sampled:
     """The tokens of rows that need nothing else."""
     values, tokens = greedy.arrays
-    return Sampled(tokens, _faults(values), {})
+    return Sampled(tokens, row_faults(values), {})
 
 
 def sample(
@@ -74,10 +74,30 @@ def sample(
     log-probabilities are kept aside; rules, penalties, grammars change the logits; then greedy, or
     temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
     """
+    flags = states.params["flags"][rows]
+    reporting = np.flatnonzero(flags & need.LOGPROBS)
+    raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
+    best, broken = choose(logits, rows, positions, states, greedy, times)
+    top, chosen = best.arrays
+    logprobs = {}
+    if raw is not None:
+        counts = states.params["logprobs"][rows[reporting]]
+        entries = token_logprobs(raw, chosen[reporting], counts)
+        logprobs = dict(zip(reporting.tolist(), entries, strict=True))
+    return Sampled(chosen, row_faults(top) | broken, logprobs)
+
+
+def choose(
+    logits: torch.Tensor,
+    rows: Ints,
+    positions: Ints,
+    states: RequestStates,
+    greedy: FirstMax | None = None,
+    times: StepTimes | None = None,
+) -> tuple[FirstMax, dict[int, Fault]]:
+    """As `sample`, without waiting for the device: the tokens, and what grammars found wrong."""
     params = states.params[rows]
     needs = int(np.bitwise_or.reduce(params["flags"]))
-    reporting = np.flatnonzero(params["flags"] & need.LOGPROBS)
-    raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
     if needs & need.RULES:
         _rules(logits, rows, positions, states)
     if needs & need.PENALTIES:
@@ -89,18 +109,12 @@ def sample(
         broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
         if times is not None:
             times.add("masks", time.perf_counter() - begun)
-    known = greedy is not None and not needs & _CHANGES
+    known = greedy is not None and not needs & CHANGES
     best = greedy if known else FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:
         columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
         ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
-    top, chosen = best.arrays
-    faults = _faults(top) | broken
-    logprobs = {}
-    if raw is not None:
-        entries = token_logprobs(raw, chosen[reporting], params["logprobs"][reporting])
-        logprobs = dict(zip(reporting.tolist(), entries, strict=True))
-    return Sampled(chosen, faults, logprobs)
+    return best, broken
 
 
 def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
@@ -131,7 +145,7 @@ def _triples(flagged: Ints, rows: Ints, positions: Ints) -> list[tuple[int, int,
     return list(zip(*columns, strict=True))
 
 
-def _faults(top: np.ndarray) -> dict[int, Fault]:
+def row_faults(top: np.ndarray) -> dict[int, Fault]:
     """Rows without a token to choose: `top` is each row's largest logit, NaN if it has one."""
     finite = np.isfinite(top)
     if finite.all():

@@ -159,6 +159,8 @@ class RequestStates:
         self.lengths = np.zeros(max_num_reqs, np.int64)
         self.scored = np.zeros(max_num_reqs, np.int64)
         """Prompt tokens that already have their prompt_logprobs entry."""
+        self.births = np.zeros(max_num_reqs, np.int64)
+        """How many requests each row has had, the one of now among them."""
         self.params = np.zeros(max_num_reqs, PARAMS)
         self.tables = [BlockTable(size, max_num_reqs, max_model_len) for size in block_sizes]
         self.rules: dict[int, Rules] = {}
@@ -239,6 +241,15 @@ class RequestStates:
             self._append(plan.rows[owners], known, tokens[first[left] + step])
         return accepted
 
+    def promise(self, rows: Ints, known: Ints) -> None:
+        """A token of each row is being sampled, at position `known`."""
+        self.lengths[rows] = known + 1
+
+    def settle(self, rows: Ints, known: Ints, tokens: Ints) -> None:
+        """The tokens that were promised; the row may have been promised more since."""
+        self.token_ids[rows, known] = tokens
+        self._count(rows, tokens)
+
     def prompt_to_score(self, row: int, start: int, end: int) -> tuple[int, int]:
         """(first, stop) of the prompt tokens to score after computing positions start .. end.
 
@@ -253,8 +264,10 @@ class RequestStates:
 
     def _append(self, rows: Ints, known: Ints, tokens: Ints) -> None:
         """Add one token to each row, at position `known`."""
-        self.token_ids[rows, known] = tokens
-        self.lengths[rows] = known + 1
+        self.promise(rows, known)
+        self.settle(rows, known, tokens)
+
+    def _count(self, rows: Ints, tokens: Ints) -> None:
         if self.counts:
             for i in np.flatnonzero(self.params["flags"][rows] & PENALTIES).tolist():
                 self.counts[int(rows[i])].add((int(tokens[i]),))
@@ -281,6 +294,7 @@ class RequestStates:
         prompt = request.prompt_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.lengths[row] = len(prompt)
+        self.births[row] += 1
         self.scored[row] = 0
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
         if matcher is not None:
@@ -374,6 +388,7 @@ class RequestStates:
         self.token_ids = _grow(self.token_ids, num_rows, self.lengths)
         self.lengths = _grow(self.lengths, num_rows)
         self.scored = _grow(self.scored, num_rows)
+        self.births = _grow(self.births, num_rows)
         self.params = _grow(self.params, num_rows)
         for table in self.tables:
             table.grow(num_rows)

@@ -91,6 +91,8 @@ class FakeRunner:
     """Requests whose next sampling yields no token."""
     broken: set[str] = field(default_factory=set)
     """Requests whose next result is an error."""
+    terse: bool = True
+    """Results that hold one token each and nothing else come as bare tokens."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for req_id in plan.freed:
@@ -113,11 +115,21 @@ class FakeRunner:
             self._write_state(planned, good)
         results = {planned.req_id: self._attend_and_sample(planned) for planned in good}
         empty = [RequestResult(req_id=planned.req_id) for planned in plan.requests]
-        return StepResult(
+        result = StepResult(
             step_id=plan.step_id,
             results=[results.get(entry.req_id, entry) for entry in empty],
             encoded=self._encode(plan),
         )
+        plain = [
+            RequestResult(req_id=entry.req_id, token_ids=entry.token_ids[:1])
+            for entry in result.results
+            if entry.token_ids
+        ]
+        drafts = any(planned.draft_token_ids for planned in plan.requests)
+        if self.terse and result.results == plain and not drafts:
+            result.tokens = [entry.token_ids[0] for entry in plain]
+            result.results = []
+        return result
 
     def _encode(self, plan: StepPlan) -> list[str]:
         """Each item takes two steps."""

@@ -207,7 +207,7 @@ def test_request_waits_outside_the_queue_without_blocking_it():
     scheduler.release("a", "something else")
     assert planned_tokens(run_step(scheduler, runner)[0]) == {"c": 1}
     assert scheduler.schedule() is None and not scheduler.has_work()
-    assert scheduler.num_requests == 1 and scheduler.stats().num_waiting == 1
+    assert len(scheduler.req_ids) == 1 and scheduler.stats().num_waiting == 1
     add_request(scheduler, "d", [9], max_tokens=1)
     scheduler.release("a", "adapter")
     assert planned_tokens(run_step(scheduler, runner)[0]) == {"a": 7}, "its place was kept"
@@ -223,7 +223,7 @@ def test_held_request_can_be_aborted():
     scheduler.hold("a", "grammar")
     assert scheduler.abort(["a"])[0].finish_reason == "abort"
     scheduler.release("a", "grammar")
-    assert scheduler.num_requests == 0 and scheduler.schedule() is None
+    assert not scheduler.req_ids and scheduler.schedule() is None
 
 
 def test_self_preempted_request_runs_on_when_blocks_come_back():

@@ -161,7 +161,7 @@ def test_request_that_can_never_fit_is_refused_with_numbers():
     with pytest.raises(RequestError, match=r"640 B of KV cache.*10 prompt.*8 gen.*are 512 B"):
         add_request(scheduler, "a", PROMPT, max_tokens=8)
     add_request(scheduler, "a", PROMPT, max_tokens=7)  # The last token needs no KV.
-    assert scheduler.num_requests == 1
+    assert len(scheduler.req_ids) == 1
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_bad_messages_are_refused(fields, param):
         scheduler.add(AddRequest(req_id="a", **fields))
     assert caught.value.param == param
     assert isinstance(caught.value, ContextLengthError) == (len(fields["prompt_token_ids"]) > 99)
-    assert scheduler.num_requests == 0
+    assert not scheduler.req_ids
 
 
 def test_id_in_use_is_refused_and_the_first_request_goes_on():

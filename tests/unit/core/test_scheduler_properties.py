@@ -74,10 +74,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         bound=st.sampled_from([{}, {"max_step_growth": 1.1}, {"max_step_seconds": 1e-3}]),
         chance=st.randoms(use_true_random=False),
+        terse=st.booleans(),
     )
     def start(
         self, num_blocks, shape, budget, max_num_reqs, policy, chunked, threshold, depth,
-        caching, bound, chance,
+        caching, bound, chance, terse,
     ):  # fmt: skip
         self.scheduler, self.runner = make_scheduler(
             num_blocks=num_blocks * len(shape["windows"]) + 4 * ("num_states" in shape),
@@ -91,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             **bound,
         )
+        self.runner.terse = terse
         self.depth = depth
         self.chance = chance
         self.healthy = True
@@ -285,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live, f"no end of {sorted(self.live)}"
         while self.in_flight:
             self.commit_oldest()
-        assert not self.scheduler.has_work() and self.scheduler.num_requests == 0
+        assert not self.scheduler.has_work() and not self.scheduler.req_ids
         stats = self.scheduler.stats()
         assert stats.blocks_free == stats.blocks_total
         assert self.scheduler.reset_prefix_cache()

@@ -1,0 +1,100 @@
+"""A step whose tokens are still being computed while the host goes on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.runtime.device import Fetch, to_tensor
+from pagoda.runtime.prepared import PreparedStep
+from pagoda.runtime.sampler import row_faults
+from pagoda.runtime.states import Fault, Ints, RequestStates
+
+
+@dataclass(eq=False)
+class StepAhead:
+    """One token of each sampling request, chosen on the device and not yet seen here.
+
+    The step behind this one takes them where they are (`fill`); the host's rows and the result
+    get them once they are there (`settle`).
+    """
+
+    plan: StepPlan
+    step: PreparedStep
+    states: RequestStates
+    tokens: torch.Tensor
+    """int64 [sampled] on the device."""
+    fetch: Fetch
+    """Each row's largest logit, and `tokens`."""
+    faults: dict[int, Fault]
+    """Sampled rows that had no token to choose from."""
+
+    def __post_init__(self) -> None:
+        scheduled, places, states = self.step.plan, self.step.places, self.states
+        self._result: StepResult | None = None
+        self._rows: Ints = scheduled.rows[places.owners]
+        # A DecodeRun moves its step's arrays on in place.
+        self._positions: Ints = places.positions.copy()
+        self._births: Ints = states.births[self._rows]
+        self._left_out: dict[str, Fault] = {}
+        if len(scheduled.req_ids) < len(self.plan.requests):
+            asked = {planned.req_id for planned in self.plan.requests}
+            left_out = asked.difference(scheduled.req_ids)
+            self._left_out = {req_id: states.fault(req_id) for req_id in left_out}
+        states.promise(self._rows, self._positions)
+
+    @property
+    def settled(self) -> bool:
+        return self._result is not None
+
+    def fill(self, token_ids: torch.Tensor, step: PreparedStep) -> None:
+        """Put the tokens into int64 token_ids [tokens] of the next step, where the host has none
+        yet."""
+        if step is self.step:  # of a DecodeRun: the same requests, a token further
+            token_ids.copy_(self.tokens)
+            return
+        scheduled, births = step.plan, self.states.births
+        nobody = len(self._rows)
+        sampled = np.full(len(births), nobody)
+        sampled[self._rows] = np.arange(nobody)
+        sampled = sampled[scheduled.rows]
+        requests = np.flatnonzero(sampled < nobody)
+        sampled = sampled[requests]
+        positions, starts = self._positions[sampled], scheduled.starts[requests]
+        wanted = self._births[sampled] == births[scheduled.rows[requests]]
+        wanted &= (starts <= positions) & (positions < scheduled.ends[requests])
+        if wanted.any():
+            places = (step.arrays.query_start[requests] + positions - starts)[wanted]
+            taken = self.tokens[to_tensor(sampled[wanted], self.tokens.device)]
+            token_ids[to_tensor(places, token_ids.device)] = taken
+
+    def settle(self) -> StepResult:
+        """Wait for the tokens, and take them up where their requests are still there. Again: the
+        same result."""
+        if self._result is None:
+            top, chosen = self.fetch()
+            self._result = self._take_up(chosen, row_faults(top) | self.faults)
+        return self._result
+
+    def _take_up(self, chosen: Ints, faults: dict[int, Fault]) -> StepResult:
+        plan, places, states = self.plan, self.step.places, self.states
+        alive = self._births == states.births[self._rows]
+        good = alive.copy()
+        good[list(faults)] = False
+        states.settle(self._rows[good], self._positions[good], chosen[good])
+        tokens: list[int] = chosen.tolist()
+        if places.one_each and not faults and not self._left_out:
+            return StepResult(step_id=plan.step_id, tokens=tokens)
+        results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
+        for req_id, fault in self._left_out.items():
+            results[req_id].error, results[req_id].bad_request = fault
+        owners = [self.step.plan.req_ids[owner] for owner in places.owners.tolist()]
+        for row, (req_id, token) in enumerate(zip(owners, tokens, strict=True)):
+            if row in faults:
+                results[req_id].error, results[req_id].bad_request = faults[row]
+                if alive[row]:
+                    states.faults[req_id] = faults[row]
+            else:
+                results[req_id].token_ids = [token]
+        return StepResult(step_id=plan.step_id, results=list(results.values()))
