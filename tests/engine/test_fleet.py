@@ -9,6 +9,7 @@ import pytest
 from pagoda.base.errors import (
     CapacityError,
     ConfigError,
+    EngineAsleepError,
     EngineDeadError,
     ModelNotFoundError,
     SourceError,
@@ -40,6 +41,7 @@ class FakeEngine:
         self.out_of_memory = False
         self.ready: EngineReady | None = None
         self.num_running = 0
+        self.asleep = False
         self.pid = "self"
         FakeEngine.launches.append((self.name, room))
 
@@ -68,6 +70,19 @@ class FakeEngine:
         )
         self.state = "ready"
         return self.ready
+
+    async def sleep(self, *, wait: bool) -> None:
+        if self.state != "ready":
+            raise EngineDeadError("The engine is starting.")
+        assert not self.asleep, "it is told once"
+        self.asleep = True
+        while wait and self.num_running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+    async def wake_up(self) -> None:
+        await asyncio.sleep(0.01)
+        self.asleep = False
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         await asyncio.sleep(0.01)
@@ -288,3 +303,92 @@ async def test_what_failed_is_not_tried_for_each_request(monkeypatch):
 def test_what_can_be_no_model_is_said_at_the_start():
     with pytest.raises(SourceError, match="no file or folder 'nosuch'"):
         model_entries(EngineConfig(), ["nosuch"], [], {})
+
+
+def states(fleet: Fleet) -> list[str]:
+    return [entry.state for entry in fleet.entries]
+
+
+async def test_a_model_that_sleeps_refuses_until_it_is_woken():
+    fleet = make("small", "other")
+    await use(fleet, "small")
+    small = fleet.find("small")
+    await fleet.sleep(small, 1)
+    assert states(fleet) == ["sleeping", "unloaded"] and FakeEngine.running == {"small"}
+    with pytest.raises(EngineAsleepError, match="of small sleeps; POST /wake_up"):
+        await use(fleet, "small")
+    await use(fleet, "other")
+    await fleet.wake(small)
+    await use(fleet, "small")
+    assert [name for name, _ in FakeEngine.launches] == ["small", "other"]
+
+
+async def test_the_second_level_ends_the_engine_and_waking_starts_it():
+    fleet = make("small")
+    await use(fleet, "small")
+    small = fleet.find("small")
+    await fleet.sleep(small, 1)
+    await fleet.sleep(small, 2)
+    assert states(fleet) == ["sleeping"] and FakeEngine.running == set()
+    await fleet.sleep(small, 1)
+    assert small.asleep == 2, "it sleeps as deeply as before"
+    with pytest.raises(EngineAsleepError):
+        await use(fleet, "small")
+    await fleet.wake(small)
+    assert states(fleet) == ["loaded"] and FakeEngine.running == {"small"}
+    await fleet.wake(small)
+    assert len(FakeEngine.launches) == 2
+
+
+async def test_calls_that_overlap_come_one_after_the_other():
+    fleet = make("small")
+    await use(fleet, "small")
+    small = fleet.find("small")
+    calls = [fleet.sleep(small, 2), fleet.wake(small), fleet.sleep(small, 1), fleet.sleep(small, 1)]
+    await asyncio.gather(*calls)
+    assert states(fleet) == ["sleeping"] and FakeEngine.running == {"small"}
+    await asyncio.gather(fleet.wake(small), fleet.wake(small), fleet.sleep(small, 2))
+    assert states(fleet) == ["sleeping"] and FakeEngine.running == set()
+
+
+async def test_a_model_that_loads_is_loaded_before_it_sleeps():
+    fleet = make("small")
+    asked = asyncio.create_task(fleet.ready(fleet.find("small")))
+    await asyncio.sleep(0.001)
+    small = fleet.find("small")
+    assert small.state == "loading"
+    await fleet.sleep(small, 1)
+    assert (await asked) is small.served
+    assert states(fleet) == ["sleeping"]
+
+
+async def test_one_that_was_never_loaded_sleeps_too():
+    fleet = make("small")
+    small = fleet.find("small")
+    await fleet.sleep(small, 1)
+    with pytest.raises(EngineAsleepError):
+        await use(fleet, "small")
+    await fleet.wake(small)
+    assert FakeEngine.running == {"small"}
+
+
+async def test_an_engine_that_cannot_be_asked_is_not_asleep():
+    fleet = make("small")
+    served = await use(fleet, "small")
+    small = fleet.find("small")
+    served.client.state = "starting"
+    with pytest.raises(EngineDeadError, match="starting"):
+        await fleet.sleep(small, 1)
+    served.client.state = "ready"
+    await use(fleet, "small")
+
+
+async def test_what_fails_to_wake_says_why_and_is_tried_again():
+    fleet = make("broken")
+    broken = fleet.find("broken")
+    await fleet.sleep(broken, 2)
+    with pytest.raises(EngineDeadError, match="file is broken"):
+        await fleet.wake(broken)
+    assert states(fleet) == ["failed"]
+    with pytest.raises(EngineDeadError, match="file is broken"):
+        await use(fleet, "broken")

@@ -135,6 +135,7 @@ class FakeClient:
     """Of the pictures that requests had, by content hash."""
     aborted: list[str] = field(default_factory=list)
     running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    inboxes: list[Inbox] = field(default_factory=list)
     stats: EngineStats = field(
         default_factory=lambda: EngineStats(
             blocks_total=64, blocks_free=48, generation_tokens=7, prefix_queries=10, prefix_hits=4
@@ -142,6 +143,7 @@ class FakeClient:
     )
 
     stopped: bool = False
+    asleep: bool = False
     calls: list[str] = field(default_factory=list)
 
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
@@ -172,6 +174,22 @@ class FakeClient:
         self.calls.append(method)
         return not self.running
 
+    async def sleep(self, *, wait: bool) -> None:
+        self.asleep = True
+        while wait and self.running:
+            await asyncio.sleep(0.01)
+        for inbox in self.inboxes:
+            inbox.end("The engine sleeps; POST /wake_up wakes it.")
+        self.drop(list(self.running))
+        await self.call("sleep")
+
+    async def wake_up(self) -> None:
+        await self.call("wake_up")
+        self.asleep = False
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        self.stop()
+
     def deltas(self, request: AddRequest) -> list[RequestDelta]:
         return deltas_of(request, self.script(request))
 
@@ -183,6 +201,7 @@ class FakeClient:
             assert self.ready is not None
             self.queue.admit(requests, len(self.running), self.stats, self.ready)
         inbox = Inbox()
+        self.inboxes.append(inbox)
         for request in requests:
             self.requests.append(request)
             self.running[request.req_id] = asyncio.create_task(

@@ -110,7 +110,7 @@ _MODEL = (
     Compat("--reranking --rerank", "-", "refused", "models generate text"),
     Compat("--pooler-config", "j", "refused", "models generate text"),
     Compat("--pooling", "v", "refused", "models generate text"),
-    Compat("--enable-sleep-mode", "-", "later", "weights stay loaded"),
+    Compat("--enable-sleep-mode", "-", "none", "/sleep is always there"),
     Compat("--model-impl", "v", "none", "Pagoda has its own models"),
     Compat("--logits-processors", "*", "refused", "no code from outside is loaded"),
     Compat("--logits-processor-pattern", "v", "refused", "no code from outside is loaded"),

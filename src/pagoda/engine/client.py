@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pagoda.base.errors import EngineDeadError, RequestError
+from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.engine import EngineConfig
@@ -52,6 +52,10 @@ _REPORT_SECONDS = 3.0
 # keeps: 4 GB on a slow disk.
 _EXIT_SECONDS = 1.5
 _SAVE_SECONDS = 60.0
+# While requests may finish before the engine sleeps; and a GPU's weights on their way, 100 GB at
+# the 2 GB/s of memory that is not pinned.
+_DRAIN_LOOKS = 0.02
+_SLEEP_SECONDS = 60.0
 _NO_PIXELS: Mapping[str, Pixels] = {}
 
 State = Literal["starting", "ready", "dead", "stopped"]
@@ -72,6 +76,8 @@ class EngineClient:
         self.phase = "launch"
         self.restarts = 0
         self.queue = QueueLimit(config.scheduler)
+        self.asleep = False
+        """It takes no requests until `wake_up`."""
         self.out_of_memory = False
         """It died because its model does not fit."""
         self._options = options
@@ -149,10 +155,12 @@ class EngineClient:
         by content hash.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
-        Raises EngineDeadError when the engine is not ready, QueueFullError when too many wait,
-        RequestError for an id that is already running, and sends nothing then.
+        Raises EngineDeadError when the engine is not ready or sleeps, QueueFullError when too many
+        wait, RequestError for an id that is already running, and sends nothing then.
         """
         ready = self._require_ready()
+        if self.asleep:
+            raise EngineAsleepError
         for request in requests:
             if request.req_id in self._inboxes:
                 raise RequestError(f"A request with the id {request.req_id!r} is already running.")
@@ -210,6 +218,28 @@ class EngineClient:
             ) from None
         finally:
             self._calls.pop(call_id, None)
+
+    async def sleep(self, *, wait: bool = False) -> None:
+        """Take no more requests, and have the engine give back the memory of its caches.
+
+        Requests that run end first (`wait`), or at once with EngineAsleepError's words. Where this
+        fails (raises as `call`) the engine is awake.
+        """
+        self._require_ready()
+        self.asleep = True
+        try:
+            while wait and self._inboxes:
+                await asyncio.sleep(_DRAIN_LOOKS)
+            self._end_requests(str(EngineAsleepError()))
+            await self.call("sleep", timeout=_SLEEP_SECONDS)
+        except BaseException:
+            self.asleep = False
+            raise
+
+    async def wake_up(self) -> None:
+        """Take requests again; raises as `call`. An engine that is awake stays so."""
+        await self.call("wake_up", timeout=_SLEEP_SECONDS)
+        self.asleep = False
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """End the process: running requests get `drain_seconds`; nothing is left behind."""
@@ -353,10 +383,15 @@ class EngineClient:
         else:
             self._watch(self._child)
 
-    def _end_streams(self, cause: str) -> None:
-        for inbox in self._inboxes.values():
+    def _end_requests(self, cause: str) -> None:
+        for req_id, inbox in self._inboxes.items():
             inbox.end(cause)
+            self._media.release(req_id)
+            self.queue.forget(req_id)
         self._inboxes.clear()
+
+    def _end_streams(self, cause: str) -> None:
+        self._end_requests(cause)
         self._media.clear()
         self.queue.clear()
         for future in self._calls.values():

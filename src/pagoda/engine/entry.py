@@ -1,5 +1,6 @@
 """A model under its names: whether it is loaded, who uses it, and since when nobody does."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.directory import ServedModel
 
-State = Literal["unloaded", "loading", "loaded", "failed"]
+State = Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
 
 
 @dataclass(eq=False)
@@ -36,14 +37,21 @@ class ModelEntry:
     """time.monotonic() of the last request's end."""
     users: int = 0
     """Requests that hold it."""
+    asleep: int = 0
+    """The level of its sleep: 1 keeps the weights in memory, 2 nothing; 0: it is awake."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it falls asleep or wakes up."""
 
     @property
     def state(self) -> State:
         if self.served is not None:
-            of_client: dict[str, State] = {"ready": "loaded", "starting": "loading"}
+            awake: State = "sleeping" if self.asleep else "loaded"
+            of_client: dict[str, State] = {"ready": awake, "starting": "loading"}
             return of_client.get(self.served.client.state, "failed")
         if self.loading:
             return "loading"
+        if self.asleep:
+            return "sleeping"
         return "unloaded" if self.failure is None else "failed"
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 from pagoda.base.errors import (
     CapacityError,
     ConfigError,
+    EngineAsleepError,
     EngineDeadError,
     ModelNotFoundError,
     PagodaError,
@@ -107,8 +108,11 @@ class Fleet:
     async def ready(self, entry: ModelEntry) -> ServedModel:
         """The model, loaded if need be; hold it with `entry.used()` meanwhile.
 
-        Raises CapacityError where no room can be made, and what loading raises.
+        Raises EngineAsleepError while it sleeps, CapacityError where no room can be made, and what
+        loading raises.
         """
+        if entry.asleep:
+            raise EngineAsleepError(entry.names[0])
         if entry.served is not None and entry.served.client.state != "stopped":
             return entry.served
         if entry.failure is not None and time.monotonic() < entry.retry_at:
@@ -139,6 +143,39 @@ class Fleet:
         await served.client.shutdown(drain_seconds)
         self._tell(entry)
         return True
+
+    async def sleep(self, entry: ModelEntry, level: int, *, wait: bool = False) -> None:
+        """Have a model take no requests and give memory back, until `wake`: that of its cache
+        (level 1), or all of it (level 2). One that sleeps as deeply already stays as it is; one
+        that is being loaded is loaded first.
+
+        Its requests end first (`wait`), or at once. Raises EngineDeadError where the engine cannot
+        be asked, and what loading raises; the model is then awake.
+        """
+        async with entry.turn:
+            load = self._loads.get(entry)
+            if load is not None:
+                await asyncio.shield(load)
+            if entry.served is not None and not entry.asleep:
+                await entry.served.client.sleep(wait=wait)
+            entry.asleep = max(entry.asleep, level)
+            if level > 1:
+                await self.unload(entry)
+            log.info("%s sleeps (level %d).", entry.names[0], entry.asleep)
+            self._tell(entry)
+
+    async def wake(self, entry: ModelEntry) -> None:
+        """Have a model serve again, loaded anew where its weights are gone; raises as `ready`.
+        One that is awake stays so."""
+        async with entry.turn:
+            if entry.served is not None:
+                await entry.served.client.wake_up()
+            if not entry.asleep:
+                return
+            entry.asleep = 0
+            self._tell(entry)
+            await self.ready(entry)
+            log.info("%s is awake.", entry.names[0])
 
     async def watch_idle(self) -> None:
         """Unload models that nobody used for long enough; runs until cancelled."""

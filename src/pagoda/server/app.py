@@ -34,6 +34,7 @@ from pagoda.server.routes import (
     native,
     responses,
     scores,
+    sleep,
     slots,
     tokens,
     unserved,
@@ -58,7 +59,7 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
     install_handlers(app)
     modules = (
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
-        models, tokens, health, metrics, info, slots, docs, unserved,
+        models, tokens, health, metrics, info, sleep, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)

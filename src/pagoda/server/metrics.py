@@ -334,8 +334,11 @@ _SPLIT: tuple[tuple[Any, str, str, str, Callable[[EngineClient], dict[str, int]]
         lambda c: _waiting(c.stats),
     ),
     (
-        GaugeMetricFamily, "engine_sleep_state", "1 at the state that holds; none here sleeps.",
-        "sleep_state", lambda c: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        GaugeMetricFamily, "engine_sleep_state", "1 at the state that holds.",
+        "sleep_state",
+        lambda c: {
+            "awake": int(not c.asleep), "weights_offloaded": int(c.asleep), "discard_all": 0,
+        },
     ),
     (
         CounterMetricFamily, "admission_rejections", "Requests refused because others wait.",

@@ -245,7 +245,7 @@ class ModelPermission(msgspec.Struct, kw_only=True):
 
 class ModelStatus(msgspec.Struct, omit_defaults=True):
     value: str
-    """`unloaded`, `loading`, `loaded` or `failed`."""
+    """`unloaded`, `loading`, `loaded`, `sleeping` or `failed`."""
     pinned: bool = False
     bytes: int | None = None
     """Planned memory, KV pool and all, while it is loaded."""

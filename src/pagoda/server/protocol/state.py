@@ -23,6 +23,10 @@ class CacheReset(msgspec.Struct):
     success: bool
 
 
+class SleepState(msgspec.Struct):
+    is_sleeping: bool
+
+
 class ModelInfo(msgspec.Struct, kw_only=True):
     names: list[str]
     root: str

@@ -75,9 +75,8 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "Code of the engine can't be called over HTTP; script it with pagoda.LLM.": (
         "POST /collective_rpc",
     ),
-    "The engine never sleeps, and idle it uses no CPU; stop the server to free its memory.": (
-        "POST /sleep", "POST /wake_up", "GET /is_sleeping", "POST /release_kv_cache_memory",
-        "POST /pause", "POST /resume", "GET /is_paused",
+    "Use /sleep and /wake_up.": (
+        "POST /release_kv_cache_memory", "POST /pause", "POST /resume", "GET /is_paused",
     ),
     "Use /inference/v1/abort_requests.": ("POST /abort_requests",),
     "Events of the cache are not published; /metrics counts its hits.": ("GET /kv_event_sources",),

@@ -83,5 +83,6 @@ export class Picker {
 function stateOf(status) {
   const known = { loaded: "ready", dead: "failed", stopped: "failed" };
   const state = known[status] ?? status;
-  return ["ready", "unloaded", "failed", "unreachable"].includes(state) ? state : "loading";
+  const said = ["ready", "unloaded", "sleeping", "failed", "unreachable"];
+  return said.includes(state) ? state : "loading";
 }
