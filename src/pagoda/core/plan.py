@@ -22,8 +22,8 @@ class PlannedRequest(msgspec.Struct, kw_only=True, gc=False):
     num_tokens: int
     """1 or more; drafts counted in."""
     new_block_ids: list[list[int]]
-    """Per attention group, blocks appended to the request's tables since the last plan; read only.
-    Block 0 stands where a sliding window no longer reaches."""
+    """Per attention group, blocks appended to the request's tables since the last plan; empty
+    where there are none. Read only. Block 0 stands where a sliding window no longer reaches."""
     states: tuple[int, int] = (0, 0)
     """Of a model with recurrent layers: the block whose state the step goes on from (not read
     where it begins at position 0), and the block it writes."""
@@ -50,6 +50,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """What `encode_for` needs next, to be worked on behind the requests for about as long as they
     took; whatever is not finished is asked for again."""
     encode_for: str = ""
+    again: bool = False
+    """The requests are those of the plan before, in its order, each a token further and with one
+    token; nothing else is new but blocks. What a runner found out about them still holds."""
     freed: list[str] = msgspec.field(default_factory=list)
     """Requests that ended since the last plan; their rows go, before `rows` come: an id may
     be in both."""

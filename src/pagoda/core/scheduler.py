@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left
+from operator import attrgetter
 
 import msgspec
 
@@ -9,7 +10,6 @@ from pagoda.base.errors import RequestError
 from pagoda.core.admission import Admission, Refusal, Start, Unencoded
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
-from pagoda.core.kvcache.spec import attention_groups
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
@@ -29,6 +29,7 @@ from pagoda.core.step_time import StepTimes, only_decodes, size_of
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
+_samples = attrgetter("samples")
 _NOTHING = RequestResult(req_id="")
 NO_STATES = (0, 0)
 
@@ -58,6 +59,8 @@ class Scheduler:
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
         self._in_flight: dict[int, list[Request]] = {}
+        self._streams: list[Request] = []
+        """Of the last plan, if each of its requests got its next token and none was taken back."""
         self._freed: list[str] = []
         self._num_arrived = 0
         self._step_id = 0
@@ -65,7 +68,7 @@ class Scheduler:
             blocks_total=kv.num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1)
         )
         # Most decode steps add no block; runners only read plans, so one object serves all.
-        self._no_blocks: list[list[int]] = [[] for _ in attention_groups(kv.groups)]
+        self._no_blocks: list[list[int]] = []
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
@@ -157,6 +160,10 @@ class Scheduler:
         self._step_id = plan.step_id
         self._in_flight[plan.step_id] = in_flight
         plan.freed, self._freed = self._freed, []
+        one_each = plan.num_tokens == len(in_flight) and all(map(_samples, plan.requests))
+        streams = in_flight if one_each and not plan.rows else []
+        plan.again = bool(streams) and streams == self._streams and not plan.freed
+        self._streams = streams
         return plan
 
     def commit(
@@ -214,6 +221,8 @@ class Scheduler:
         if req.status is RequestStatus.FINISHED:
             return None
         delta = self._progress.apply(req, planned, entry, step_id)
+        if _went_back(req, planned):
+            self._streams = []
         if req.num_prompt_counted < req.prompt_len:
             self._count_prompt(req, planned)
         if self.kv.has_states and req.is_running and _went_back(req, planned):

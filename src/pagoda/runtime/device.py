@@ -187,7 +187,7 @@ def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         # From memory that is not pinned the copy would wait for all that is queued.
         return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def make_device(name: str) -> Device:

@@ -25,7 +25,7 @@ class GroupArrays:
 
     @staticmethod
     def table_of(table: BlockTable, reqs: Ints) -> Ints32:
-        return table.entries[reqs, : table.used[reqs].max()]
+        return table.entries[:, : table.used[reqs].max()].take(reqs, axis=0)
 
 
 @dataclass

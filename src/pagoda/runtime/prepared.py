@@ -12,9 +12,8 @@ from pagoda.runtime import params as need
 from pagoda.runtime.inputs import GroupArrays, StepArrays, step_arrays
 from pagoda.runtime.states import Ints, RequestStates, SamplePlaces, Scheduled
 
-_req_id, _start, _num_tokens, _samples, _drafts = map(
-    attrgetter, ("req_id", "num_computed_tokens", "num_tokens", "samples", "draft_token_ids")
-)
+_req_id, _start, _num_tokens = map(attrgetter, ("req_id", "num_computed_tokens", "num_tokens"))
+_samples, _drafts, _new_blocks = map(attrgetter, ("samples", "draft_token_ids", "new_block_ids"))
 
 
 @dataclass
@@ -70,7 +69,7 @@ class DecodeRun:
 
     def advance(self, plan: StepPlan) -> bool:
         """Make `step` the next plan's; False, with nothing changed, if that ends the run."""
-        if plan.freed or plan.rows or not self._continues(plan.requests):
+        if not plan.again and not self._continues(plan):
             return False
         next_blocks = self._steps_in_block == 1
         if next_blocks and not self._have_blocks(plan.requests):
@@ -92,12 +91,15 @@ class DecodeRun:
                 group.slot_mapping += 1
         return True
 
-    def _continues(self, requests: list[PlannedRequest]) -> bool:
-        scheduled = self.step.plan
+    def _continues(self, plan: StepPlan) -> bool:
+        """Whether the plan is `again` without saying so."""
+        scheduled, requests = self.step.plan, plan.requests
+        if plan.freed or plan.rows or len(requests) != len(scheduled.req_ids):
+            return False
         starts = (scheduled.starts + 1).tolist()
         return (
-            list(map(_req_id, requests)) == scheduled.req_ids
-            and list(map(_start, requests)) == starts
+            list(map(_start, requests)) == starts
+            and list(map(_req_id, requests)) == scheduled.req_ids
             and max(starts) < self._states.max_model_len
             and set(map(_num_tokens, requests)) == {1}
             and all(map(_samples, requests))
@@ -115,15 +117,19 @@ class DecodeRun:
         return True
 
     def _grow(self, requests: list[PlannedRequest]) -> None:
-        grown = [i for i, request in enumerate(requests) if any(request.new_block_ids)]
+        grown = [i for i, blocks in enumerate(map(_new_blocks, requests)) if blocks]
         if not grown:
             return
         rows = self.step.plan.rows
         for index, (table, group) in enumerate(
             zip(self._states.tables, self.step.arrays.groups, strict=True)
         ):
-            for i in grown:
-                table.append(int(rows[i]), requests[i].new_block_ids[index])
+            added = [requests[i].new_block_ids[index] for i in grown]
+            if all(len(blocks) == 1 for blocks in added):
+                table.append_one(rows[grown], [blocks[0] for blocks in added])
+            else:
+                for i, blocks in zip(grown, added, strict=True):
+                    table.append(int(rows[i]), blocks)
             group.block_table = GroupArrays.table_of(table, rows)
 
     def _enter_blocks(self) -> None:

@@ -15,6 +15,7 @@ from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, TokenLogprobs
 from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
+from pagoda.kernels import ops
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.ahead import StepAhead
@@ -144,8 +145,8 @@ class ModelRunner:
         if logits is None:
             nothing = computed.hidden_states[:0, 0]
             return FirstMax(nothing, nothing.long()), {}
-        if step.needs == 0 and computed.greedy is not None:
-            return computed.greedy, {}
+        if step.needs == 0:
+            return computed.greedy or FirstMax(*ops.first_max(logits)), {}
         rows = step.plan.rows[places.owners]
         return choose(logits, rows, places.positions, self.states, computed.greedy, self.times)
 

@@ -60,6 +60,12 @@ class BlockTable:
         self.entries[row, start:stop] = block_ids
         self.used[row] = stop
 
+    def append_one(self, rows: Ints, block_ids: Sequence[int]) -> None:
+        """A block to each of several rows."""
+        used = self.used[rows]
+        self.entries[rows, used] = block_ids
+        self.used[rows] = used + 1
+
     def clear(self, row: int) -> None:
         self.entries[row, : self.used[row]] = 0
         self.used[row] = 0

@@ -91,10 +91,12 @@ class FakeRunner:
     """Requests whose next sampling yields no token."""
     broken: set[str] = field(default_factory=set)
     """Requests whose next result is an error."""
+    last: StepPlan | None = None
     terse: bool = True
     """Results that hold one token each and nothing else come as bare tokens."""
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self._check_again(plan)
         for req_id in plan.freed:
             del self.rows[req_id]
         for new in plan.rows:
@@ -131,6 +133,15 @@ class FakeRunner:
             result.results = []
         return result
 
+    def _check_again(self, plan: StepPlan) -> None:
+        last, self.last = self.last, plan
+        if plan.again:
+            moved = [(one.req_id, one.num_computed_tokens + 1) for one in last.requests]
+            assert [(one.req_id, one.num_computed_tokens) for one in plan.requests] == moved
+            assert not plan.rows and not plan.freed
+            for one in (*last.requests, *plan.requests):
+                assert one.num_tokens == 1 and one.samples and not one.draft_token_ids
+
     def _encode(self, plan: StepPlan) -> list[str]:
         """Each item takes two steps."""
         hashes = [item.content_hash for item in plan.encode]
@@ -141,7 +152,7 @@ class FakeRunner:
     def _prepare(self, planned: PlannedRequest) -> bool:
         """False for a plan that stands on a token that was never sampled (`mute`)."""
         row = self.rows[planned.req_id]
-        for table, blocks in zip(row.tables, planned.new_block_ids, strict=True):
+        for table, blocks in zip(row.tables, planned.new_block_ids, strict=False):
             table.extend(blocks)
         assert planned.num_tokens >= 1
         known = planned.num_computed_tokens + planned.num_tokens - len(planned.draft_token_ids)
