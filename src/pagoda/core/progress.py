@@ -2,9 +2,13 @@
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import RequestDelta
-from pagoda.core.plan import PlannedRequest, RequestResult
+from pagoda.core.plan import PlannedRequest, RequestResult, StepPlan
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.sharing import PrefixesInFlight
+
+# Blocks of a reply go into the prefix cache so many at a time, or when it ends: hashing them one
+# by one took a third of the time that a step of 256 requests spent in the scheduler.
+_LATE_BLOCKS = 7
 
 
 class Progress:
@@ -46,11 +50,41 @@ class Progress:
             reason = FinishReason.STOP if req.pools else FinishReason.LENGTH
         if end >= req.tables.next_advance and step_id > req.reset_step:
             self._advance(req, min(end, len(req.token_ids)))
-        if tokens and req.is_running and not self._kv.has_states:
-            req.quiet_until = min(req.tables.next_advance, req.max_tokens_total - 1)
+        if tokens and req.is_running and step_id > req.reset_step and not self._kv.has_states:
+            self._be_quiet(req)
         if not tokens and reason is None and result.prompt_logprobs is None:
             return None
         return _delta(req, result, tokens, reason)
+
+    def take_quietly(
+        self, requests: list[Request], plan: StepPlan, tokens: list[int]
+    ) -> tuple[list[RequestDelta], list[int]]:
+        """Append a token to each of a plan's requests where nothing follows from it: the deltas,
+        and which requests are left to `apply`."""
+        deltas, others = [], []
+        for i, (req, planned, token) in enumerate(
+            zip(requests, plan.requests, tokens, strict=True)
+        ):
+            known = req.token_ids
+            length = len(known)
+            stands = planned.num_computed_tokens + 1 == length
+            if stands and length < req.quiet_until and token not in req.stop_ids:
+                known.append(token)
+                deltas.append(RequestDelta(req_id=req.req_id, token_ids=[token]))
+            else:
+                others.append(i)
+        return deltas, others
+
+    def publish(self, req: Request) -> None:
+        """Have what a request has computed in the prefix cache, before it gives its blocks up."""
+        if req.quiet_until and len(req.token_ids) > req.tables.next_advance:
+            self._advance(req, len(req.token_ids) - 1)
+
+    def _be_quiet(self, req: Request) -> None:
+        until = req.tables.next_advance
+        if not self._kv.has_windows:
+            until += _LATE_BLOCKS * self._kv.block_size
+        req.quiet_until = min(until, req.max_tokens_total - 1)
 
     def _advance(self, req: Request, num_computed: int) -> None:
         hashes: list[bytes] = []

@@ -5,7 +5,8 @@ from enum import Enum, StrEnum, auto
 
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.tables import BlockTables
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, MediaItem
+from pagoda.core.plan import ENCODE_AHEAD
 
 
 class RequestStatus(Enum):
@@ -134,6 +135,17 @@ class Request:
             if item.start + item.length > start and item.content_hash not in self.encoded:
                 return max(0, min(num_tokens, item.start - start))
         return num_tokens
+
+    def to_encode(self, start: int, end: int) -> list[MediaItem]:
+        """The first media between two positions that are yet to be encoded."""
+        items = [
+            item
+            for item in self.message.media
+            if start < item.start + item.length
+            and item.start < end
+            and item.content_hash not in self.encoded
+        ]
+        return items[:ENCODE_AHEAD]
 
     def append(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append sampled tokens up to one that ends the request: (how many, why it ended)."""

@@ -14,7 +14,6 @@ from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
 from pagoda.core.plan import (
-    ENCODE_AHEAD,
     NewRow,
     PlannedRequest,
     RequestResult,
@@ -25,7 +24,7 @@ from pagoda.core.progress import Progress
 from pagoda.core.queue import RequestQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.sharing import PrefixesInFlight
-from pagoda.core.step_time import StepTimes, only_decodes, size_of
+from pagoda.core.step_time import StepTimes, only_decodes, size_of, size_of_streams
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -58,7 +57,8 @@ class Scheduler:
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
-        self._in_flight: dict[int, list[Request]] = {}
+        self._in_flight: dict[int, tuple[list[Request], bool]] = {}
+        """Of each plan, and whether it gives each of them one token."""
         self._streams: list[Request] = []
         """Of the last plan, if each of its requests got its next token and none was taken back."""
         self._freed: list[str] = []
@@ -158,9 +158,10 @@ class Scheduler:
         if not in_flight and not plan.encode:
             return None
         self._step_id = plan.step_id
-        self._in_flight[plan.step_id] = in_flight
         plan.freed, self._freed = self._freed, []
-        one_each = plan.num_tokens == len(in_flight) and all(map(_samples, plan.requests))
+        one_each = room.tokens == self.limits.max_num_batched_tokens - len(in_flight)
+        one_each = one_each and all(map(_samples, plan.requests))
+        self._in_flight[plan.step_id] = in_flight, one_each
         streams = in_flight if one_each and not plan.rows else []
         plan.again = bool(streams) and streams == self._streams and not plan.freed
         self._streams = streams
@@ -175,15 +176,15 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         stats = self._stats
-        size = size_of(plan)
+        in_flight, one_each = self._in_flight.pop(plan.step_id)
+        size = size_of_streams(plan) if one_each else size_of(plan)
         stats.num_steps += 1
         stats.computed_tokens += int(size.tokens)
         stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
-            self._times.observe(size, seconds, only_decodes(plan))
-        in_flight = self._in_flight.pop(plan.step_id)
+            self._times.observe(size, seconds, one_each or only_decodes(plan))
         if result.tokens:
             return self._take_tokens(in_flight, plan, result.tokens)
         entries = {entry.req_id: entry for entry in result.results}
@@ -197,22 +198,13 @@ class Scheduler:
         self, in_flight: list[Request], plan: StepPlan, tokens: list[int]
     ) -> list[RequestDelta]:
         """Take in one token for each request of a plan."""
-        deltas: list[RequestDelta] = []
-        num_quiet = 0
-        for req, planned, token in zip(in_flight, plan.requests, tokens, strict=True):
-            known = req.token_ids
-            length = len(known)
-            stands = planned.num_computed_tokens + 1 == length
-            if stands and length < req.quiet_until and token not in req.stop_ids:
-                known.append(token)
-                deltas.append(RequestDelta(req_id=req.req_id, token_ids=[token]))
-                num_quiet += 1
-                continue
-            entry = RequestResult(req_id=req.req_id, token_ids=[token])
-            delta = self._take(req, planned, entry, plan.step_id)
+        deltas, others = self._progress.take_quietly(in_flight, plan, tokens)
+        self._stats.generation_tokens += len(deltas)
+        for i in others:
+            entry = RequestResult(req_id=in_flight[i].req_id, token_ids=[tokens[i]])
+            delta = self._take(in_flight[i], plan.requests[i], entry, plan.step_id)
             if delta is not None:
                 deltas.append(delta)
-        self._stats.generation_tokens += num_quiet
         return deltas
 
     def _take(
@@ -272,11 +264,10 @@ class Scheduler:
         for req in self._running:
             behind -= 1
             start = req.num_computed_tokens
-            if (
-                start < req.steady_until
-                and req.num_expected_tokens == start + 1
-                and room.tokens > 0
-            ):
+            blocks: list[list[int]] | None = None
+            if req.num_expected_tokens == start + 1 and room.tokens > 0:
+                blocks = no_blocks if start < req.steady_until else self._extend(req)
+            if blocks is not None:
                 # Nearly all of a large batch, nearly always: this costs a quarter of the rest.
                 req.num_computed_tokens = start + 1
                 req.num_expected_tokens = start + 2
@@ -286,7 +277,7 @@ class Scheduler:
                         req_id=req.req_id,
                         num_computed_tokens=start,
                         num_tokens=1,
-                        new_block_ids=no_blocks,
+                        new_block_ids=blocks,
                     )
                 )
                 in_flight.append(req)
@@ -342,17 +333,19 @@ class Scheduler:
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
         """Have the media behind `start` encoded if a request waits for them, one request's at a
         time: what is computed of a step follows its streams, and encoding takes what is left."""
-        if plan.encode or req.num_ready(start, 1):
-            return
-        end = start + self.limits.max_num_batched_tokens
-        plan.encode = [
-            item
-            for item in req.message.media
-            if start < item.start + item.length
-            and item.start < end
-            and item.content_hash not in req.encoded
-        ][:ENCODE_AHEAD]
-        plan.encode_for = req.req_id
+        if not plan.encode and not req.num_ready(start, 1):
+            plan.encode = req.to_encode(start, start + self.limits.max_num_batched_tokens)
+            plan.encode_for = req.req_id
+
+    def _extend(self, req: Request) -> list[list[int]] | None:
+        """The next block of a stream whose last one is full; None where it is not that simple."""
+        start = req.num_computed_tokens
+        if not req.steady_until or start >= req.compute_limit:
+            return None
+        blocks = self.kv.allocate(req.tables, start + 1)
+        if blocks is not None:
+            req.steady_until = min(req.tables.capacity, req.compute_limit)
+        return blocks
 
     def _grow(self, req: Request, num_tokens: int) -> list[list[int]] | None:
         """Blocks for a running request, taken from the last in order if need be; None when that
@@ -490,6 +483,7 @@ class Scheduler:
             self._freed.append(req.req_id)
 
     def _give_up_blocks(self, req: Request) -> None:
+        self._progress.publish(req)
         if req.block_hashes is not None:
             self._sharing.release(req, self._coming(req, req.block_hashes))
         self.kv.free(req.tables)

@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from operator import attrgetter
 from typing import NamedTuple
 
 from pagoda.core.plan import StepPlan
@@ -24,6 +25,8 @@ _MOST_CLASSES = 32
 _SUBSETS = [chosen for count in (3, 2, 1) for chosen in combinations(range(3), count)]
 _TIE = 1e-9
 
+_start = attrgetter("num_computed_tokens")
+
 
 class StepSize(NamedTuple):
     tokens: float = 0.0
@@ -38,21 +41,22 @@ class StepSize(NamedTuple):
 
 def only_decodes(plan: StepPlan) -> bool:
     """Whether each request gets its next token and none reads a prompt."""
-    if plan.num_tokens == len(plan.requests):
-        return True
     return all(len(planned.draft_token_ids) + 1 == planned.num_tokens for planned in plan.requests)
 
 
 def size_of(plan: StepPlan) -> StepSize:
-    if plan.num_tokens == len(plan.requests):
-        contexts = [planned.num_computed_tokens for planned in plan.requests]
-        return StepSize(len(contexts), float(sum(contexts) + len(contexts)))
     tokens, pairs = 0, 0.0
     for planned in plan.requests:
         count = planned.num_tokens
         tokens += count
         pairs += count * (planned.num_computed_tokens + (count + 1) / 2)
     return StepSize(tokens, pairs)
+
+
+def size_of_streams(plan: StepPlan) -> StepSize:
+    """`size_of` where each request computes one token."""
+    count = len(plan.requests)
+    return StepSize(count, float(sum(map(_start, plan.requests)) + count))
 
 
 class StepCost(NamedTuple):

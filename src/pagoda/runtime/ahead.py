@@ -80,9 +80,12 @@ class StepAhead:
     def _take_up(self, chosen: Ints, faults: dict[int, Fault]) -> StepResult:
         plan, places, states = self.plan, self.step.places, self.states
         alive = self._births == states.births[self._rows]
-        good = alive.copy()
-        good[list(faults)] = False
-        states.settle(self._rows[good], self._positions[good], chosen[good])
+        if alive.all() and not faults:
+            states.settle(self._rows, self._positions, chosen)
+        else:
+            good = alive.copy()
+            good[list(faults)] = False
+            states.settle(self._rows[good], self._positions[good], chosen[good])
         tokens: list[int] = chosen.tolist()
         if places.one_each and not faults and not self._left_out:
             return StepResult(step_id=plan.step_id, tokens=tokens)

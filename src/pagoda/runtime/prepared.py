@@ -56,7 +56,12 @@ class DecodeRun:
         self._moving = np.stack([scheduled.starts, scheduled.ends])
         scheduled.starts, scheduled.ends = self._moving
         step.places.positions = scheduled.ends
-        self._steps_in_block = self._count_steps()
+        self._left: list[Ints] = [
+            table.block_size - scheduled.starts % table.block_size for table in states.tables
+        ]
+        """Of each request, the steps to its next block, since one last entered one."""
+        self._span = self._until = self._soonest()
+        """The fewest of them, then and now."""
 
     @classmethod
     def begin(cls, step: PreparedStep, plan: StepPlan, states: RequestStates) -> Self | None:
@@ -71,9 +76,11 @@ class DecodeRun:
         """Make `step` the next plan's; False, with nothing changed, if that ends the run."""
         if not plan.again and not self._continues(plan):
             return False
-        next_blocks = self._steps_in_block == 1
-        if next_blocks and not self._have_blocks(plan.requests):
-            return False
+        entering = None
+        if self._until == 1:
+            entering = [np.flatnonzero(left == self._span) for left in self._left]
+            if not self._have_blocks(plan.requests, entering):
+                return False
         self._grow(plan.requests)
         scheduled, arrays, states = self.step.plan, self.step.arrays, self._states
         self._moving += 1
@@ -83,9 +90,9 @@ class DecodeRun:
         if arrays.states is not None:
             moved = np.array([request.states for request in plan.requests], np.int32)
             arrays.states.read[:], arrays.states.write[:] = moved.T
-        self._steps_in_block -= 1
-        if next_blocks:
-            self._enter_blocks()
+        self._until -= 1
+        if entering is not None:
+            self._enter_blocks(entering)
         else:
             for group in arrays.groups:
                 group.slot_mapping += 1
@@ -106,11 +113,12 @@ class DecodeRun:
             and not any(map(_drafts, requests))
         )
 
-    def _have_blocks(self, requests: list[PlannedRequest]) -> bool:
+    def _have_blocks(self, requests: list[PlannedRequest], entering: list[Ints]) -> bool:
+        """Whether those that enter a block, by table, have it or get it."""
         scheduled = self.step.plan
-        for index, table in enumerate(self._states.tables):
-            missing = scheduled.ends // table.block_size >= table.used[scheduled.rows]
-            for i in np.flatnonzero(missing).tolist():
+        for index, (table, those) in enumerate(zip(self._states.tables, entering, strict=True)):
+            held = table.used[scheduled.rows[those]] * table.block_size
+            for i in those[held <= scheduled.ends[those]].tolist():
                 block_ids = requests[i].new_block_ids
                 if not block_ids or not block_ids[index]:
                     return False
@@ -132,19 +140,18 @@ class DecodeRun:
                     table.append(int(rows[i]), blocks)
             group.block_table = GroupArrays.table_of(table, rows)
 
-    def _enter_blocks(self) -> None:
-        """Slots anew, now that a request is in its next block."""
+    def _enter_blocks(self, entering: list[Ints]) -> None:
+        """The next slots, now that some requests are in their next block."""
         scheduled = self.step.plan
-        for table, group in zip(self._states.tables, self.step.arrays.groups, strict=True):
-            blocks = scheduled.starts // table.block_size
-            first = table.entries[scheduled.rows, blocks].astype(np.int64) - blocks
-            group.slot_mapping[:] = first * table.block_size + scheduled.starts
-        self._steps_in_block = self._count_steps()
+        groups = zip(self._states.tables, self.step.arrays.groups, strict=True)
+        for (table, group), those, left in zip(groups, entering, self._left, strict=True):
+            group.slot_mapping += 1
+            blocks = scheduled.starts[those] // table.block_size
+            first = table.entries[scheduled.rows[those], blocks].astype(np.int64)
+            group.slot_mapping[those] = first * table.block_size
+            left -= self._span
+            left[those] = table.block_size
+        self._span = self._until = self._soonest()
 
-    def _count_steps(self) -> int:
-        """Until a request leaves one of its blocks."""
-        starts = self.step.plan.starts
-        return min(
-            table.block_size - int((starts % table.block_size).max())
-            for table in self._states.tables
-        )
+    def _soonest(self) -> int:
+        return min(int(left.min()) for left in self._left)

@@ -69,6 +69,8 @@ class KVCacheManager:
             for index, group in enumerate(attention)
             if group.window is not None
         ]
+        self.has_windows = bool(self._windows)
+        """Whether blocks are given back while their request goes on."""
         self.has_states = len(attention) < len(groups)
         """Whether the model has recurrent layers."""
         sizes = self.layout.block_bytes
