@@ -199,3 +199,14 @@ def test_a_late_token_never_lands_in_the_next_request_of_its_row(make_driver, ah
     row = driver.runner.states.token_ids[0]
     assert np.array_equal(row[:31], second.prompt_token_ids)
     assert driver.tokens["second"] == alone.tokens["second"]
+
+
+def test_a_late_token_of_a_request_that_left_counts_for_nobody(ahead, make_request):
+    driver = ahead()
+    repeats = {"temperature": 0.0, "frequency_penalty": 1.0}
+    driver.add(make_request("left", **repeats), make_request("stays", **repeats))
+    driver.step({"left": 64, "stays": 64})
+    driver.free("left")
+    driver.step({"stays": 64})
+    driver.settle()
+    assert len(driver.tokens["stays"]) == 2 and not driver.runner.states.counts.keys() - {1}

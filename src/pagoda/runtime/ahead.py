@@ -36,7 +36,7 @@ class StepAhead:
         self._rows: Ints = scheduled.rows[places.owners]
         # A DecodeRun moves its step's arrays on in place.
         self._positions: Ints = places.positions.copy()
-        self._births: Ints = states.births[self._rows]
+        self._departed: Ints = states.departed[self._rows]
         self._left_out: dict[str, Fault] = {}
         if len(scheduled.req_ids) < len(self.plan.requests):
             asked = {planned.req_id for planned in self.plan.requests}
@@ -54,15 +54,15 @@ class StepAhead:
         if step is self.step:  # of a DecodeRun: the same requests, a token further
             token_ids.copy_(self.tokens)
             return
-        scheduled, births = step.plan, self.states.births
+        scheduled, departed = step.plan, self.states.departed
         nobody = len(self._rows)
-        sampled = np.full(len(births), nobody)
+        sampled = np.full(len(departed), nobody)
         sampled[self._rows] = np.arange(nobody)
         sampled = sampled[scheduled.rows]
         requests = np.flatnonzero(sampled < nobody)
         sampled = sampled[requests]
         positions, starts = self._positions[sampled], scheduled.starts[requests]
-        wanted = self._births[sampled] == births[scheduled.rows[requests]]
+        wanted = self._departed[sampled] == departed[scheduled.rows[requests]]
         wanted &= (starts <= positions) & (positions < scheduled.ends[requests])
         if wanted.any():
             places = (step.arrays.query_start[requests] + positions - starts)[wanted]
@@ -79,7 +79,7 @@ class StepAhead:
 
     def _take_up(self, chosen: Ints, faults: dict[int, Fault]) -> StepResult:
         plan, places, states = self.plan, self.step.places, self.states
-        alive = self._births == states.births[self._rows]
+        alive = self._departed == states.departed[self._rows]
         if alive.all() and not faults:
             states.settle(self._rows, self._positions, chosen)
         else:

@@ -165,8 +165,8 @@ class RequestStates:
         self.lengths = np.zeros(max_num_reqs, np.int64)
         self.scored = np.zeros(max_num_reqs, np.int64)
         """Prompt tokens that already have their prompt_logprobs entry."""
-        self.births = np.zeros(max_num_reqs, np.int64)
-        """How many requests each row has had, the one of now among them."""
+        self.departed = np.zeros(max_num_reqs, np.int64)
+        """How many requests have left each row."""
         self.params = np.zeros(max_num_reqs, PARAMS)
         self.tables = [BlockTable(size, max_num_reqs, max_model_len) for size in block_sizes]
         self.rules: dict[int, Rules] = {}
@@ -208,6 +208,7 @@ class RequestStates:
         row = self._rows.pop(req_id, None)
         if row is None:
             return
+        self.departed[row] += 1
         for table in self.tables:
             table.clear(row)
         self.rules.pop(row, None)
@@ -300,7 +301,6 @@ class RequestStates:
         prompt = request.prompt_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.lengths[row] = len(prompt)
-        self.births[row] += 1
         self.scored[row] = 0
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
         if matcher is not None:
@@ -394,7 +394,7 @@ class RequestStates:
         self.token_ids = _grow(self.token_ids, num_rows, self.lengths)
         self.lengths = _grow(self.lengths, num_rows)
         self.scored = _grow(self.scored, num_rows)
-        self.births = _grow(self.births, num_rows)
+        self.departed = _grow(self.departed, num_rows)
         self.params = _grow(self.params, num_rows)
         for table in self.tables:
             table.grow(num_rows)
