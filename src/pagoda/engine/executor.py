@@ -16,6 +16,9 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Start the step; the future holds its result or the exception that ended it."""
 
+    def check(self) -> None:
+        """Raise why, if a runner is gone; asked while nothing runs."""
+
     def shutdown(self) -> None:
         """Let go of the runners; no step is running any more."""
 
@@ -39,6 +42,9 @@ class LocalExecutor:
         except Exception as error:  # noqa: BLE001  # the step's edge: EngineCore replies with it
             future.set_exception(error)
         return future
+
+    def check(self) -> None:
+        """It is in this process."""
 
     def shutdown(self) -> None:
         self.runner = None

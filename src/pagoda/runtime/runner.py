@@ -27,7 +27,7 @@ from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import DecodeRun, PreparedStep
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
-from pagoda.runtime.sampler import NOT_A_NUMBER, most_likely, sample
+from pagoda.runtime.sampler import NOT_A_NUMBER, Sampled, most_likely, sample
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.text.images.base import ImageProcessor
 
@@ -272,13 +272,7 @@ class ModelRunner:
         plan, places, logits = step.plan, step.places, computed.logits
         if logits is None or not len(places.requests):
             return
-        if step.needs == 0 and computed.greedy is not None:
-            sampled = most_likely(computed.greedy)
-        else:
-            rows = plan.rows[places.owners]
-            sampled = sample(
-                logits, rows, places.positions, self.states, computed.greedy, self.times
-            )
+        sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
@@ -296,6 +290,13 @@ class ModelRunner:
             result.token_ids = tokens[start : start + count]
             if count and start in sampled.logprobs:
                 result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
+
+    def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
+        if step.needs == 0 and computed.greedy is not None:
+            return most_likely(computed.greedy)
+        places = step.places
+        rows = step.plan.rows[places.owners]
+        return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
     def _pool(
         self,
