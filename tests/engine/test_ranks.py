@@ -5,13 +5,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagoda import LLM, SamplingParams
-from pagoda.base.errors import CapacityError, EngineDeadError
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
+from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -292,3 +294,24 @@ def test_a_step_that_fails_on_rank_0_ends_all(fakes):
     assert are_gone(pids)
     with pytest.raises(EngineDeadError, match="odd"), ranks.in_step():
         raise AssertionError("nothing may run any more")
+
+
+def test_gpus_are_counted_and_the_fullest_one_decides(fakes):
+    """The fakes have a byte each."""
+    ranks = fakes("waits")
+    facts = DeviceFacts("cuda", total_memory=8 << 30, free_memory=7 << 30, num_threads=8)
+    with pytest.raises(ConfigError, match="needs 3 GPUs and torch finds 2.*CUDA_VISIBLE_DEVICES"):
+        ranks.share(config_of(ROOT, 3), facts, 2)
+    config, least = ranks.share(config_of(ROOT, 3), facts, 3)
+    assert config == config_of(ROOT, 3)
+    assert (least.free_memory, least.total_memory, least.num_threads) == (1, 1, 8)
+
+
+def test_a_cpu_is_shared(fakes, caplog):
+    ranks = fakes("waits")
+    facts = DeviceFacts("cpu", total_memory=9 << 30, free_memory=6 << 30, num_threads=8)
+    config = replace(config_of(ROOT, 3), device=DeviceConfig("cpu", threads=7))
+    config, part = ranks.share(config, facts, 1)
+    assert (part.free_memory, part.total_memory, part.num_threads) == (2 << 30, 3 << 30, 2)
+    assert config.device.threads == 2
+    assert "3 processes share its cores and memory" in caplog.text

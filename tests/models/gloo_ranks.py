@@ -21,6 +21,10 @@ def on_ranks(size: int, work: Callable[[Parallel], Result]) -> list[Result]:
 
         def run(group: RankGroup) -> Any:
             group.connect(torch.device("cpu"), Path(folder) / "store")
-            return work(group.parallel)
+            try:
+                return work(group.parallel)
+            except BaseException:
+                group._group = None  # hangs up, or the others would wait
+                raise
 
         return list(pool.map(run, groups))

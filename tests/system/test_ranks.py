@@ -97,7 +97,7 @@ def test_replies_and_a_killed_rank(served, folder):
     with pytest.raises(openai.APIError, match="stopped"):
         list(reply)
     served.assert_nothing_left()
-    assert "Traceback" not in "\n".join(line for line in served.log if "[engine.core]" not in line)
+    assert "Traceback" not in "\n".join(served.log)
 
 
 @pytest.mark.slow
@@ -118,6 +118,7 @@ def test_a_killed_engine_takes_its_ranks_along(served):
     (engine,) = set(served.processes()) - {served.process.pid, rank}
     os.kill(engine, signal.SIGKILL)
     wait_until(lambda: rank not in served.processes())
-    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, 90)
-    assert served.stop(signal.SIGINT, 2) == 0
-    served.assert_nothing_left()
+    # Its successor is starting, with a rank that follows it out.
+    assert served.stop(signal.SIGINT, 2) in (0, 130)
+    wait_until(lambda: served.processes() == [])
+    assert served.socket_folders() == []

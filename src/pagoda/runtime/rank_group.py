@@ -72,13 +72,13 @@ class RankGroup:
         width = -(-columns // size)
         if part.shape[1] < width:
             part = torch.nn.functional.pad(part, (0, width - part.shape[1]))
-        parts = part.new_empty((size, *part.shape))
+        parts = part.new_empty((size * len(part), width))
         with _peers_needed():
             self._group._allgather_base(parts, part.contiguous()).wait()
         whole = part.new_empty((len(part), columns))
-        for index, start in enumerate(range(0, columns, width)):
+        for start, of_rank in zip(range(0, columns, width), parts.chunk(size), strict=False):
             stop = min(start + width, columns)
-            whole[:, start:stop] = parts[index, :, : stop - start]
+            whole[:, start:stop] = of_rank[:, : stop - start]
         return whole
 
     def broadcast(self, x: torch.Tensor) -> None:
