@@ -276,13 +276,14 @@ def _watch(
 ) -> None:
     """Wait for a process to end before its time, then for the engine to see it."""
     while not closed.wait(_WATCH_SECONDS):
-        ended = [rank for rank, process in processes.items() if process.poll() is not None]
-        if not ended and owner() is not None:
+        if owner() is not None and all(p.poll() is None for p in processes.values()):
             continue
         ranks = None if closed.wait(_NOTICE_SECONDS) else owner()
         if ranks is not None:
-            code = processes[ended[0]].returncode
-            ranks.unblock(exit_cause(code, f"The process of rank {ended[0]}"))
+            codes = {rank: process.poll() for rank, process in processes.items()}
+            # Who ends with 1 had a reason to give, which may be the loss of another.
+            rank = max(codes, key=lambda rank: (codes[rank] is not None, codes[rank] != 1))
+            ranks.unblock(exit_cause(codes[rank], f"The process of rank {rank}"))
         return
 
 
