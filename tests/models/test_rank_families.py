@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagoda.kernels import ops
 from pagoda.layers.context import Parallel
 from tests.models import encoders, published, test_fp8, tiny, tiny_gguf
 from tests.models import test_compressed_tensors as compressed
@@ -108,35 +109,40 @@ def test_gguf(kind: str, tmp_path: Path):
     check(expected, lambda parallel: tiny.load(path, parallel=parallel))
 
 
-# Groups that run over a rank's columns are cut where its part ends; blocks of fp8, too.
 QUANTIZED = ["w4a16", "w4a16 of 64", "w4a16 of 16", "w4a16 asymmetric", "w8a16", "w8a8",
              "fp8 dynamic", "fp8 blocks", "fp8 ragged blocks"]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_compressed_tensors(case: str, tmp_path: Path):
+def test_compressed_tensors(case: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(compressed.SIZES, "intermediate_size", 256)
     twin, _ = compressed.write(tmp_path, compressed.CASES[case])
     expected = tiny.reference_logits(twin, compressed.IDS)
     check(expected, lambda parallel: published.load(tmp_path, parallel=parallel), compressed.IDS)
 
 
-def test_fp8_in_blocks(tmp_path: Path):
+def test_fp8_in_blocks(tmp_path: Path, monkeypatch):
+    """Of 64 rows and columns: four ranks share each."""
+    monkeypatch.setitem(test_fp8.SIZES, "intermediate_size", 256)
     twin, _ = test_fp8.write(tmp_path, test_fp8.CASES["blocks"])
     expected = tiny.reference_logits(twin, test_fp8.IDS)
     check(expected, lambda parallel: published.load(tmp_path, parallel=parallel), test_fp8.IDS)
 
 
+@pytest.mark.skipif(not ops.can_pack("cpu"), reason="the native kernels are not built here")
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0"])
 def test_packed_weights(kind: str, tmp_path: Path):
-    """Native kernels round activations in groups, which ranks cut alike."""
+    """Native kernels round activations: differently by the part of a row that they see, and no
+    further from what the weights mean."""
     path = tmp_path / "model.gguf"
     reference = tiny.make("llama", hidden_size=128, intermediate_size=256)
     tiny_gguf.write(path, reference, lambda name: Storage[kind])
-    whole = tiny.load(path, packed=True)
-    expected = Driver(whole).run(IDS, chunk=30)
+    exact = Driver(tiny.load(path)).run(IDS, chunk=30)
+
+    def run(parallel: Parallel | None = None) -> torch.Tensor:
+        return Driver(tiny.load(path, packed=True, parallel=parallel)).run(IDS, chunk=9)
+
+    alone = published.relative_error(run(), exact)
     for size in (2, 4):
-        for logits in on_ranks(
-            size,
-            lambda parallel: Driver(tiny.load(path, packed=True, parallel=parallel)).run(IDS, 9),
-        ):
-            assert published.relative_error(logits, expected) < 1e-3
+        for logits in on_ranks(size, run):
+            assert published.relative_error(logits, exact) < 1.2 * alone + 1e-5
