@@ -46,7 +46,7 @@ def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
     ("changes", "error", "words"),
     [
         ({"parallel": ParallelConfig(1, 2)}, ConfigError, "pipeline-parallel-size 2"),
-        ({"parallel": ParallelConfig(3)}, ConfigError, "4 attention heads cannot be split over 3"),
+        ({"parallel": ParallelConfig(3)}, ConfigError, "2 KV heads cannot be repeated over 3"),
         (
             {
                 "model": ModelConfig("MODEL", load_format="dummy", max_model_len=512),

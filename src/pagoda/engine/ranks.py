@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
@@ -26,6 +27,7 @@ from pagoda.engine.child import exit_cause, private_folder
 from pagoda.engine.core import describe
 from pagoda.engine.executor import LocalExecutor, Runner
 from pagoda.engine.rank_link import LeaderEnd, RankDied, RankLaunch, RankReady, RankSetup, RankUp
+from pagoda.planner.parallel import rank_spec
 
 if TYPE_CHECKING:
     import torch
@@ -236,11 +238,16 @@ class RanksExecutor(LocalExecutor):
 
 
 def start_ranks(
-    config: EngineConfig, model_path: Path, give_up: Callable[[str], None] | None
+    config: EngineConfig,
+    spec: ModelSpec,
+    model_path: Path,
+    give_up: Callable[[str], None] | None,
 ) -> Ranks | None:
-    """The other ranks of a model that is split; None for one on a single device."""
+    """The other ranks of a model that is split; None for one on a single device. ConfigError for a
+    model that cannot be split so."""
     if config.parallel.tensor_parallel_size == 1:
         return None
+    rank_spec(spec, config.parallel.tensor_parallel_size)
     return Ranks(config, model_path, give_up=give_up)
 
 

@@ -122,7 +122,7 @@ class _Startup:
         libraries = pool.submit(_import_libraries)
         pool.shutdown(wait=False)
         files, spec = self._read_headers()
-        self.ranks = start_ranks(self.config, files.path, self._give_up)
+        self.ranks = start_ranks(self.config, spec, files.path, self._give_up)
         facts, device = self._find_device(libraries)
         if self.ranks is not None:
             with self._timed("start ranks"):
