@@ -54,6 +54,22 @@ def processes(core: EngineCore) -> list[int]:
     return [process.pid for process in core.executor._ranks._processes.values()]
 
 
+def listening(pid: int) -> set[str]:
+    """Addresses (hex, as /proc has them) on which a process listens."""
+    links = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    listens = "0A"
+    return {
+        words[1].partition(":")[0]
+        for words in lines
+        if words[3] == listens and f"socket:[{words[9]}]" in links
+    }
+
+
 def are_gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -153,6 +169,7 @@ def test_a_request_that_fails_fails_alone(pair):
     assert len(tokens(run(pair, request("next", tiny.random_ids(20)))["next"])) == COUNT
 
 
+@pytest.mark.slow
 def test_four_ranks_and_a_killed_one(tmp_path):
     """Two KV heads for four ranks, and too few blocks; then one of them dies between steps."""
     reference = tiny.make("llama")
@@ -164,6 +181,8 @@ def test_four_ranks_and_a_killed_one(tmp_path):
         assert tokens(deltas[name]) == expected(reference, prompt, 40), name
     assert any(deltas[name][-1].num_preemptions for name in prompts)
     pids, folder = processes(core), core.executor._ranks.folder
+    if Path("/proc/net/tcp").exists():
+        assert [listening(pid) for pid in pids] == [{"0100007F"}] * 3, "127.0.0.1 and no other"
     assert len(pids) == 3 and oct(folder.stat().st_mode)[-3:] == "700"
     core.handle(request("killed", prompts["r0"]))
     core.step()
@@ -177,6 +196,7 @@ def test_four_ranks_and_a_killed_one(tmp_path):
         core.executor.check()
 
 
+@pytest.mark.slow
 def test_pictures_are_encoded_once_for_all(tmp_path):
     reference = vision.make()
     vision.save(reference, tmp_path)
@@ -217,6 +237,7 @@ def test_embeddings(pair, alone):
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_llm_takes_ranks_and_leaves_nothing(hybrid):
     _, folder = hybrid
     options = {"dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 60, "threads": 1}

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = get_logger("engine.rank")
 
+_PATIENCE_SECONDS = 10.0
+
 
 def main() -> NoReturn:
     """The whole process."""
@@ -45,7 +47,8 @@ def main() -> NoReturn:
         sys.exit("This is a rank's process of Pagoda; `pagoda serve` starts it.")
     setup_logging(launch.log_level, launch.log_format)
     folder = Path(launch.folder)
-    threading.Thread(target=_follow_leader, args=(folder,), name="leader", daemon=True).start()
+    follower = threading.Thread(target=_follow_leader, args=(folder,), name="leader", daemon=True)
+    follower.start()
     end = RankEnd(folder, launch.rank)
     try:
         _serve(launch, end)
@@ -55,7 +58,10 @@ def main() -> NoReturn:
             log.exception("Rank %d failed.", launch.rank)
         out_of_memory = isinstance(error, CapacityError | MemoryError)
         end.send(RankDied(launch.rank, describe(error), out_of_memory, lost))
-    end.close()
+        end.close()
+        if lost:
+            # Rank 0 ends us; or it is the one that is gone, and then we clean up behind it.
+            follower.join(_PATIENCE_SECONDS)
     leave(1)
 
 
@@ -73,9 +79,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog.beat(None)
     setup = end.receive()
     assert isinstance(setup, RankSetup)
-    watchdog.beat("load weights")
     group = RankGroup(launch.rank, setup.config.parallel.tensor_parallel_size)
-    runner = _make_runner(launch, setup, device, group)
+    runner = _make_runner(launch, setup, device, group, watchdog)
     end.send(RankReady(launch.rank))
     watchdog.beat(None)
     group.connect(device.torch_device, Path(launch.folder) / "store")
@@ -90,13 +95,18 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
 
 
 def _make_runner(
-    launch: RankLaunch, setup: RankSetup, device: "Device", group: "RankGroup"
+    launch: RankLaunch,
+    setup: RankSetup,
+    device: "Device",
+    group: "RankGroup",
+    watchdog: Watchdog,
 ) -> "FollowingRunner":
     """As start-up makes rank 0's, without what only that one does."""
     from pagoda.models.loader import build_model
     from pagoda.runtime.ranks import FollowingRunner
 
     config = setup.config
+    watchdog.beat("load weights")
     device.set_threads(int(config.device.threads), packed=setup.packed)
     files = open_model(Path(launch.model_path), config.model.mmproj)
     spec = spec_of(files, config.model)
@@ -106,9 +116,11 @@ def _make_runner(
         dtype=device.dtype(config.model.dtype),
         device=str(device.torch_device),
         parallel=group.parallel,
+        progress=lambda done, total: watchdog.beat("load weights"),
         load_format=config.model.load_format,
         packed=setup.packed,
     )
+    watchdog.beat("reserve KV cache")
     own = rank_spec(spec, config.parallel.tensor_parallel_size)
     return FollowingRunner(
         model,

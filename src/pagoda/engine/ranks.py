@@ -97,7 +97,7 @@ class Ranks:
         if facts.device == "cpu":
             log.warning(
                 "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
-                "is for tests, and for machines with several NUMA nodes.", self.size, self.size,
+                "is for tests; one process is faster.", self.size, self.size,
             )  # fmt: skip
             return _part(config, facts, self.size)
         if num_devices < self.size:
