@@ -137,7 +137,7 @@ def test_the_config_reaches_the_server(monkeypatch):
 
 def test_refused_before_a_server_is_imported():
     with pytest.raises(ConfigError):
-        flags.engine_config(parse("serve m -tp 8"))
+        flags.engine_config(parse("serve m -pp 8"))
 
 
 def test_the_first_model_may_have_a_name_of_its_own(tmp_path):

@@ -45,7 +45,8 @@ def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"parallel": ParallelConfig(tensor_parallel_size=2)}, ConfigError, "parallel-size 2"),
+        ({"parallel": ParallelConfig(1, 2)}, ConfigError, "pipeline-parallel-size 2"),
+        ({"parallel": ParallelConfig(3)}, ConfigError, "2 KV heads cannot be repeated over 3"),
         (
             {
                 "model": ModelConfig("MODEL", load_format="dummy", max_model_len=512),

@@ -34,6 +34,17 @@ def test_missing_gpu_is_one_clear_error():
     assert make_device("auto").name == "cpu"
 
 
+def test_a_rank_without_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert str(make_device("cuda", 1).torch_device) == "cuda:1"
+    assert current == [1], "kernels run on the current device"
+    with pytest.raises(ConfigError, match="no GPU 2; torch finds 2"):
+        make_device("cuda", 2)
+
+
 def test_cpu_facts_and_threads():
     device = make_device("cpu")
     assert device.facts().total_memory == cpu_facts().total_memory

@@ -55,6 +55,9 @@ VARIABLES = {
         Variable("MODELSCOPE_ENDPOINT", str, None, "Mirror of ModelScope."),
         Variable("MODELSCOPE_API_TOKEN", str, None, "Access token for ModelScope."),
         Variable("CUDA_VISIBLE_DEVICES", str, None, "NVIDIA GPUs that programs may use, as 0,1."),
+        Variable(
+            "NCCL_SOCKET_IFNAME", str, None, "Where ranks on GPUs meet; lo in Pagoda, this machine."
+        ),
         Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
         Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
     )

@@ -61,3 +61,11 @@ def setup_logging(level: str = "info", log_format: str = "text") -> None:
     root.addHandler(handler)
     root.setLevel(level.upper())
     root.propagate = False
+
+
+def log_settings() -> tuple[str, str]:
+    """(level, format) for a process beside this one: what is worth to be said twice."""
+    root = logging.getLogger(_ROOT)
+    as_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in root.handlers)
+    debugs = root.isEnabledFor(logging.DEBUG)
+    return "debug" if debugs else "warning", "json" if as_json else "text"

@@ -19,7 +19,7 @@ class Compat:
     quiet: tuple[str, ...] = ()
 
 
-_ONE_DEVICE = "a model runs on one device"
+_ONE_DEVICE = "only --tensor-parallel-size spreads a model over devices"
 _ONE_PROCESS = "one server process answers all requests"
 _NO_COMPILER = "nothing is compiled at start"
 _PARSER = "which parser a model needs is read from its chat template"
@@ -144,13 +144,15 @@ _PARALLEL = (
     Compat("--data-parallel-external-lb -dpe", "-", "none", _ONE_DEVICE),
     Compat("--decode-context-parallel-size -dcp", "v", "refused", _ONE_DEVICE, ("1",)),
     Compat("--prefill-context-parallel-size -pcp", "v", "refused", _ONE_DEVICE, ("1",)),
-    Compat("--enable-expert-parallel -ep", "-", "none", _ONE_DEVICE),
+    Compat("--enable-expert-parallel -ep", "-", "none", "ranks always hold whole experts"),
     Compat("--all2all-backend", "v", "none", _ONE_DEVICE),
     Compat("--enable-eplb", "-", "none", _ONE_DEVICE),
     Compat("--eplb-config", "j", "none", _ONE_DEVICE),
     Compat("--enable-dbo", "-", "none", _ONE_DEVICE),
-    Compat("--distributed-executor-backend", "v", "none", _ONE_DEVICE),
-    Compat("--disable-custom-all-reduce", "-", "none", "one device needs no all-reduce"),
+    Compat("--distributed-executor-backend", "v", "none", "each rank is a process of its own"),
+    Compat(
+        "--disable-custom-all-reduce", "-", "none", "ranks sum with NCCL or gloo; there is no other"
+    ),
     Compat("--max-parallel-loading-workers", "v", "none", _ONE_DEVICE),
     Compat("--ray-workers-use-nsight", "-", "none", _ONE_DEVICE),
     Compat("--worker-use-ray", "-", "none", _ONE_DEVICE),

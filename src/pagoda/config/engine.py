@@ -203,11 +203,12 @@ class SchedulerConfig(Options):
 
 @dataclass(frozen=True)
 class ParallelConfig(Options):
-    """Several devices for one model; one for now."""
+    """Several devices for one model."""
 
     tensor_parallel_size: int = option(
-        1, "Devices a layer is split over.", aliases=("-tp", "--tp"), bounds=_AT_LEAST_1
-    )
+        1, "Devices (on a CPU processes) that each layer is split over.",
+        aliases=("-tp", "--tp"), bounds=_AT_LEAST_1,
+    )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, "Devices the layers are spread over.", aliases=("-pp", "--pp"), bounds=_AT_LEAST_1
     )

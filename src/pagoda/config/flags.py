@@ -62,8 +62,8 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
 
 
 def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> EngineConfig:
-    """What `add_engine_flags` parsed; `plan_only` lets several devices pass, which can be planned
-    and not be served yet."""
+    """What `add_engine_flags` parsed; `plan_only` lets pass what can be planned and not be
+    served yet (`check_parallel`)."""
     tag = getattr(namespace, "model_tag", None)
     named = getattr(namespace, "model", None)
     if tag and named and tag != named:
@@ -80,7 +80,7 @@ def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> 
             model = dataclasses.replace(model, served_model_name=names)
         config = dataclasses.replace(config, model=model)
     if not plan_only:
-        _check_parallel(config.parallel)
+        check_parallel(config)
     return config
 
 
@@ -92,12 +92,20 @@ def split_name(word: str) -> tuple[str | None, str]:
     return name, model
 
 
-def _check_parallel(parallel: ParallelConfig) -> None:
-    """Said here as well as by the engine: before an engine is started for nothing."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(parallel, name)
-        if size != 1:
-            raise ConfigError(f"{flag_name(name)} {size} is not supported yet; leave it at 1.")
+def check_parallel(config: EngineConfig) -> None:
+    """ConfigError for what several devices cannot do yet; asked before an engine is started for
+    nothing, and by the engine."""
+    parallel = config.parallel
+    if parallel.pipeline_parallel_size != 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is not supported yet; "
+            "leave it at 1, or split layers with --tensor-parallel-size."
+        )
+    if parallel.tensor_parallel_size != 1 and config.cache.kv_disk is not None:
+        raise ConfigError(
+            "--kv-disk keeps the cache of one device, and --tensor-parallel-size "
+            f"{parallel.tensor_parallel_size} spreads it over several; leave out one of them."
+        )
 
 
 def read_config_file(path: str, given: Collection[str] = ()) -> list[str]:

@@ -39,7 +39,7 @@ class EngineChild:
 
     def __init__(self, config: EngineConfig, options: LaunchOptions):
         launched_at = time.time()
-        self.folder = _private_folder()
+        self.folder = private_folder()
         self.end = ClientEnd(self.folder)
         # -P: a file named torch.py in the working folder must not be imported.
         self.process = subprocess.Popen(
@@ -67,17 +67,7 @@ class EngineChild:
 
     def exit_cause(self) -> str:
         """Why the process ended, as far as its exit status tells."""
-        code = self.process.returncode
-        if code is None or code >= 0:
-            return f"The engine process ended with exit status {code}; its log says why."
-        name = signal.Signals(-code).name
-        hint = ""
-        if name == "SIGKILL":
-            hint = (
-                "; when memory runs out the system does that (see dmesg): choose a smaller "
-                "quantization, or lower --kv-cache-memory-bytes or --max-model-len"
-            )
-        return f"The engine process was ended by {name}{hint}."
+        return exit_cause(self.process.returncode, "The engine process")
 
     def close(self) -> None:
         """End the process if it still runs, and remove its sockets. Harmless when repeated."""
@@ -85,7 +75,21 @@ class EngineChild:
         self._finalizer()
 
 
-def _private_folder() -> Path:
+def exit_cause(code: int | None, what: str) -> str:
+    """Why a process ended, in a sentence with `what` for its subject."""
+    if code is None or code >= 0:
+        return f"{what} ended with exit status {code}; its log says why."
+    name = signal.Signals(-code).name
+    hint = ""
+    if name == "SIGKILL":
+        hint = (
+            "; when memory runs out the system does that (see dmesg): choose a smaller "
+            "quantization, or lower --kv-cache-memory-bytes or --max-model-len"
+        )
+    return f"{what} was ended by {name}{hint}."
+
+
+def private_folder() -> Path:
     """A fresh folder that only this user can enter (mkdtemp makes it 0700)."""
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_FOLDER:

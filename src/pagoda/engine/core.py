@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
+from pagoda.base.errors import CapacityError, EngineAsleepError, EngineDeadError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.messages import (
@@ -150,6 +150,8 @@ class EngineCore:
     def _execute(self, plan: StepPlan) -> Future[StepResult]:
         try:
             return self.executor.execute(plan)
+        except (EngineDeadError, CapacityError):
+            raise  # its runners are gone, and with them the requests of all steps
         except BaseException as error:
             # An interrupt in mid-step: what the step computed is unknown.
             self._deltas += self._fail(plan, error)

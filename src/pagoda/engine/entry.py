@@ -85,7 +85,10 @@ class ModelEntry:
         """What its engine was planned to take, KV pool and all; 0 while it is not loaded."""
         ready = self.served.client.ready if self.served is not None else None
         rows: list[dict[str, Any]] = ready.ledger if ready is not None else []
-        return sum(row["predicted"] for row in rows if row["kind"] == "memory")
+        of_rank: int = sum(row["predicted"] for row in rows if row["kind"] == "memory")
+        # Ranks on a CPU take it from the same memory.
+        shared = ready is not None and ready.device == "cpu"
+        return of_rank * (self.config.parallel.tensor_parallel_size if shared else 1)
 
     @property
     def untouched_bytes(self) -> int:

@@ -32,6 +32,9 @@ class Executor(Protocol):
 
     def wake_up(self) -> None: ...
 
+    def check(self) -> None:
+        """Raise why, if a runner is gone; asked while nothing runs."""
+
     def shutdown(self) -> None:
         """Let go of the runners; no step is running any more."""
 
@@ -61,6 +64,9 @@ class LocalExecutor:
 
     def wake_up(self) -> None:
         self._there().wake_up()
+
+    def check(self) -> None:
+        """It is in this process."""
 
     def shutdown(self) -> None:
         self.runner = None

@@ -62,6 +62,7 @@ class EngineLoop:
         while not self._finished():
             if not self._core.has_work():
                 self._watchdog.beat(None)
+                self._core.executor.check()
                 self._end.wait(_IDLE_MS)
             elif self._core.stalled:
                 self._end.wait(_STALLED_MS)
@@ -131,7 +132,7 @@ def main(start: Start | None = None) -> NoReturn:
         end.send(EngineDied(cause, isinstance(error, CapacityError)))
         code = 1
     end.close()
-    _leave(code)
+    leave(code)
 
 
 def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
@@ -139,7 +140,7 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
         log.error("%s", reason)
         end.send_from_thread(EngineDied(reason))
         time.sleep(0.2)  # the context's own thread hands the message over
-        _leave(1)
+        leave(1)
 
     watchdog = Watchdog(deadline_seconds=launch.startup_timeout, give_up=give_up)
 
@@ -153,7 +154,9 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
     if start is None:
         from pagoda.engine.startup import start_engine
 
-        start = partial(start_engine, launched_at=launch.launched_at, room=launch.room)
+        start = partial(
+            start_engine, launched_at=launch.launched_at, room=launch.room, give_up=give_up
+        )
     core, ready = start(launch.config, report)
     watchdog.disarm()
     # What start-up made stays: keep it out of every later collection.
@@ -172,10 +175,10 @@ def _follow_parent(folder: Path) -> None:
         pass
     log.warning("The parent process is gone; leaving.")
     shutil.rmtree(folder, ignore_errors=True)
-    _leave(1)
+    leave(1)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """Exit at once: threads inside native code must not hold the process up."""
     with contextlib.suppress(OSError):
         sys.stderr.flush()

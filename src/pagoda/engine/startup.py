@@ -2,24 +2,23 @@
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagoda.arch.registry import spec_for
-from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
-from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
+from pagoda.base.errors import CapacityError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.flags import check_parallel
 from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import EngineMessage, EngineProgress, EngineReady
@@ -28,17 +27,17 @@ from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
+from pagoda.engine.model_files import checkpoint_of, spec_of, tensors_of
+from pagoda.engine.rank_link import RankSetup
+from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
 from pagoda.planner.memory import DTYPE_BYTES
-from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
 from pagoda.planner.vision import kept_bytes
 from pagoda.text.images.base import ImageProcessor
 from pagoda.text.images.select import image_processor_for, video_processor_for
-from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
-from pagoda.weights.quantized import QuantizedCheckpoint
 from pagoda.weights.source import resolve_model
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
@@ -59,14 +58,21 @@ def start_engine(
     *,
     launched_at: float | None = None,
     room: MemoryRoom | None = None,
+    give_up: Callable[[str], None] | None = None,
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model and make it ready to serve, telling `report` of every phase.
 
     `launched_at` is time.time() of the command, so that the ledger counts from there. `room` is
-    what other engines leave. Raises the error of whichever phase fails; memory that runs out is a
-    CapacityError.
+    what other engines leave. `give_up` is as `Ranks` takes it. Raises the error of whichever phase
+    fails; memory that runs out is a CapacityError.
     """
-    return _Startup(config, report, launched_at, room).run()
+    startup = _Startup(config, report, launched_at, room, give_up)
+    try:
+        return startup.run()
+    except BaseException:
+        if startup.ranks is not None:
+            startup.ranks.close()
+        raise
 
 
 class _Libraries(NamedTuple):
@@ -92,8 +98,12 @@ class _Startup:
         report: Report,
         launched_at: float | None,
         room: MemoryRoom | None,
+        give_up: Callable[[str], None] | None,
     ):
         self.config = config
+        self.ranks: Ranks | None = None
+        """The other ranks, of a model that is split."""
+        self._give_up = give_up
         self._room = room
         self.report = report
         self.ledger = Ledger()
@@ -103,7 +113,7 @@ class _Startup:
         self._phase = ""
 
     def run(self) -> tuple[EngineCore, EngineReady]:
-        _check_parallel(self.config)
+        check_parallel(self.config)
         # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
         # torch loads. Where others use the cores too, that made start-up and decoding of the
         # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
@@ -112,7 +122,12 @@ class _Startup:
         libraries = pool.submit(_import_libraries)
         pool.shutdown(wait=False)
         files, spec = self._read_headers()
+        self.ranks = start_ranks(self.config, spec, files.path, self._give_up)
         facts, device = self._find_device(libraries)
+        if self.ranks is not None:
+            with self._timed("start ranks"):
+                num_devices = 1 if device is None else device.count
+                self.config, facts = self.ranks.share(self.config, facts, num_devices)
         with self._timed("plan"):
             if self._room is not None:
                 facts = _left_by_others(facts, self._room)
@@ -122,11 +137,17 @@ class _Startup:
                 least = min(self._room.least_context, spec.max_position)
                 self._check_room(self._room, resolution, max_model_len, least)
             self.ledger.plan(resolution.plan, resolution.reasons, max_model_len)
+        if self.ranks is not None:
+            num_slabs, packed = resolution.plan.num_slabs, resolution.packed
+            self.ranks.load(RankSetup(resolution.config, num_slabs, packed))
         if device is None:
             device = self._import_torch(libraries).make_device("cpu")
         threads = _resolved(resolution.config.device.threads)
         device.set_threads(threads, packed=resolution.packed)
         model = self._load(files, spec, device, resolution, libraries.result())
+        if self.ranks is not None:
+            with self._timed("meet ranks"):
+                self.ranks.meet(device.torch_device)
         grammars = Grammars(partial(_vocabulary, self.config.model, files), spec.vocab_size)
         images = None if spec.vision is None else image_processor_for(files)
         runner = self._make_runner(
@@ -135,7 +156,7 @@ class _Startup:
         scheduler = _make_scheduler(resolution, spec)
         core = EngineCore(
             scheduler,
-            DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner),
+            self._executor(runner, device),
             grammars=grammars,
             on_shutdown=self._kept_prefixes(files, resolution, scheduler.kv, runner),
         )
@@ -157,6 +178,11 @@ class _Startup:
             log.info("%s", line)
         return core, ready
 
+    def _executor(self, runner: "ModelRunner", device: "Device") -> LocalExecutor:
+        if self.ranks is not None:
+            return RanksExecutor(runner, self.ranks)
+        return DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner)
+
     def _resolve(self, files: ModelFiles, spec: ModelSpec, facts: DeviceFacts) -> Resolution:
         config, room = self.config, self._room
         wanted = config.model.max_model_len
@@ -165,7 +191,7 @@ class _Startup:
             # A flag that was meant for another model of the server.
             config = replace(config, model=replace(config.model, max_model_len=None))
         try:
-            resolution = resolve(config, spec, self._tensors(files), facts)
+            resolution = resolve(config, spec, tensors_of(files, config.model), facts)
         except CapacityError as error:
             if room is None or room.limit is None:
                 raise
@@ -202,6 +228,8 @@ class _Startup:
         now = time.monotonic()
         if now - self._last_progress >= _PROGRESS_PERIOD or done >= total:
             self._last_progress = now
+            if self.ranks is not None:
+                self.ranks.check()
             self.report(EngineProgress(self._phase, done, total))
 
     def _read_headers(self) -> tuple[ModelFiles, ModelSpec]:
@@ -215,16 +243,7 @@ class _Startup:
             )
         with self._timed("read headers"):
             files = open_model(path, model.mmproj)
-            spec = spec_for(files.config, files.metadata, self._tensors(files))
-            if files.kind == "safetensors":
-                spec = with_sentence_files(spec, files.config, files.folder)
-            return files, spec
-
-    def _tensors(self, files: ModelFiles) -> Mapping[str, TensorInfo]:
-        """None for a dummy load of a folder, which need not hold weights."""
-        if self.config.model.load_format == "dummy" and files.kind != "gguf":
-            return {}
-        return files.checkpoint.tensors
+            return files, spec_of(files, model)
 
     def _find_device(self, libraries: Future[_Libraries]) -> "tuple[DeviceFacts, Device | None]":
         """Facts of the device; a plain CPU's are known without waiting for torch."""
@@ -245,12 +264,7 @@ class _Startup:
         resolution: Resolution,
         libraries: _Libraries,
     ) -> "Model":
-        dummy = self.config.model.load_format == "dummy"
-        checkpoint = None if dummy else files.checkpoint
-        method = resolution.config.model.quantization
-        if checkpoint is not None and method != "none":
-            rounded = quantized_tensors(spec, checkpoint.tensors, method)
-            checkpoint = QuantizedCheckpoint(checkpoint, rounded)
+        checkpoint = checkpoint_of(files, spec, resolution.config.model)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
         with self._timed("load weights"), _memory_guard("loading the weights", resolution):
@@ -259,6 +273,7 @@ class _Startup:
                 checkpoint,
                 dtype=device.dtype(resolution.config.model.dtype),
                 device=str(device.torch_device),
+                parallel=None if self.ranks is None else self.ranks.group.parallel,
                 progress=self._progress,
                 load_format=resolution.config.model.load_format,
                 packed=resolution.packed,
@@ -312,7 +327,8 @@ class _Startup:
             kept = kept_bytes(spec.vision, spec.hidden_size, width, most)
         before = device.memory_used()
         with self._timed("reserve KV cache"), _memory_guard("reserving the KV cache", resolution):
-            runner = libraries.runner(
+            make = libraries.runner if self.ranks is None else self.ranks.runner
+            runner = make(
                 model,
                 spec,
                 list(resolution.plan.groups),
@@ -328,20 +344,12 @@ class _Startup:
             )
         self.ledger.measured["KV pool"] = device.memory_used() - before
         before = device.memory_used()
-        with self._timed("warm up"), _memory_guard("the first step", resolution):
+        together = nullcontext if self.ranks is None else self.ranks.in_step
+        with self._timed("warm up"), together(), _memory_guard("the first step", resolution):
             num_tokens = runner.warm_up()
         self.ledger.measured["activations"] = device.memory_used() - before
         self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
         return runner
-
-
-def _check_parallel(config: EngineConfig) -> None:
-    for flag, size in (
-        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
-        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
-    ):
-        if size != 1:
-            raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
 
 
 def _media(

@@ -65,8 +65,8 @@ class EngineEnd:
     def __init__(self, folder: Path):
         self._context = zmq.Context()
         self._folder = folder
-        self._requests = _receiver(self._context, folder / "requests")
-        self._outputs = _sender(self._context, folder / "outputs")
+        self._requests = receiver(self._context, folder / "requests")
+        self._outputs = sender(self._context, folder / "outputs")
 
     def wait(self, timeout_ms: int) -> bool:
         """Sleep until a message is there; False when the time passes first."""
@@ -88,7 +88,7 @@ class EngineEnd:
 
     def send_from_thread(self, message: EngineMessage) -> None:
         """As `send`, from any thread: over a socket of its own, gone before it returns."""
-        outputs = _sender(self._context, self._folder / "outputs")
+        outputs = sender(self._context, self._folder / "outputs")
         outputs.send(_ENCODER.encode(message))
         outputs.close(linger=_LINGER_MS)
 
@@ -104,8 +104,8 @@ class ClientEnd:
 
     def __init__(self, folder: Path):
         self._context = zmq.Context()
-        self._outputs = _receiver(self._context, folder / "outputs")
-        self._requests = _sender(self._context, folder / "requests")
+        self._outputs = receiver(self._context, folder / "outputs")
+        self._requests = sender(self._context, folder / "requests")
 
     def fileno(self) -> int:
         return int(self._outputs.getsockopt(zmq.FD))
@@ -125,15 +125,17 @@ class ClientEnd:
         self._context.destroy(linger=0)
 
 
-def _receiver(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+def receiver(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+    """One that takes whatever comes: bound to `path`."""
     socket = context.socket(zmq.PULL)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.bind(f"ipc://{path}")
     return socket
 
 
-def _sender(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
-    """Without a high-water mark: a slow reader must never block the engine's loop."""
+def sender(context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> "zmq.Socket[bytes]":
+    """One to whoever binds `path`, without a high-water mark: a slow reader must never block the
+    engine's loop."""
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)

@@ -1,7 +1,7 @@
 """What every layer is built with: dtype, device, this rank's place, shared rotary tables."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,8 +20,14 @@ class Parallel:
     size: int = 1
     reduce: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Sum of all ranks' tensors."""
-    gather: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """All ranks' tensors side by side on the last dimension, in rank order."""
+    gather: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+    """All ranks' parts [rows, columns] side by side in rank order, so many columns in all; as
+    `share_rows` deals them out."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether it holds the vision tower: the first rank encodes pictures for all."""
+        return self.rank == 0
 
     def share(self, total: int, what: str) -> slice:
         """This rank's equal part of `total`; ConfigError where it does not divide."""
@@ -53,8 +59,8 @@ class Parallel:
     def summed(self, partial: torch.Tensor) -> torch.Tensor:
         return partial if self.reduce is None else self.reduce(partial)
 
-    def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        return part if self.gather is None else self.gather(part)
+    def gathered(self, part: torch.Tensor, columns: int) -> torch.Tensor:
+        return part if self.gather is None else self.gather(part, columns)
 
 
 @dataclass
@@ -66,3 +72,8 @@ class LayerContext:
     rotary: RotaryTables
     packed: bool = False
     """Weights are packed for the native kernels; activations are fp32 then."""
+
+    @property
+    def whole(self) -> "LayerContext":
+        """For a layer that a rank holds without the others."""
+        return self if self.parallel.size == 1 else replace(self, parallel=Parallel())

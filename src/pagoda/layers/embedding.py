@@ -49,7 +49,7 @@ class VocabTable(WeightedLayer):
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] -> fp32 [rows, vocab_size] (this rank's part without a gather)."""
         part = self.format.apply(hidden_states, out_dtype=torch.float32)
-        return self._context.parallel.gathered(part)
+        return self._context.parallel.gathered(part, self.vocab_size)
 
     @property
     def nbytes(self) -> int:

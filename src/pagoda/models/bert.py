@@ -39,8 +39,9 @@ class Bert(Model):
         self.offset = spec.encoder.position_offset
         self.last_type = spec.encoder.num_token_types - 1
         self.embed = VocabTable(context, spec.vocab_size, hidden)
-        self.positions = VocabTable(context, spec.encoder.num_positions, hidden)
-        self.types = VocabTable(context, spec.encoder.num_token_types, hidden)
+        # Too small to be worth an exchange between ranks.
+        self.positions = VocabTable(context.whole, spec.encoder.num_positions, hidden)
+        self.types = VocabTable(context.whole, spec.encoder.num_token_types, hidden)
         self.embed_norm = LayerNorm(context, hidden, spec.norm_eps)
         self.layers = nn.ModuleList(BertLayer(context, spec, layer) for layer in spec.layers)
         if spec.pooling.labels:

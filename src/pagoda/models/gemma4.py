@@ -84,8 +84,8 @@ class Gemma4(CausalLM):
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
-        if spec.vision is not None:
-            self.vision = PooledVisionTower(context, spec.vision, spec.hidden_size)
+        if spec.vision is not None and context.parallel.sees:
+            self.vision = PooledVisionTower(context.whole, spec.vision, spec.hidden_size)
 
     def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
         return self.vision.slices(patches, grid)

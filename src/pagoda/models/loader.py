@@ -162,7 +162,7 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _items(model: Model) -> _Items:
     """Where each checkpoint tensor goes."""
     items: _Items = {}
-    for rule in model.spec.expanded_weights():
+    for rule in _rules(model):
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
         for piece, target in zip(pieces(rule, targets), targets, strict=True):
@@ -181,7 +181,7 @@ def _items(model: Model) -> _Items:
 
 def _create(model: Model, checkpoint: Checkpoint) -> None:
     """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet."""
-    for rule in model.spec.expanded_weights():
+    for rule in _rules(model):
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
@@ -194,6 +194,12 @@ def _create(model: Model, checkpoint: Checkpoint) -> None:
                 f"There is no memory for {rule.sources[0]} and the weights after it ({error}). "
                 "Take a smaller model or a version with fewer bits per weight."
             ) from error
+
+
+def _rules(model: Model) -> list[WeightRule]:
+    """Of the layers that this rank has."""
+    rules, sees = model.spec.expanded_weights(), model.context.parallel.sees
+    return [rule for rule in rules if sees or not rule.param.startswith("vision.")]
 
 
 def _layer_of(model: Model, rule: WeightRule) -> tuple[WeightedLayer, str]:

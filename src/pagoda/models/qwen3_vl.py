@@ -16,7 +16,8 @@ class Qwen3VL(CausalLM):
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
         assert spec.vision is not None
-        self.vision = VisionTower(context, spec.vision, spec.hidden_size)
+        if context.parallel.sees:
+            self.vision = VisionTower(context.whole, spec.vision, spec.hidden_size)
 
     def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
         return self.vision.slices(patches, grid)

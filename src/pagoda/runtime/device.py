@@ -37,6 +37,8 @@ class Device(ABC):
     torch_device: torch.device
     runs_ahead = False
     """Calls only queue work, and return before it is done."""
+    count = 1
+    """Devices of this kind that processes can have one each of."""
 
     def dtype(self, name: str) -> torch.dtype:
         """The torch type of a name as in `--dtype` or `--kv-cache-dtype`; ConfigError for an
@@ -138,6 +140,14 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0):
         self.torch_device = torch.device("cuda", index)
+        self.count = torch.cuda.device_count()
+        if index >= self.count:
+            raise ConfigError(
+                f"There is no GPU {index}; torch finds {self.count}. Lower --tensor-parallel-size, "
+                "or check CUDA_VISIBLE_DEVICES."
+            )
+        # Kernels run on the current device, whatever their tensors are on.
+        torch.cuda.set_device(index)
 
     def facts(self) -> DeviceFacts:
         free, total = torch.cuda.mem_get_info(self.torch_device)
@@ -190,8 +200,8 @@ def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
-def make_device(name: str) -> Device:
-    """`cpu`, `cuda`, or `auto`: the GPU if torch can use one.
+def make_device(name: str, index: int = 0) -> Device:
+    """`cpu`, `cuda`, or `auto`: the GPU if torch can use one, the one with this `index`.
 
     ConfigError for `cuda` where there is none.
     """
@@ -208,4 +218,4 @@ def make_device(name: str) -> Device:
             "--device cuda was asked for, but torch finds no usable NVIDIA GPU here; check the "
             "driver and that torch is a CUDA build, or use --device cpu."
         )
-    return CudaDevice()
+    return CudaDevice(index)

@@ -33,6 +33,7 @@ from pagoda.runtime.sampler import (
     CHANGES,
     NOT_A_NUMBER,
     FirstMax,
+    Sampled,
     choose,
     most_likely,
     sample,
@@ -361,13 +362,7 @@ class ModelRunner:
         plan, places, logits = step.plan, step.places, computed.logits
         if logits is None or not len(places.requests):
             return
-        if step.needs == 0 and computed.greedy is not None:
-            sampled = most_likely(computed.greedy)
-        else:
-            rows = plan.rows[places.owners]
-            sampled = sample(
-                logits, rows, places.positions, self.states, computed.greedy, self.times
-            )
+        sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
@@ -385,6 +380,13 @@ class ModelRunner:
             result.token_ids = tokens[start : start + count]
             if count and start in sampled.logprobs:
                 result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
+
+    def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
+        if step.needs == 0 and computed.greedy is not None:
+            return most_likely(computed.greedy)
+        places = step.places
+        rows = step.plan.rows[places.owners]
+        return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
     def _pool(
         self,

@@ -167,8 +167,15 @@ def test_ranges_and_choices_hold_without_a_command_line():
         ModelConfig(dtype="int3")
 
 
-@pytest.mark.parametrize("flag", ["-tp", "--tensor-parallel-size", "--pipeline-parallel-size"])
-def test_several_devices_are_not_yet(flag):
+@pytest.mark.parametrize("flag", ["-tp", "--tp", "--tensor-parallel-size"])
+def test_several_devices(flag):
+    assert engine(f"{flag} 2").parallel == ParallelConfig(tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--kv-disk keeps the cache of one device"):
+        engine(f"{flag} 2 --kv-disk cache")
+
+
+@pytest.mark.parametrize("flag", ["-pp", "--pipeline-parallel-size"])
+def test_pipelines_are_not_yet(flag):
     assert engine(f"{flag} 1").parallel == ParallelConfig()
     with pytest.raises(ConfigError, match="2 is not supported yet"):
         engine(f"{flag} 2")

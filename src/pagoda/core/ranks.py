@@ -1,0 +1,20 @@
+"""What rank 0 tells the ranks that share its model, step by step."""
+
+import msgspec
+
+from pagoda.core.plan import StepPlan
+
+
+class RankStep(msgspec.Struct, tag=True):
+    """A plan, and what only rank 0 knows: it alone samples, compiles grammars and reads pictures,
+    so that no clock or file that ranks see differently can part them."""
+
+    plan: StepPlan
+    left_out: list[str] = msgspec.field(default_factory=list)
+    """Of the plan's requests those that rank 0 does not compute."""
+    sampled: list[int] = msgspec.field(default_factory=list)
+    """The tokens of the step before, one for each row of its logits."""
+    faulty: list[int] = msgspec.field(default_factory=list)
+    """Of those rows the ones whose token does not count."""
+    pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)
+    """Content hash and shape of the embeddings that rank 0 sends next, in order."""

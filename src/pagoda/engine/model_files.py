@@ -1,0 +1,38 @@
+"""What a config makes of a model's files: its spec, its tensors, its weights."""
+
+from collections.abc import Mapping
+
+from pagoda.arch.registry import spec_for
+from pagoda.arch.sentence import with_sentence_files
+from pagoda.arch.spec import ModelSpec
+from pagoda.config.engine import ModelConfig
+from pagoda.planner.quantization import quantized_tensors
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.files import ModelFiles
+from pagoda.weights.quantized import QuantizedCheckpoint
+
+
+def spec_of(files: ModelFiles, config: ModelConfig) -> ModelSpec:
+    """What the headers say of the model."""
+    spec = spec_for(files.config, files.metadata, tensors_of(files, config))
+    if files.kind == "safetensors":
+        spec = with_sentence_files(spec, files.config, files.folder)
+    return spec
+
+
+def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Checkpoint | None:
+    """Its weights, rounded where a resolved config says so; None for a dummy load."""
+    if config.load_format == "dummy":
+        return None
+    checkpoint = files.checkpoint
+    if config.quantization == "none":
+        return checkpoint
+    rounded = quantized_tensors(spec, checkpoint.tensors, config.quantization)
+    return QuantizedCheckpoint(checkpoint, rounded)
+
+
+def tensors_of(files: ModelFiles, config: ModelConfig) -> Mapping[str, TensorInfo]:
+    """None for a dummy load of a folder, which need not hold weights."""
+    if config.load_format == "dummy" and files.kind != "gguf":
+        return {}
+    return files.checkpoint.tensors

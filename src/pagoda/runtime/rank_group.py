@@ -1,0 +1,100 @@
+"""What ranks exchange while they compute: over gloo between CPUs, over NCCL between GPUs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagoda.base.errors import ConfigError
+from pagoda.layers.context import Parallel
+
+# Ranks do the same at the same time: one that lets the others wait for so long hangs. The first
+# step may compile kernels, which takes a minute or two.
+_EXCHANGE = timedelta(minutes=10)
+# All ranks have said that they are there before the first one waits for them.
+_MEETING = timedelta(minutes=1)
+
+
+class PeerLostError(RuntimeError):
+    """Another rank did not answer: it is gone, or hangs."""
+
+
+class RankGroup:
+    """One rank's line to the others on this machine. `parallel` is what layers are built with."""
+
+    def __init__(self, rank: int, size: int):
+        self.parallel = Parallel(rank, size, self.reduce, self.gather)
+        self._group: Any = None
+
+    def connect(self, device: torch.device, path: Path) -> None:
+        """Meet the others, who come with the same `path` (of a file, in a private folder).
+
+        ConfigError where torch has no library for the device; PeerLostError after a minute.
+        """
+        from torch import distributed
+
+        if not distributed.is_available() or (
+            device.type == "cuda" and not distributed.is_nccl_available()
+        ):
+            raise ConfigError(
+                f"This torch cannot connect several {device.type} devices; install a build with "
+                "torch.distributed, or leave out --tensor-parallel-size."
+            )
+        rank, size = self.parallel.rank, self.parallel.size
+        store = distributed.FileStore(str(path), size)
+        store.set_timeout(_MEETING)
+        with _peers_needed():
+            if device.type == "cuda":
+                options = distributed.ProcessGroupNCCL.Options()
+                options._timeout = _EXCHANGE
+                self._group = distributed.ProcessGroupNCCL(store, rank, size, options)
+                self._group.eager_connect_single_device(device)
+                return
+            options = distributed.ProcessGroupGloo._Options()
+            options._timeout = _EXCHANGE
+            # By default it would listen where the machine's name resolves to.
+            options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            self._group = distributed.ProcessGroupGloo(store, rank, size, options)
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' tensors, the same bits on each; changes `x`."""
+        x = x.contiguous()
+        with _peers_needed():
+            self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor:
+        """As `Parallel.gather`; every rank gets the whole."""
+        size = self.parallel.size
+        width = -(-columns // size)
+        if part.shape[1] < width:
+            part = torch.nn.functional.pad(part, (0, width - part.shape[1]))
+        parts = part.new_empty((size * len(part), width))
+        with _peers_needed():
+            self._group._allgather_base(parts, part.contiguous()).wait()
+        whole = part.new_empty((len(part), columns))
+        for start, of_rank in zip(range(0, columns, width), parts.chunk(size), strict=False):
+            stop = min(start + width, columns)
+            whole[:, start:stop] = of_rank[:, : stop - start]
+        return whole
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Rank 0's contiguous tensor into those of the others."""
+        with _peers_needed():
+            self._group.broadcast([x]).wait()
+
+    def abort(self) -> None:
+        """Wake whoever waits for a rank that is gone; gloo sees that by itself."""
+        if self._group is not None and self._group.name() == "nccl":
+            self._group.abort()
+
+
+@contextmanager
+def _peers_needed() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(str(error)) from error

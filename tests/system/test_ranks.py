@@ -1,0 +1,134 @@
+"""A server whose model is split over two processes: as one to its clients, in life and death."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from pagoda import LLM, SamplingParams
+from tests.engine.conftest import write_byte_tokenizer
+from tests.models import tiny
+from tests.system.harness import Served, wait_until
+
+PROMPTS = [f"{i} " + "the quick brown fox jumps over the lazy dog. " * 3 for i in range(5)]
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny.make("llama", vocab_size=260, max_position_embeddings=2048).save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def served(serve, folder) -> Served:
+    # 5 requests of 12 blocks want more than 40.
+    server = serve(
+        folder, "--tensor-parallel-size", "2", "--dtype", "float32", "--device", "cpu",
+        "--disable-custom-all-reduce", "--num-gpu-blocks-override", "41",
+        "--max-model-len", "600",
+    )  # fmt: skip
+    server.wait_ready(90)
+    return server
+
+
+def ranks(served: Served) -> list[int]:
+    return [pid for pid in served.processes() if b"pagoda.engine.rank" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def complete(served: Served, prompt: str) -> tuple[str, int]:
+    """(the text, prompt tokens that were cached)."""
+    reply = served.openai().completions.create(
+        model=served.name, prompt=prompt, max_tokens=COUNT, temperature=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    details = reply.usage.prompt_tokens_details
+    return reply.choices[0].text, details.cached_tokens if details else 0
+
+
+def stream(served: Served) -> openai.Stream:
+    """A reply that is under way."""
+    reply = served.openai().completions.create(
+        model=served.name, prompt="Once", max_tokens=590, stream=True,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    next(reply)
+    return reply
+
+
+@pytest.mark.slow
+def test_replies_and_a_killed_rank(served, folder):
+    llm = LLM(str(folder), dtype="float32", device="cpu", threads=1, max_model_len=600)
+    sampling = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    expected = [output.outputs[0].text for output in llm.generate(PROMPTS, sampling)]
+    with ThreadPoolExecutor(5) as pool:
+        replies = list(pool.map(lambda prompt: complete(served, prompt), PROMPTS))
+    assert [text for text, _ in replies] == expected
+    metrics = httpx.get(f"{served.url}/metrics").text
+    (preempted,) = [x for x in metrics.splitlines() if x.startswith("vllm:num_preemptions_total")]
+    assert float(preempted.split()[-1]) > 0
+    text, cached = complete(served, PROMPTS[-1])
+    assert text == expected[-1] and cached >= 96
+
+    (first,) = ranks(served)
+    # Whoever stops a group of processes speaks to it as well; the engine tells it when to go.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(first, number)
+    reply = stream(served)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="The process of rank 1 was ended by SIGKILL"):
+        list(reply)
+    # The engine is started once more, with a rank of its own.
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, 90)
+    (second,) = ranks(served)
+    assert second != first
+    assert complete(served, PROMPTS[0])[0] == expected[0]
+    reply = stream(served)
+    assert served.stop(signal.SIGINT, 2) == 0
+    with pytest.raises(openai.APIError, match="stopped"):
+        list(reply)
+    served.assert_nothing_left()
+    assert "Traceback" not in "\n".join(served.log)
+
+
+@pytest.mark.slow
+def test_a_killed_server_takes_its_ranks_along(served):
+    reply = stream(served)
+    assert len(served.processes()) == 3
+    served.process.kill()
+    served.wait(2)
+    wait_until(lambda: served.processes() == [])
+    assert served.socket_folders() == []
+    with pytest.raises((openai.APIError, httpx.TransportError)):
+        list(reply)
+
+
+@pytest.mark.slow
+def test_a_killed_engine_takes_its_ranks_along(served):
+    (idle,) = ranks(served)
+    os.kill(idle, signal.SIGKILL)
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+    cause = httpx.get(f"{served.url}/health").json()["cause"]
+    assert cause.startswith("The process of rank 1 was ended by SIGKILL")
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, 90)
+    (rank,) = ranks(served)
+    (engine,) = set(served.processes()) - {served.process.pid, rank}
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: rank not in served.processes())
+    # A second death so soon is no accident: nothing is started any more.
+    wait_until(lambda: served.processes() == [served.process.pid])
+    assert served.stop(signal.SIGINT, 2) == 0
+    served.assert_nothing_left()
