@@ -32,7 +32,8 @@ def test_add_rms_norm(shape, dtype, wide, device):
     expected = reference.add_rms_norm(x, residual.clone(), weight, EPS)
     found = norm.add_rms_norm(x, residual.clone(), weight, EPS)
     torch.testing.assert_close(found[0], expected[0], **TOLERANCE[dtype])
-    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0)
+    # The interpreter cuts off where a GPU rounds to bf16.
+    torch.testing.assert_close(found[1], expected[1], rtol=0 if wide else 2**-7, atol=0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -17,7 +17,7 @@ def packed(value, index):
     bits = value.to(tl.int32, bitcast=True)
     # Two's complement of negative floats falls where their values rise.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (_LOW - index.to(tl.int64))
+    return (ordered.to(tl.int64) << 32) | (index.to(tl.int64) ^ _LOW)
 
 
 @triton.jit
@@ -28,4 +28,4 @@ def value_of(key):
 
 @triton.jit
 def index_of(key):
-    return _LOW - (key & _LOW)
+    return (key & _LOW) ^ _LOW
