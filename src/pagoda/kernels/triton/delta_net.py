@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
+from pagoda.kernels.triton.target import capability
 
 Tensor = torch.Tensor
 
@@ -188,7 +189,7 @@ def _chunk(now, q, k, v, shrink, beta, chunk: tl.constexpr, precision: tl.conste
     # The inverse of 1 + influence, row by row. Powers of influence would be fewer steps, but
     # grow to 10**4 where keys repeat, and cancel.
     inverse = tl.where(row == column, 1.0, 0.0)
-    for i in tl.static_range(1, chunk):
+    for i in range(1, chunk):
         of_row = tl.sum(tl.where(row == i, influence, 0.0), axis=0)
         less = tl.sum(tl.trans(of_row[None, :]) * inverse, axis=0)
         inverse -= tl.where(row == i, less[None, :], 0.0)
@@ -230,11 +231,13 @@ def gated_delta_rule(
     # Rows behind the last request have none to write them.
     out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
     block = min(_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
+    by_token = tokens <= requests or capability(qkv) < 80
     _rule[(triton.cdiv(value_dim, block), heads, requests)](
         qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
         slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
         qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5, tiled=tiled,
-        chunk=1 if tokens <= requests else _CHUNK,
-        block_key=max(16, triton.next_power_of_2(key_dim)), block=block, precision="ieee",
+        chunk=1 if by_token else _CHUNK,
+        block_key=max(16, triton.next_power_of_2(key_dim)), block=block, precision="tf32x3",
+        num_warps=4 if by_token else 8,
     )  # fmt: skip
     return out

@@ -44,3 +44,10 @@ def _capability(device: int) -> int:
 @cache
 def _processors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def offers(capability: int, dtype: torch.dtype) -> str | None:
+    """Why no kernel takes activations of `dtype` on a GPU of `capability`; None where they do."""
+    if dtype == torch.bfloat16 and capability < 80:
+        return "bfloat16 needs sm_80 or later"
+    return None
