@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.base import env
+from pagoda.base.env import child_environment
 from pagoda.kernels.triton.target import SHARED_MEMORY
 from tools.triton_examples import files
 
@@ -18,7 +18,7 @@ def compiled(*arguments: str) -> list[list[str]]:
     """The rows of the table, in a process that does not interpret kernels."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "tools" / "triton_table.py"), *arguments],
-        env={**env.inherited(), "TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+        env=child_environment(TRITON_INTERPRET="0"), capture_output=True, text=True,
     )  # fmt: skip
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr[-4000:] + "\n".join(row[-1] for row in rows)

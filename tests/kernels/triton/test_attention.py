@@ -92,9 +92,7 @@ def test_neighbours_and_processors_change_no_bit(device, small_splits, monkeypat
         per_request = (case.q[one], case.table[one], starts, case.lens[one])
         q, table, begin, lens = (x.to(device) for x in per_request)
         caches = (case.k_cache.to(device), case.v_cache.to(device))
-        alone = attention.paged_attention(
-            q, *caches, table, begin, lens, scale=case.head_dim**-0.5
-        )
+        alone = attention.paged_attention(q, *caches, table, begin, lens, scale=case.head_dim**-0.5)
         assert torch.equal(alone.cpu(), together[one])
 
 

@@ -34,6 +34,8 @@ class Form(NamedTuple):
     keys: int
     warps: int
     stages: int
+    dims: int = 1 << 20
+    """Of each product of queries and keys."""
 
 
 def paged_attention(
@@ -57,6 +59,7 @@ def paged_attention(
     form = _form(q, cache, group, few=tokens <= reqs)
     block_q = form.rows // group
     tiles = tokens // block_q + reqs + 1
+    padded = max(16, triton.next_power_of_2(dim))
     splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     counts = partial = tops = None
@@ -71,7 +74,7 @@ def paged_attention(
         sinks, sees_until, tokens, reqs, splits, q.stride(0), q.stride(1), cache.k.stride(0),
         cache.v.stride(0), block_table.stride(0), scale, window,
         CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
-        DIM_PAD=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=cache.block_size,
+        DIM_PAD=padded, CHUNK=min(form.dims, padded), BLOCK_SIZE=cache.block_size,
         STORAGE=cache.storage, BLOCK_Q=block_q, ROWS=form.rows, KEYS=form.keys,
         MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=_SPLIT_QUERIES,
         num_warps=form.warps, num_stages=form.stages,
@@ -114,7 +117,7 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     wide = triton.next_power_of_2(q.shape[2]) * q.element_size()  # bytes of a row
     target = capability(q)
     if target < 80 or q.dtype == torch.float32:  # no tensor cores: the tile is in registers
-        return Form(at_least, 16 if wide > 512 else 32, 4, 1)
+        return Form(at_least, 16, 8 if q.shape[2] > 128 else 4, 1, 32)
     keys = 64 if wide <= 256 else 32
     roomy = target in (80, 90, 100)
     if few:
@@ -205,20 +208,29 @@ def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.co
 
 
 @triton.jit
-def _keys_and_values(
-    k_cache, v_cache, table, k_block, v_block, at, seen, end, dims, DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, dtype: tl.constexpr,
+def _scores(
+    queries, q_rows, real, cache, blocks, offset, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
 ):  # fmt: skip
-    """Of tokens `at`: (keys, what their logits are multiplied with, values)."""
-    column = at // BLOCK_SIZE
-    # Masked by block, so that a block's tokens are known to have the same id.
-    block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0).to(tl.int64)
-    offset = at % BLOCK_SIZE
-    keys, scales = _key_tile(
-        k_cache, block * k_block, offset, dims, DIM, BLOCK_SIZE, STORAGE, dtype
-    )
-    values = _value_tile(v_cache, block * v_block, offset, seen, dims, DIM, STORAGE, dtype)
-    return keys, scales, values
+    """Queries [rows, dims] times keys, [rows, tokens]."""
+    if CHUNK == DIM_PAD:
+        dims = tl.arange(0, DIM_PAD)
+        keys, scales = _key_tile(
+            cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, queries.dtype
+        )
+        scores = tl.dot(queries, keys, input_precision="ieee")
+    else:
+        # Without tensor cores a thread holds whole rows and columns: some dimensions at a time.
+        scores = tl.zeros((q_rows.shape[0], offset.shape[0]), tl.float32)
+        for first in tl.static_range(0, DIM_PAD, CHUNK):
+            dims = first + tl.arange(0, CHUNK)
+            mask = real[:, None] & (dims[None, :] < DIM)
+            part = tl.load(q_rows[:, None] + dims[None, :], mask=mask, other=0)
+            keys, scales = _key_tile(
+                cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, part.dtype
+            )
+            scores = tl.dot(part, keys, scores, input_precision="ieee")
+    return scores * scales[None, :] if STORAGE == "int8" else scores
 
 
 @triton.jit
@@ -240,9 +252,9 @@ def _paged_attention(
     sinks, sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block,
     v_block, table_row, scale, window,
     CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
-    SPLIT_QUERIES: tl.constexpr,
+    DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, first_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     req = _request_of(tile, query_start, num_reqs, BLOCK_Q)
@@ -286,8 +298,8 @@ def _paged_attention(
             number = tl.zeros((ROWS,), tl.int32) + splits
             tl.store(counts + line, number, mask=real & (head == 0))
 
-    places = (line * q_row + head * q_head)[:, None] + dims[None, :]
-    queries = tl.load(q + places, mask=inside, other=0)
+    q_rows = q + line * q_row + head * q_head
+    queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
     k_cache += kv_head * HEAD
     v_cache += kv_head * HEAD
@@ -304,13 +316,18 @@ def _paged_attention(
         for index in range(low, tl.minimum(low + share, first + size)):
             at = index * KEYS + tl.arange(0, KEYS)
             seen = (at >= first_seen) & (at < end)
-            keys, scales, values = _keys_and_values(
-                k_cache, v_cache, table, k_block, v_block, at, seen, end, dims, DIM, BLOCK_SIZE,
-                STORAGE, q.dtype.element_ty,
+            column = at // BLOCK_SIZE
+            # Masked by block, so that a block's tokens are known to have the same id.
+            block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0).to(tl.int64)
+            offset = at % BLOCK_SIZE
+            scores = _scores(
+                queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+                BLOCK_SIZE, STORAGE,
             )  # fmt: skip
-            logits = tl.dot(queries, keys, input_precision="ieee") * (scale * _LOG2E)
-            if STORAGE == "int8":
-                logits *= scales[None, :]
+            values = _value_tile(
+                v_cache, block * v_block, offset, seen, dims, DIM, STORAGE, queries.dtype
+            )
+            logits = scores * (scale * _LOG2E)
             visible = seen[None, :] & (at[None, :] < ends[:, None])
             if window is not None:
                 visible &= at[None, :] >= begins[:, None]
