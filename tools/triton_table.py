@@ -35,11 +35,12 @@ PAGE = ROOT / "docs" / "benchmarks" / "triton.md"
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8",
     torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.bool: "i1",
+    torch.bool: "i1", torch.float64: "fp64",
 }  # fmt: skip
 SPILLS = {
     "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
     "old": "no tensor cores here: a tile's products are in registers",
+    "split": "fp32 as three products of tf32: keys of a chunk are in registers in two parts",
 }
 
 
@@ -69,6 +70,8 @@ class Row(NamedTuple):
         """For spilling."""
         if not self.spilled:
             return ""
+        if self.kernel == "delta_net.rule":
+            return SPILLS["split"]
         if self.target < 80:
             return SPILLS["old"]
         return SPILLS["fp32"] if self.dtype == "float32" else ""

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 # As in `kernels.ref.draw`, so that the same numbers meet in the race.
 _WIDTH = tl.constexpr(128)
 # Logits that a pass holds at once, and that the buffer of a row has room for.
-_BLOCK = 4096
+_BLOCK = 8192
 _ROOM = 4096
 # Constants of SplitMix64: see `kernels.ref.noise`.
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
