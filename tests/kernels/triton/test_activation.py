@@ -4,11 +4,11 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.kernels.ref import activation as reference  # noqa: E402 - behind the skip
-from pagoda.kernels.ref import experts, rope  # noqa: E402
-from pagoda.kernels.triton import activation  # noqa: E402
-from pagoda.kernels.triton.rope import rotary  # noqa: E402
-from tests.kernels.triton.forms import TOLERANCE, spread_rows  # noqa: E402
+from pagoda.kernels.ref import activation as reference
+from pagoda.kernels.ref import experts, rope
+from pagoda.kernels.triton import activation
+from pagoda.kernels.triton.rope import rotary
+from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 SHAPES = [(0, 8), (1, 2), (3, 43), (2, 3, 30), (2, 2500)]
 KINDS = ["gelu", "gelu_tanh", "relu", "silu"]
@@ -68,9 +68,7 @@ def test_gates_beside(shape, dtype, device):
     one = gate[:, :1]
     expected = (x.float() + added.float() * one.float().sigmoid()).to(dtype)
     torch.testing.assert_close(activation.add_gated(x, added, one), expected, **TOLERANCE[dtype])
-    torch.testing.assert_close(
-        activation.add_gated(x, added, None), x + added, **TOLERANCE[dtype]
-    )
+    torch.testing.assert_close(activation.add_gated(x, added, None), x + added, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.kernels.ref import delta_net as reference  # noqa: E402 - behind the skip
-from pagoda.kernels.triton import delta_net  # noqa: E402
-from tests.kernels.triton.forms import TOLERANCE, spread_rows  # noqa: E402
+from pagoda.kernels.ref import delta_net as reference
+from pagoda.kernels.triton import delta_net
+from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 # Tokens of each request of a step, and those it had before; one has none in this step.
 MIXED = ([1, 5, 0, 19, 2, 33], [0, 7, 9, 0, 300, 1])

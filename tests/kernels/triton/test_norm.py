@@ -4,10 +4,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.kernels.ref import delta_net  # noqa: E402 - behind the skip
-from pagoda.kernels.ref import norm as reference  # noqa: E402
-from pagoda.kernels.triton import norm  # noqa: E402
-from tests.kernels.triton.forms import TOLERANCE, spread_rows  # noqa: E402
+from pagoda.kernels.ref import delta_net
+from pagoda.kernels.ref import norm as reference
+from pagoda.kernels.triton import norm
+from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 SHAPES = [(1, 1), (3, 43), (37, 64), (2, 5, 96), (2, 2500)]
 EPS = 1e-5
@@ -59,7 +59,9 @@ def test_layer_norm(shape, dtype, adds, device):
     torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("rows", "heads", "size"), [(0, 2, 16), (1, 1, 1), (5, 3, 43), (9, 2, 128)])
+@pytest.mark.parametrize(
+    ("rows", "heads", "size"), [(0, 2, 16), (1, 1, 1), (5, 3, 43), (9, 2, 128)]
+)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_gated_rms_norm(rows, heads, size, dtype, device):
     x = spread_rows((rows, heads * size), dtype, device)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.kernels.ref import experts as reference  # noqa: E402 - behind the skip
-from pagoda.kernels.triton import routing  # noqa: E402
-from tests.kernels.triton.forms import spread_rows  # noqa: E402
+from pagoda.kernels.ref import experts as reference
+from pagoda.kernels.triton import routing
+from tests.kernels.triton.forms import spread_rows
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 5), (37, 3), (130, 8)])

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from pagoda.kernels.ref import draw as drawing  # noqa: E402 - behind the skip
-from pagoda.kernels.ref import sampling as reference  # noqa: E402
-from pagoda.kernels.triton import draw, sampling  # noqa: E402
+from pagoda.kernels.ref import draw as drawing
+from pagoda.kernels.ref import sampling as reference
+from pagoda.kernels.triton import draw, sampling
 
 
 def logits_with_ties(rows, vocab, device):

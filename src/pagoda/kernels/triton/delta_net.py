@@ -81,9 +81,7 @@ def _keep_inputs(
         known = tl.where(tl.load(kv_lens + req) > end - start, width - 1, 0)
         kept = there & (source < start) & (place < known)
         slot = state + tl.load(read + req).to(tl.int64) * slot_stride
-        before = tl.load(
-            slot + (source - start + width - 1) * channels + channel, kept, other=0.0
-        )
+        before = tl.load(slot + (source - start + width - 1) * channels + channel, kept, other=0.0)
         # Inputs move up within a slot: all are read before any is written.
         tl.debug_barrier()
         tl.store(
@@ -118,10 +116,7 @@ def _rule(
     if end > start:
         key = tl.arange(0, block_key)
         key_heads = heads // shared
-        if tiled:
-            key_head = head % key_heads
-        else:
-            key_head = head // shared
+        key_head = head % key_heads if tiled else head // shared
         is_value = column < value_dim
         inside = (key < key_dim)[:, None] & is_value[None, :]
         place = head * key_dim * value_dim + key[:, None] * value_dim + column[None, :]
@@ -235,8 +230,8 @@ def gated_delta_rule(
     _rule[(triton.cdiv(value_dim, block), heads, requests)](
         qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
         slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
-        qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5, tiled=tiled,
-        chunk=1 if by_token else _CHUNK,
+        qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5,
+        tiled=tiled, chunk=1 if by_token else _CHUNK,
         block_key=max(16, triton.next_power_of_2(key_dim)), block=block, precision="tf32x3",
         num_warps=4 if by_token else 8,
     )  # fmt: skip

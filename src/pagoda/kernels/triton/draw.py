@@ -54,9 +54,7 @@ def _distances(logits, start, count, top, temperature, block: tl.constexpr):
 
 
 @triton.jit
-def _measure(
-    logits, count, top, temperature, reach, by_count: tl.constexpr, block: tl.constexpr
-):
+def _measure(logits, count, top, temperature, reach, by_count: tl.constexpr, block: tl.constexpr):
     """fp64: how many tokens lie within the distance with bits `reach`, or their weight."""
     total = tl.zeros([block // _WIDTH], tl.float64)
     for start in range(0, count, block):
@@ -72,9 +70,7 @@ def _measure(
 
 
 @triton.jit
-def _gather(
-    logits, count, top, temperature, reach, into, block: tl.constexpr, room: tl.constexpr
-):
+def _gather(logits, count, top, temperature, reach, into, block: tl.constexpr, room: tl.constexpr):
     """How many logits lie within `reach`; up to `room` of them are written, in their order."""
     done = tl.zeros([], tl.int32)
     for start in range(0, count, block):
@@ -155,9 +151,7 @@ def _race(logits, vocab, top, temperature, stream, reach, equals, block: tl.cons
     equals_before = tl.zeros([], tl.int32)
     for start in range(0, vocab, block):
         distance, bits = _distances(logits, start, vocab, top, temperature, block)
-        weights, before = _weights(
-            distance, bits, equals_before, reach, equals, block // _WIDTH
-        )
+        weights, before = _weights(distance, bits, equals_before, reach, equals, block // _WIDTH)
         number = lane + start // _WIDTH
         chance = tl.sum(weights, axis=1).to(tl.float64)
         chance = chance / _exponential(stream, number.to(tl.int64))
@@ -193,9 +187,7 @@ def _draw(
         equals = tl.full([], float("inf"), tl.float64)
         if top_k > 0:
             goal = top_k.to(tl.float64)
-            reach = _reaching(
-                logits, vocab, top, temperature, goal, reach, into, True, block, room
-            )
+            reach = _reaching(logits, vocab, top, temperature, goal, reach, into, True, block, room)
         if top_p < 1:
             goal = top_p * _measure(logits, vocab, top, temperature, reach, False, block)
             reach = _reaching(

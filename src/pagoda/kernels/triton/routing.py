@@ -126,15 +126,11 @@ def group_by_expert(ids: Tensor, experts: int, first: int = 0) -> Grouped:
     as_int = {"dtype": torch.int32, "device": ids.device}
     counts = torch.empty((chunks, experts + 1), **as_int)
     block = triton.next_power_of_2(experts + 1)
-    _count[(chunks,)](
-        ids, counts, count, first, experts, chunk=_CHUNK, block=block, num_warps=1
-    )
+    _count[(chunks,)](ids, counts, count, first, experts, chunk=_CHUNK, block=block, num_warps=1)
     ends = counts.cumsum(0, dtype=torch.int32)
     totals = ends[-1]
     offsets = F.pad(totals.cumsum(0, dtype=torch.int32), (1, 0))
     starts = ends - counts + offsets[:-1]
     order, place = torch.empty(count, **as_int), torch.empty(count, **as_int)
-    _rank[(chunks,)](
-        ids, starts, order, place, count, first, experts, chunk=_CHUNK, num_warps=4
-    )
+    _rank[(chunks,)](ids, starts, order, place, count, first, experts, chunk=_CHUNK, num_warps=4)
     return Grouped(totals[:-1], offsets[:-1], order, place)
