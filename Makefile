@@ -45,7 +45,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,video,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

@@ -51,6 +51,20 @@ VISION = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
 }  # fmt: skip
+HYBRID = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+GEMMA4 = {
+    "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "num_hidden_layers": 3, "sliding_window": 8, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
+}  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -59,6 +73,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    ),
+    "ministral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "ministral3", "sliding_window": None, "head_dim": 32,
+            "rope_parameters": {
+                **YARN, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    # With llama.cpp's own chunks of 8192 tokens.
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 32, "num_local_experts": 16,
+            "intermediate_size": 32, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2,
+        },
     ),
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
     "phi3": (
@@ -82,11 +114,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32, "norm_topk_prob": True,
         },
     ),
-    "qwen35": (
-        "Qwen3_5ForCausalLM",
+    "qwen35": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **EXPERTS}),
+    "qwen3next": ("Qwen3NextForCausalLM", {**HYBRID, **EXPERTS}),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4moe": (
+        "Gemma4ForCausalLM",
         {
-            "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            **GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+            "moe_intermediate_size": 32,
         },
     ),
     "gpt-oss": (
@@ -107,9 +143,12 @@ import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
 import convert_hf_to_gguf
 from conversion.base import TextModel
+from conversion.gemma import Gemma4Model
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
+Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "f32", "--no-mtp"]
+options = ["--outtype", "f32", *sys.argv[4:]]
+sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], *options]
 convert_hf_to_gguf.main()
 """
 # The cache is F32, too: what is left of llama.cpp's rounding is that of its sums.
@@ -138,7 +177,8 @@ def _make(name: str, folder: Path) -> None:
     architecture, changes = MODELS[name]
     checkpoint, gguf, logits = folder / "hf", folder / "model.gguf", folder / "logits.npy"
     _write_checkpoint(checkpoint, architecture, changes)
-    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf])
+    options = ["--no-mtp"] if architecture.startswith(("Qwen3_5", "Qwen3Next")) else []
+    _run([sys.executable, "-c", CONVERT, llama_cpp_sources(), checkpoint, gguf, *options])
     ids = np.random.RandomState(1).randint(VOCABULARY, size=LENGTH)
     _run([LLAMA.ready(), "-c", READ, gguf, json.dumps(ids.tolist()), logits])
     target = FOLDER / f"{name}.npz"
@@ -158,6 +198,9 @@ def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) 
         for name, weight in model.named_parameters():
             values = np.round(chance.standard_normal(weight.shape) * 1.2) / 8
             weight.copy_(torch.from_numpy(values) + (1.0 if "norm" in name else 0.0))
+        for name, number in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                number.copy_(torch.tensor(chance.randint(4, 12) / 8))
     model.save_pretrained(folder)
     _write_tokenizer(folder)
 

@@ -1,6 +1,7 @@
 """What a long prompt does to streams that run: gaps between their tokens with it and without.
 
     python tools/stall.py --streams 8 --prompt 4000 [MODEL [flags of serve]]
+    python tools/stall.py --streams 4 --image 1024x1024 [MODEL that sees [flags of serve]]
 
 Starts `pagoda serve`, lets the streams generate, and measures their gaps for a while, then from
 the moment a prompt is sent until its first token is there, and for a while again: a machine whose
@@ -10,6 +11,8 @@ the p99 of the gaps is more than --limit times as large with the prompt.
 
 import argparse
 import asyncio
+import base64
+import io
 import random
 import sys
 import time
@@ -18,6 +21,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from PIL import Image
 
 from pagoda.bench.serverprocess import ServerProcess
 from pagoda.bench.sse import events
@@ -58,11 +62,30 @@ async def first_token(http: httpx.AsyncClient, model: str, prompt: list[int]) ->
     return stream.arrivals[0] - begun
 
 
+async def first_token_of_image(http: httpx.AsyncClient, model: str, size: str, seed: int) -> float:
+    """Likewise, of a conversation with an image of noise."""
+    width, height = map(int, size.split("x"))
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "JPEG")
+    url = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    begun = time.perf_counter()
+    (await http.post("/v1/chat/completions", json=body)).raise_for_status()
+    return time.perf_counter() - begun
+
+
 async def measure(url: str, model: str, args: argparse.Namespace) -> int:
     chance = random.Random(args.seed)
 
     def random_prompt(length: int) -> list[int]:
         return chance.choices(range(1000, 20000), k=length)
+
+    async def arrival(http: httpx.AsyncClient) -> float:
+        if args.image is not None:
+            return await first_token_of_image(http, model, args.image, chance.randrange(1 << 30))
+        return await first_token(http, model, random_prompt(args.prompt))
 
     async with httpx.AsyncClient(base_url=url, timeout=None, verify=False) as http:
         streams = [Stream() for _ in range(args.streams)]
@@ -75,7 +98,7 @@ async def measure(url: str, model: str, args: argparse.Namespace) -> int:
         begun = time.perf_counter()
         await asyncio.sleep(args.seconds)
         sent = time.perf_counter()
-        beside = await first_token(http, model, random_prompt(args.prompt))
+        beside = await arrival(http)
         done = sent + beside
         await asyncio.sleep(args.seconds)
         if any(task.done() for task in tasks):
@@ -84,7 +107,7 @@ async def measure(url: str, model: str, args: argparse.Namespace) -> int:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        alone = await first_token(http, model, random_prompt(args.prompt))
+        alone = await arrival(http)
     without = [
         gap
         for stream in streams
@@ -96,7 +119,7 @@ async def measure(url: str, model: str, args: argparse.Namespace) -> int:
         print(f"gaps {name:<20}p50 {p50:8.1f} ms  p99 {p99:8.1f} ms  max {most:8.1f} ms")
     ratio = float(np.percentile(with_it, 99) / np.percentile(without, 99))
     print(f"p99 with / without     {ratio:.2f} (limit {args.limit:g})")
-    print(f"first token of {args.prompt} beside the streams {beside:.2f} s, alone {alone:.2f} s")
+    print(f"first token of it beside the streams {beside:.2f} s, alone {alone:.2f} s")
     return 0 if ratio <= args.limit else 1
 
 
@@ -104,6 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
+    parser.add_argument("--image", metavar="WxH", help="an image in the prompt's place")
     parser.add_argument("--tokens", type=int, default=4000, help="most tokens of a stream")
     parser.add_argument("--seconds", type=float, default=10.0, help="measured without the prompt")
     parser.add_argument("--limit", type=float, default=3.0)

@@ -35,7 +35,7 @@ def test_a_ceiling_is_the_longer_of_bytes_and_arithmetic():
 def test_every_kernel_and_format_has_a_line():
     cases = list(all_cases())
     assert {one.kernel for one in cases} == {
-        "matmul", "add_rms_norm", "silu_and_mul", "rotary_store", "paged_attention", "argmax",
+        "matmul", "add_rms_norm", "activate_and_mul", "rotary_store", "paged_attention", "argmax",
         "top_k", "gated_delta_rule", "causal_conv",
     }  # fmt: skip
     storages = {one.what.split()[-1] for one in cases if one.kernel == "matmul"}

@@ -17,7 +17,10 @@ from tests.models import tiny
 
 COUNT = 24
 END_OF_TURN = 7
-FAMILIES = {"qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS}
+FAMILIES = {
+    "qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS, "gemma4": tiny.GEMMA4_MOE,
+    "llama4": tiny.LLAMA4,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -20,7 +20,13 @@ def _save(folder: Path, family: str, sizes: dict):
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes"), [("qwen3_moe", tiny.QWEN3_MOE), ("gpt_oss", tiny.GPT_OSS)]
+    ("family", "sizes"),
+    [
+        ("qwen3_moe", tiny.QWEN3_MOE),
+        ("gpt_oss", tiny.GPT_OSS),
+        ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+        ("llama4", tiny.LLAMA4),
+    ],
 )
 def test_greedy_texts_are_those_of_transformers(family, sizes, tmp_path):
     reference = _save(tmp_path, family, sizes)

@@ -9,11 +9,12 @@ import torch
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagoda.config.engine import SchedulerConfig as Scheduling
-from pagoda.core.messages import AddRequest, EngineReady
+from pagoda.core.messages import AbortRequests, AddRequest, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from pagoda.layers.vision import UNIT_FLOPS
 from tests.engine.running import run, tokens
 from tests.models import tiny, vision
 from tests.models.vision import VisionPrompt, picture
@@ -86,7 +87,7 @@ def encoder(core: EngineCore):
 @pytest.mark.parametrize("batched", [4, 13, 512])
 def test_replies_equal_transformers_in_chunks_of_any_size(batched, folder, reference):
     core, ready = start(folder, batched)
-    assert ready.media == {"image": 256}  # half of the context
+    assert ready.media == {"image": 256, "video": 256}  # half of the context
     given = prompt(folder, SIZES)
     (deltas,) = run(core, request("r", given)).values()
     assert tokens(deltas) == expected(reference, given, SIZES)
@@ -117,10 +118,11 @@ def test_text_steps_are_replayed(folder, monkeypatch):
 
     monkeypatch.setattr(program, "run", noted)
     run(core, request("r", prompt(folder, SIZES[:1], lead=5)))
-    # All but the step with the picture: the tokens behind the first sampled one.
-    assert sizes == [1] * (COUNT - 1)
+    # All but the step with the picture: what stands in front of it, which is computed before it is
+    # encoded, and the tokens behind the first sampled one.
+    assert sizes == [6] + [1] * (COUNT - 1)
     run(core, request("t", VisionPrompt(words(20, 8), [])))
-    assert sizes[COUNT - 1 :] == [20] + [1] * (COUNT - 1)
+    assert sizes[COUNT:] == [20] + [1] * (COUNT - 1)
 
 
 @pytest.mark.parametrize("lead", [3, 7, 8, 14, 15, 30])
@@ -148,6 +150,60 @@ def test_another_picture_is_no_prefix_hit(folder, reference):
     assert tokens(deltas) == expected(reference, prompts[1], sizes[1])
     assert deltas[0].num_cached_tokens == 16  # the text in front
     assert encoder(core).num_encoded == 2
+
+
+@pytest.fixture
+def sliced(folder, monkeypatch) -> EngineCore:
+    """With as many slices of an image as there can be, one to a step."""
+    monkeypatch.setitem(UNIT_FLOPS, "cpu", 1.0)
+    core, _ = start(folder)
+    work = encoder(core).work
+    monkeypatch.setattr(encoder(core), "work", lambda items, seconds: work(items, 0.0))
+    return core
+
+
+def test_a_stream_goes_on_while_an_image_is_encoded(sliced, reference, folder):
+    text = VisionPrompt(words(30, 5), [])
+    given = prompt(folder, SIZES[1:2])
+    sliced.handle(request("text", text))
+    first = sliced.step()
+    sliced.handle(request("seeing", given))
+    found: dict[str, list] = {"text": first, "seeing": []}
+    order = []
+    while sliced.has_work():
+        for delta in sliced.step():
+            found[delta.req_id].append(delta)
+            order.append(delta.req_id)
+    assert order[: COUNT - 1] == ["text"] * (COUNT - 1)
+    assert tokens(found["text"]) == expected(reference, text, [])
+    assert tokens(found["seeing"]) == expected(reference, given, SIZES[1:2])
+    assert encoder(sliced).num_encoded == 1
+
+
+def test_an_abort_gives_up_what_is_half_encoded(sliced, reference, folder):
+    given = prompt(folder, SIZES[:1])
+    sliced.handle(request("left", given))
+    for _ in range(5):
+        sliced.step()
+    sliced.handle(AbortRequests(["left"]))
+    assert [delta.finish_reason for delta in sliced.step()] == ["abort"]
+    assert encoder(sliced).num_encoded == 0 and encoder(sliced)._unfinished is not None
+    other = prompt(folder, SIZES[1:2])
+    (deltas,) = run(sliced, request("other", other)).values()
+    assert tokens(deltas) == expected(reference, other, SIZES[1:2])
+    assert encoder(sliced).num_encoded == 1 and encoder(sliced)._unfinished is None
+
+
+def test_a_step_ends_what_was_begun_ahead(sliced, folder):
+    """What the scheduler thinks encoded may have been dropped for others."""
+    item = prompt(folder, SIZES[:1]).items[0]
+    assert encoder(sliced).work([item], 0.0) == []
+    whole = encoder(sliced).encoded(item)
+    assert encoder(sliced).num_encoded == 1
+    assert encoder(sliced).work([item], 0.0) == [item.content_hash]
+    fresh, _ = start(folder)
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(fresh).encoded(item), whole, rtol=0, atol=1e-5)
 
 
 def test_a_payload_that_is_gone_ends_its_own_request(engine, folder):

@@ -20,6 +20,18 @@ def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.rint(wide / step) * step)
 
 
+def seen_until(
+    requests: list[tuple[int, int]], spans: tuple[tuple[int, int, int], ...]
+) -> torch.Tensor:
+    """How many of its request's tokens each query sees."""
+    ends = []
+    for row, (queries, kv_len) in enumerate(requests):
+        for at in range(kv_len - queries, kv_len):
+            mine = [end for req, first, end in spans if req == row and first <= at < end]
+            ends.append(min([kv_len, *mine]) if mine else at + 1)
+    return torch.tensor(ends, dtype=torch.int32)
+
+
 @dataclass
 class Case:
     """Requests of (queries, KV length) over a cache whose unused places are all NaN."""
@@ -32,6 +44,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """(request, first, end) of tokens that see each other."""
 
     def __post_init__(self):
         torch.manual_seed(3)
@@ -59,12 +74,14 @@ class Case:
         counts = [queries for queries, _ in self.requests]
         self.starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
         self.q = torch.randn(sum(counts), self.heads, self.head_dim).to(self.dtype) * 2
+        self.sees_until = seen_until(self.requests, self.spans)
 
     def run(self, window: int | None = None) -> torch.Tensor:
         lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, lens,
-            scale=self.head_dim**-0.5, window=window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=window, chunked=self.chunked, sinks=self.sinks,
+            sees_until=self.sees_until if self.spans else None,
         )  # fmt: skip
 
     def expected(self, window: int | None = None) -> np.ndarray:
@@ -72,8 +89,11 @@ class Case:
         for row, (queries, kv_len) in enumerate(self.requests):
             for i in range(queries):
                 token = int(self.starts[row]) + i
-                last = kv_len - queries + i + 1
-                first = 0 if window is None else max(0, last - window)
+                at = kv_len - queries + i
+                last = int(self.sees_until[token])
+                first = 0 if window is None else max(0, at + 1 - window)
+                if self.chunked:
+                    first = at // window * window
                 for head in range(self.heads):
                     kv_head = head // (self.heads // self.kv_heads)
                     k = self.k[row][first:last, kv_head].double().numpy()
@@ -109,6 +129,21 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 def test_equals_definition(mix, window):
     Case(MIXES[mix]).check(window)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [1, 5, 6, 8, 100])
+def test_chunks(mix, window, dtype):
+    """fp16 has no native form, so that the reference is looked at, too."""
+    Case(MIXES[mix], dtype=dtype, chunked=True).check(window)
+
+
+@pytest.mark.parametrize("window", [None, 5, 100])
+def test_spans_that_see_each_other(window):
+    requests = [(1, 17), (9, 12), (30, 30), (4, 19)]
+    spans = ((0, 10, 16), (1, 4, 11), (2, 0, 6), (2, 9, 30), (3, 17, 19))
+    Case(requests, spans=spans).check(window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

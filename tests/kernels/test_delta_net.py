@@ -30,6 +30,7 @@ class _Reference:
     gated_delta_rule = staticmethod(delta_net.gated_delta_rule)
     gated_rms_norm = staticmethod(delta_net.gated_rms_norm)
     sigmoid_mul = staticmethod(activation.sigmoid_mul)
+    add_gated = staticmethod(activation.add_gated)
 
 
 @pytest.fixture(params=FORMS, ids=str)
@@ -261,3 +262,14 @@ def test_sigmoid_mul(ops, rows, size):
     expected = x.double() * gate.double().sigmoid()
     found = ops.sigmoid_mul(x, gate).double()
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 130])
+@pytest.mark.parametrize("size", [1, 16, 43, 1536])
+@pytest.mark.parametrize("gated", [False, True])
+def test_add_gated(ops, rows, size, gated):
+    x, added, gate = torch.randn(rows, size), torch.randn(rows, size), torch.randn(rows, 7) * 9
+    gate = gate[:, 6:] if gated else None
+    expected = x.double() + added.double() * (1 if gate is None else gate.double().sigmoid())
+    found = ops.add_gated(x, added, gate).double()
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-6)

@@ -54,6 +54,20 @@ def test_add_rms_norm_keeps_the_sum_in_the_residuals_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_of_what_is_normalized_first(dtype):
+    x, residual = _random(4, 24, dtype=dtype), _random(4, 24)
+    weight, added = _random(24), _random(24)
+    out, total = ops.add_rms_norm(x, residual.clone(), weight, 1e-6, added, 0.3)
+    wide = x.double().numpy()
+    normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * added.double().numpy()
+    expected = (normed + residual.double().numpy()) * 0.3
+    _close(total, expected, torch.float32)
+    square = np.sqrt((expected**2).mean(-1, keepdims=True) + 1e-6)
+    _close(out, expected / square * weight.double().numpy(), dtype)
+    assert (out.dtype, total.dtype) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "rotary_dim", "head_dim"), [(6, 8, 8), (3, 4, 10), (0, 8, 8)])
 def test_rotary_turns_pairs_of_a_complex_plane(tokens, rotary_dim, head_dim, dtype):
     """Dimension i and i + half are the real and imaginary part of one number."""
@@ -74,10 +88,18 @@ def test_rotary_turns_pairs_of_a_complex_plane(tokens, rotary_dim, head_dim, dty
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4, 10), (0, 6), (1, 2)])
-def test_silu_and_mul(shape, dtype):
+def test_activate_and_mul(shape, dtype):
     x = _random(*shape, dtype=dtype)
     gate, up = np.split(x.double().numpy(), 2, axis=-1)
-    _close(ops.silu_and_mul(x), gate / (1 + np.exp(-gate)) * up, dtype)
+    _close(ops.activate_and_mul(x), gate / (1 + np.exp(-gate)) * up, dtype)
+    gelu = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    _close(ops.activate_and_mul(x, "gelu_tanh"), gelu * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_soft_cap(dtype):
+    x = _random(5, 12, dtype=dtype) * 3
+    _close(ops.soft_cap(x, 2.5), 2.5 * np.tanh(x.double().numpy() / 2.5), dtype)
 
 
 @pytest.mark.parametrize("ids", [[], [3], [0, 4, 4, 1]])

@@ -26,7 +26,7 @@ def expected_route(logits, top_k, scoring, renormalize):
 
 
 def check_route(route) -> None:
-    """`route(logits, top_k, scoring, renormalize)` on rows with equals among them."""
+    """`route(logits, top_k, scoring, renormalize, scales)` on rows with equals among them."""
     torch.manual_seed(0)
     for count, top_k in ((1, 1), (4, 4), (32, 4), (129, 8)):
         logits = (torch.randn(40, count) * 4).round(decimals=0 if count > 4 else 3)
@@ -34,10 +34,12 @@ def check_route(route) -> None:
         logits[0, -1] = 1.0
         for scoring in ("softmax", "topk_softmax", "sigmoid"):
             for renormalize in (False, True):
-                ids, weights = route(logits, top_k, scoring, renormalize)
+                scales = torch.randn(count) if top_k > 1 else None
+                ids, weights = route(logits, top_k, scoring, renormalize, scales)
                 assert (ids.dtype, weights.dtype) == (torch.int64, torch.float32)
                 for row, numbers in enumerate(logits.double().numpy()):
                     mine, shares = expected_route(numbers, top_k, scoring, renormalize)
+                    shares = shares if scales is None else shares * scales[mine].numpy()
                     assert ids[row].tolist() == mine
                     np.testing.assert_allclose(weights[row].numpy(), shares, rtol=1e-5)
 
@@ -51,10 +53,12 @@ def gated(x: np.ndarray, gating: ops.Gating) -> np.ndarray:
     if gating.limit:
         gate, up = np.minimum(gate, gating.limit), np.clip(up, -gating.limit, gating.limit)
         return gate / (1 + np.exp(-gating.alpha * gate)) * (up + 1)
+    if gating.activation == "gelu_tanh":
+        return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
     return gate / (1 + np.exp(-gate)) * up
 
 
-def expected_mix(x, ids, weights, up, down, gating, first=0) -> np.ndarray:
+def expected_mix(x, ids, weights, up, down, gating, first=0, weighs_inputs=False) -> np.ndarray:
     """In fp64; `up` and `down` are (weight, bias) as `PlainExperts` has them."""
     up, down = (
         [None if part is None else part.double().numpy() for part in pair] for pair in (up, down)
@@ -68,8 +72,9 @@ def expected_mix(x, ids, weights, up, down, gating, first=0) -> np.ndarray:
         for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
             here = expert - first
             if 0 <= here < len(up[0]):
-                inner = gated(product(up, here, token), gating)
-                out[row] += weight * product(down, here, inner)
+                given, after = (weight * token, 1) if weighs_inputs else (token, weight)
+                inner = gated(product(up, here, given), gating)
+                out[row] += after * product(down, here, inner)
     return out
 
 
@@ -85,7 +90,11 @@ def random_experts(count: int, hidden: int, size: int, bias: bool):
     return up, down
 
 
-GATINGS = {"silu": ops.Gating(), "clamped": ops.Gating(1.702, 1.5)}
+GATINGS = {
+    "silu": ops.Gating(),
+    "gelu": ops.Gating(activation="gelu_tanh"),
+    "clamped": ops.Gating(1.702, 1.5),
+}
 
 
 @pytest.mark.parametrize("gating", GATINGS)
@@ -95,9 +104,11 @@ def test_reference_mix(gating, bias):
     up, down = random_experts(6, 24, 10, bias)
     x = torch.randn(9, 24) * 2
     ids, weights = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
-    for first in (0, 3, 6):  # experts of other ranks add nothing
-        out = ops.mix_experts(x, ids, weights, up, down, GATINGS[gating], first)
-        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first)
+    for first, inputs in ((0, False), (3, True), (6, False)):  # other ranks' experts add nothing
+        out = ops.mix_experts(
+            x, ids, weights, up, down, GATINGS[gating], first, weighs_inputs=inputs
+        )
+        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

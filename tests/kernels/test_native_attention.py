@@ -8,6 +8,7 @@ import torch
 
 from pagoda.kernels.ref import attention as ref
 from tests.kernels.caches import poisoned
+from tests.kernels.test_attention import seen_until
 
 native = pytest.importorskip(
     "pagoda.kernels.cpu._native", reason="the native kernels are not built here"
@@ -35,6 +36,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """(request, first, end) of tokens that see each other."""
 
     def __post_init__(self):
         torch.manual_seed(7)
@@ -61,17 +65,20 @@ class Case:
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         rows = torch.randn(sum(counts), width) * 2  # q lies in the rows of qkv
         self.q = rows[:, : self.heads * self.head_dim].unflatten(1, (self.heads, self.head_dim))
+        self.sees_until = seen_until(self.requests, self.spans) if self.spans else None
 
     def run(self, ops: CpuOps) -> torch.Tensor:
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
+            sees_until=self.sees_until,
         )  # fmt: skip
 
     def check(self, ops: CpuOps) -> None:
         expected = ref.paged_attention(
             self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
-            scale=self.head_dim**-0.5, window=self.window, sinks=self.sinks,
+            scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
+            sees_until=self.sees_until,
         )  # fmt: skip
         torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -92,6 +99,13 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 37, 300])
 def test_equals_reference(isa, mix, window):
     Case(MIXES[mix], window=window).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [1, 37, 300])
+def test_chunks(isa, mix, window):
+    Case(MIXES[mix], window=window, chunked=True).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -132,6 +146,18 @@ def test_sinks(isa, dtype, mix, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("window", [None, 37, 200])
+def test_spans_that_see_each_other(isa, dtype, window):
+    """Across tiles of 64 keys and splits of 256, and cut by the request's end."""
+    requests = [(1, 530), (300, 310), (70, 70), (0, 4), (90, 400)]
+    spans = ((0, 500, 529), (1, 12, 300), (2, 0, 65), (4, 340, 341), (4, 350, 999))
+    case = Case(requests, dtype=dtype, window=window, spans=spans)
+    case.check(cpu_ops(isa))
+    assert torch.equal(case.run(cpu_ops(isa, 3)), case.run(cpu_ops(isa, 1)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_no_bit(isa, dtype, threads):
@@ -167,9 +193,10 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, sinks, out, both_ways = args
+        *first, max_kv_len, scale, window, chunked, sinks, out, both_ways, sees_until = args
         assert max_kv_len > 0
-        self._kernels.paged_attention(*first, 0, scale, window, sinks, out, both_ways)
+        rest = scale, window, chunked, sinks, out, both_ways, sees_until
+        self._kernels.paged_attention(*first, 0, *rest)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -45,25 +45,45 @@ def test_rms_norm(ops, rows, size):
     out, residual = ops.add_rms_norm(x, residual, weight, 1e-5)
     torch.testing.assert_close(out, expected)
     assert torch.equal(residual, total)
+    added = torch.randn(size)
+    expected, total = norm.add_rms_norm(x, residual, weight, 1e-5, added, -0.7)
+    out, residual = ops.add_rms_norm(x, residual, weight, 1e-5, added, -0.7)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", [1, 7, 16, 100, 1536])
-def test_silu_and_mul(ops, rows, size):
+def test_activate_and_mul(ops, rows, size):
     x = torch.randn(rows, 2 * size) * 5
     expected = F.silu(x[:, :size].double()) * x[:, size:]
-    torch.testing.assert_close(ops.silu_and_mul(x).double(), expected, rtol=2e-6, atol=1e-7)
+    found = ops.activate_and_mul(x, "silu").double()
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-7)
+    expected = F.gelu(x[:, :size].double(), approximate="tanh") * x[:, size:]
+    found = ops.activate_and_mul(x, "gelu_tanh").double()
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 16, 43])
+def test_soft_cap(ops, rows, size):
+    x = torch.randn(rows, size) * 40
+    expected = 30 * torch.tanh(x.double() / 30)
+    torch.testing.assert_close(ops.soft_cap(x, 30.0).double(), expected, rtol=1e-6, atol=8e-6)
+    ends = torch.tensor([[-torch.inf, -1e30, 0, 1e30, torch.inf, torch.nan]])
+    expected = torch.tensor([[-30.0, -30, 0, 30, 30, torch.nan]])
+    torch.testing.assert_close(ops.soft_cap(ends, 30.0), expected, equal_nan=True)
 
 
 def test_silu_at_its_ends(ops):
     gate = torch.tensor([[-1e30, -torch.inf, -100, -88.5, -0.0, 0, 88.5, 100, 1e30, torch.inf]])
     gate = torch.cat((gate, torch.linspace(-120, 120, 246)[None]), dim=1)
-    out = ops.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    out = ops.activate_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1), "silu")
     expected = F.silu(gate)
     expected[0, 1] = torch.nan  # -inf * 0
     torch.testing.assert_close(out, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
     gate[0, 40] = torch.nan
-    out = ops.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    out = ops.activate_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1), "silu")
     assert out[0, 40].isnan() and out[0, 41:].isfinite().all()
 
 
@@ -132,13 +152,18 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
     positions = torch.randint(200, (rows,))
     cos_sin = torch.randn(200, rotary_dim) if rotary_dim else None
     weights = {"q_norm": torch.randn(dim), "k_norm": torch.randn(dim)} if normed else {}
+    q_scales = torch.randn(200) if normed else None
     beyond = wide[:, width:].clone()
-    ops.rotary_store(qkv, heads, positions, cos_sin, *caches[:2], slots, **weights, eps=1e-6)
+    ops.rotary_store(
+        qkv, heads, positions, cos_sin, *caches[:2], slots, **weights, eps=1e-6, q_scales=q_scales
+    )
     if normed:
         q = norm.rms_norm(q, weights["q_norm"], 1e-6)
         k = norm.rms_norm(k, weights["k_norm"], 1e-6)
     if cos_sin is not None:
         q, k = rope.rotary(q, k, positions, cos_sin)
+    if q_scales is not None:
+        q = q * q_scales[positions, None, None]
     got_q, got_k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv_heads) * dim]
     torch.testing.assert_close(got_q, q.flatten(1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got_k, k.flatten(1), rtol=1e-5, atol=1e-5)
@@ -147,6 +172,42 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
     for got, expected in zip(caches[:2], caches[2:], strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(wide[:, width:], beyond)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
+def test_rotary_store_of_normalized_values(ops, dtype, shared):
+    """With `shared`, of values that are keys as they came."""
+    rows, heads, kv_heads, dim, eps = 7, 4, 2, 22, 1e-3
+    qkv = torch.randn(rows, (heads + (1 if shared else 2) * kv_heads) * dim)
+    weights, cos_sin = (torch.randn(dim), torch.randn(dim)), torch.randn(50, 16)
+    positions, slots = torch.randint(50, (rows,)), torch.randperm(15)[:rows]
+    found, expected = poisoned(3, kv_heads, 5, dim, dtype), poisoned(3, kv_heads, 5, dim, dtype)
+    q, k = qkv.unflatten(1, (-1, dim)).split((heads, qkv.shape[1] // dim - heads), dim=1)
+    k, v = k[:, :kv_heads], k[:, -kv_heads:]
+    v = v / (v.double().square().mean(-1, keepdim=True) + eps).sqrt().float()
+    k, q = (norm.rms_norm(x, w, eps) for x, w in zip((k, q), weights[::-1], strict=True))
+    q, k = rope.rotary(q, k, positions, cos_sin)
+    attention.store_kv(k, v, *expected, slots)
+    reference = poisoned(3, kv_heads, 5, dim, dtype)
+    turned = attention.rotary_store(
+        qkv, positions, cos_sin, *reference, slots, (*weights, eps, True), shared
+    )
+    ops.rotary_store(
+        qkv, heads, positions, cos_sin, *found, slots, q_norm=weights[0], k_norm=weights[1],
+        eps=eps, norm_values=True, values_are_keys=shared,
+    )  # fmt: skip
+    for out in (turned.flatten(1), qkv[:, : heads * dim]):
+        torch.testing.assert_close(out, q.flatten(1), rtol=1e-5, atol=1e-5)
+    # One step of the cache's type: sums of squares differ in their last bits.
+    apart = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.int8: 1}[dtype]
+    for caches_ in (found, reference):
+        for got, want in zip(caches_, expected, strict=True):
+            got, want = got.float(), want.float()
+            if dtype == torch.int8:  # scales lie between rows of numbers
+                assert ((got - want).abs() <= 1).float().mean() > 0.8
+            else:
+                torch.testing.assert_close(got, want, rtol=apart, atol=apart, equal_nan=True)
 
 
 def caches(blocks: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -267,7 +328,7 @@ def test_wrong_arguments_are_named():
     ops = CpuOps(native.Native(1))
     x = torch.randn(4, 8)
     with pytest.raises(ValueError, match="x is not contiguous"):
-        ops.silu_and_mul(x.t())
+        ops.activate_and_mul(x.t(), "silu")
     with pytest.raises(ValueError, match="weight has shape"):
         ops.rms_norm(x, torch.ones(7), 1e-5)
     with pytest.raises(ValueError, match="logits is torch.float64"):

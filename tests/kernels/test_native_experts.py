@@ -40,6 +40,13 @@ def test_route(native):
     check_route(CpuOps(native).route)
 
 
+def test_route_of_rows_apart(native):
+    logits = torch.randn(5, 9)
+    expected = CpuOps(native).route(logits[:, :8].contiguous(), 3, "softmax", True)
+    found = CpuOps(native).route(logits[:, :8], 3, "softmax", True)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_route_of_nan_names_experts_that_exist(native):
     logits = torch.randn(3, 40)
     logits[1] = torch.nan
@@ -60,9 +67,12 @@ def test_equals_definition(native, gating, count, hidden, size, top_k):
         x = torch.randn(tokens, hidden) * 2
         ids, weights = ref.route(torch.randn(tokens, count), top_k, "topk_softmax", False)
         packed_up, packed_down = pack(up.weight, 2, up.bias), pack(down.weight, 1, down.bias)
-        out = ops.mix_experts(x, ids, weights, packed_up, packed_down, GATINGS[gating])
-        expected = expected_mix(x, ids, weights, up, down, GATINGS[gating])
-        np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
+        for inputs in (False, True):
+            out = ops.mix_experts(
+                x, ids, weights, packed_up, packed_down, GATINGS[gating], weighs_inputs=inputs
+            )
+            expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], 0, inputs)
+            np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
 def test_other_ranks_experts_add_nothing(native):
@@ -108,7 +118,7 @@ class Quantized:
             return packed.pack(self.native, self.storages[i], raw, self.columns[i])
 
         inner = packed.multiply(self.native, x[None], [matrix(0), matrix(1)], self.bias[0][expert])
-        gated = CpuOps(self.native).silu_and_mul(inner)
+        gated = CpuOps(self.native).activate_and_mul(inner, "silu")
         return packed.multiply(self.native, gated, [matrix(2)], self.bias[1][expert])[0]
 
 

@@ -18,6 +18,15 @@ MODELS = {
     "llama linear": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    # llama.cpp has the published models' chunks and scaling alone.
+    "llama 4": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "attention_chunk_size": 8192, "floor_scale": 8192,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "phi3": (
         "phi3",
@@ -35,6 +44,8 @@ MODELS = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     # llama.cpp has the clamp of the published models alone.
     "gpt-oss": ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}),
 }  # fmt: skip

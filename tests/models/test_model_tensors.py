@@ -12,7 +12,11 @@ from pagoda.models.loader import build_model
 from pagoda.planner.tensors import model_tensors
 from tests.models import tiny
 
-CHANGES = {"qwen3_moe": tiny.QWEN3_MOE, "gpt_oss": tiny.GPT_OSS, "qwen3_5": tiny.QWEN3_5}
+CHANGES = {
+    "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
+    "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "qwen3_5": tiny.QWEN3_5,
+    "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE, "qwen3_next": tiny.QWEN3_5_MOE,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -21,13 +25,17 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
     model = tiny.make(family, **{**CHANGES.get(family, {}), "tie_word_embeddings": tied})
     spec = _spec(model)
     found = model_tensors(spec)
-    assert sum(tensor.elements for tensor in found) == model.num_parameters()
+    state = model.state_dict()
+    buffers = sum(x.numel() for name, x in model.named_buffers() if name in state)
+    assert sum(tensor.elements for tensor in found) == model.num_parameters() + buffers
     names = [tensor.name for tensor in found]
     assert sorted(names) == sorted(rule.param for rule in spec.expanded_weights())
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4"]
+)
 def test_a_rank_holds_what_is_predicted(family: str, size: int):
     model = tiny.make(family, **{**CHANGES.get(family, {}), "vocab_size": 210})
     spec = _spec(model)

@@ -19,7 +19,11 @@ from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver
 from tests.models.tiny_gguf import Storage
 
-FAMILIES = {"qwen3_moe": tiny.QWEN3_MOE, "gpt_oss": tiny.GPT_OSS}
+FAMILIES = {
+    "qwen3_moe": tiny.QWEN3_MOE,
+    "gpt_oss": tiny.GPT_OSS,
+    "gemma4": tiny.GEMMA4_MOE,
+}
 
 
 def error_of(logits: torch.Tensor, expected: torch.Tensor) -> float:
@@ -138,32 +142,24 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_layouts_of_stacked_experts(layout, packed, tmp_path):
-    """Qwen3 as fused files hold it: gate behind up, rows or columns first."""
-    reference = tiny.make("qwen3_moe", **tiny.QWEN3_MOE)
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("qwen3_moe", tiny.QWEN3_MOE), ("qwen3_5_moe", tiny.QWEN3_5_MOE)]
+)
+def test_layouts_of_stacked_experts(family, sizes, layout, packed, tmp_path):
+    """As fused files hold them: gate behind up, rows or columns first."""
+    reference = tiny.make(family, **sizes)
     reference.save_pretrained(tmp_path)
     singles = tiny.load(tmp_path, packed=packed)
-    files = open_model(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = {k: v for k, v in load_file(path).items() if ".experts." not in k}
     state = reference.state_dict()
-    for layer in range(3):
+    for layer in range(reference.config.num_hidden_layers):
         prefix = f"model.layers.{layer}.mlp.experts."
         names = [prefix + name for name in ("gate_up_proj", "down_proj")]
         fused = LAYOUTS[layout](*(state[name] for name in names))
         tensors |= {name: x.contiguous() for name, x in zip(names, fused, strict=True)}
     save_file(tensors, path)
-    rules = []
-    for rule in singles.spec.weights:
-        if rule.experts is not None:
-            name = "gate_up_proj" if "gate_up" in rule.param else "down_proj"
-            stored = ExpertTensors(8, layout, parts=2 if name == "gate_up_proj" else 1)
-            source = "model.layers.{layer}.mlp.experts." + name
-            rule = replace(rule, sources=(source,), experts=stored)
-        rules.append(rule)
-    spec = replace(singles.spec, weights=tuple(rules))
-    checkpoint = replace(files).checkpoint
-    model = build_model(spec, checkpoint, dtype=torch.float32, device="cpu", packed=packed)
+    model = tiny.load(tmp_path, packed=packed)
     ids = tiny.random_ids(20)
     assert torch.equal(Driver(model).run(ids, 20), Driver(singles).run(ids, 20))
 

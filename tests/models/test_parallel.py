@@ -120,6 +120,7 @@ def _check_reads(checkpoint: RecordingCheckpoint, world_size: int, kv_heads: int
     [
         ("qwen3_moe", tiny.QWEN3_MOE, "safetensors"),
         ("gpt_oss", tiny.GPT_OSS, "safetensors"),
+        ("gemma4", tiny.GEMMA4_MOE, "safetensors"),
         ("qwen3_moe", tiny.QWEN3_MOE, "Q8_0"),
         ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}, "MXFP4"),
     ],
@@ -170,10 +171,19 @@ def test_heads_that_ranks_cannot_share_are_an_error(world_size, heads, kv_heads,
         )
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_delta_nets_and_gated_attention_are_split(bias, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3_5", tiny.QWEN3_5),
+        ("qwen3_5", {**tiny.QWEN3_5, "attention_bias": True}),
+        ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+        ("qwen3_next", tiny.QWEN3_5_MOE),
+        ("llama4", {**tiny.LLAMA4, "attention_bias": True}),
+    ],
+)
+def test_parts_of_matrices_and_shared_experts_are_split(family, sizes, tmp_path):
     """q, k and v, and q and its gate, are parts of one matrix; each rank has some of each."""
-    tiny.make("qwen3_5", attention_bias=bias, **tiny.QWEN3_5).save_pretrained(tmp_path)
+    tiny.make(family, **sizes).save_pretrained(tmp_path)
     ids = tiny.random_ids(30)
     expected = Driver(tiny.load(tmp_path)).run(ids, chunk=30)
     ranks = [tiny.load(tmp_path, parallel=Parallel(rank, 2)) for rank in range(2)]

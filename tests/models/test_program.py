@@ -26,12 +26,18 @@ MODELS = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "mistral 3": ("mistral3", {}),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    "llama 4": ("llama4", {**tiny.LLAMA4, "attention_chunk_size": 7, "floor_scale": 5}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
     "granite": ("granite", MULTIPLIERS),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "qwen3.5": ("qwen3_5", tiny.QWEN3_5),
+    "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+    "qwen3-next": ("qwen3_next", tiny.QWEN3_5_MOE),
 }
 
 

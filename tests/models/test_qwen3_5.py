@@ -139,10 +139,30 @@ def test_gguf(storage, heads, tmp_path):
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("storage", ["F32", "Q8_0"])
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_next"])
+def test_gguf_with_experts(family, storage, tmp_path):
+    path = tmp_path / "model.gguf"
+    kind = tiny_gguf_qwen35.Storage[storage]
+    made = tiny.make(family, **{**tiny.QWEN3_5_MOE, "shared_expert_intermediate_size": 32})
+    reference = tiny_gguf_qwen35.write(path, made, kind, draft_layers=1)
+    ids = tiny.random_ids(60)
+    expected = tiny.reference_logits(reference, ids)
+    torch.testing.assert_close(Driver(tiny.load(path)).run(ids, 13), expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3_5", tiny.QWEN3_5),
+        ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+        ("qwen3_next", tiny.QWEN3_5_MOE),
+    ],
+)
+def test_half_precision_stays_close(family, sizes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""
-    reference = make()
+    reference = tiny.make(family, **sizes)
     reference.save_pretrained(tmp_path)
     ids = tiny.random_ids(60)
     exact = tiny.reference_logits(reference, ids)

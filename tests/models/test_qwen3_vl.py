@@ -11,8 +11,9 @@ from pagoda.base.errors import ConfigError
 from pagoda.kernels import ops
 from pagoda.models.loader import build_model
 from pagoda.planner.parameters import parameter_count
+from pagoda.runtime.media import finish
 from pagoda.weights.files import open_model
-from tests.models import tiny, vision, vision_gguf
+from tests.models import tiny, tiny_gguf_qwen35, vision, vision_gguf
 from tests.models.driver import Driver
 from tests.models.vision import VisionDriver, picture
 
@@ -75,7 +76,7 @@ def test_the_tower_equals_transformers(size, reference, model, folder):
     with torch.inference_mode():
         expected = reference.model.visual(theirs["pixel_values"], theirs["image_grid_thw"])
         grid = tuple(theirs["image_grid_thw"][0].tolist())
-        found = model.encode_image(theirs["pixel_values"], grid)
+        found = finish(model.image_slices(theirs["pixel_values"], grid))
     close(found[0], expected.pooler_output)
     for mine, deeper in zip(found[1:], expected.deepstack_features, strict=True):
         close(mine, deeper)
@@ -138,6 +139,7 @@ def test_requests_with_and_without_pictures_share_steps(reference, model, folder
     {"family": "qwen3_vl_moe"},
     {"family": "qwen3_vl_moe", "text": {"mlp_only_layers": [1]}},
     {"family": "qwen3_5"},
+    {"family": "qwen3_5_moe"},
 ])  # fmt: skip
 def test_variants(changes, tmp_path):
     reference = vision.make(**changes)
@@ -148,6 +150,14 @@ def test_variants(changes, tmp_path):
     driver.add("r", prompt)
     expected = vision.reference_logits(reference, prompt.ids, images)
     torch.testing.assert_close(driver.run(prompt.ids, 16), expected, rtol=0, atol=1e-4)
+
+
+def test_experts_as_transformers_saves_them(tmp_path):
+    """Upright, where the hub's checkpoints have them on their side."""
+    reference = vision.make(family="qwen3_vl_moe")
+    reference.save_pretrained(tmp_path)
+    ids = words(40, 2)
+    close(Driver(tiny.load(tmp_path)).run(ids, 16), vision.reference_logits(reference, ids, []))
 
 
 def test_half_precision_stays_close(reference, folder, tmp_path):
@@ -167,11 +177,14 @@ def test_planned_parameters_are_those_of_the_checkpoint(reference, model):
     assert parameter_count(model.spec) == sum(p.numel() for p in reference.parameters())
 
 
-@pytest.fixture(scope="module")
-def ggufs(tmp_path_factory):
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+def ggufs(request, tmp_path_factory):
     """(folder, what transformers computes with)."""
-    reference, folder = vision.make(), tmp_path_factory.mktemp("gguf")
-    vision_gguf.write_model(folder / "tiny-F32.gguf", reference)
+    reference, folder = vision.make(family=request.param), tmp_path_factory.mktemp("gguf")
+    if request.param != "qwen3_vl":
+        tiny_gguf_qwen35.write(folder / "tiny-F32.gguf", reference, tiny_gguf_qwen35.Storage.F32)
+    else:
+        vision_gguf.write_model(folder / "tiny-F32.gguf", reference)
     settings = vision.PREPROCESSOR
     mean, std = settings["image_mean"], settings["image_std"]
     vision_gguf.write_tower(folder / "mmproj-tiny-F16.gguf", reference, mean, std)

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from pagoda.arch.registry import spec_for
+from pagoda.arch.spec import ModelSpec
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
 from pagoda.planner.parameters import parameter_count
 from tests.models.driver import Driver
-from tests.unit.arch.test_moe import QWEN3_30B_A3B
+from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
+from tests.unit.arch.test_moe import QWEN3_30B_A3B, QWEN_35B_A3B
 
 # As published, but for fields that nobody reads. Beside each the parameters of the whole model, as
-# the repository's safetensors headers sum up.
+# the repository's safetensors headers sum up; of Qwen3.6 without its tower and draft head, as
+# transformers counts them.
 CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
     "DeepSeek-R1-Distill-Qwen-7B": (
         {
@@ -59,7 +62,23 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
         3_836_021_760,
     ),
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
+    "Qwen3.6-35B-A3B": (QWEN_35B_A3B, 34_660_610_688),
+    # As transformers builds them. They see in tests/engine/test_gemma4_vision.py.
+    "gemma-4-31B": (GEMMA4_31B, 31_273_088_876),
+    "gemma-4-26B-A4B": (GEMMA4_26B_A4B, 25_805_936_206),
 }  # fmt: skip
+
+
+def one_of_each(spec: ModelSpec) -> ModelSpec:
+    """With one layer of each kind."""
+    kept = [spec.layers.index(layer) for layer in dict.fromkeys(spec.layers)]
+    weights = [
+        rule if rule.layers is None else replace(
+            rule, layers=tuple(new for new, old in enumerate(kept) if old in rule.layers)
+        )
+        for rule in spec.weights
+    ]  # fmt: skip
+    return replace(spec, layers=tuple(spec.layers[i] for i in kept), weights=tuple(weights))
 
 
 @pytest.mark.slow
@@ -68,7 +87,7 @@ def test_random_weights_run(name: str):
     config, parameters = CONFIGS[name]
     spec = spec_for(config, {}, ())
     assert parameter_count(spec) == parameters
-    small = replace(spec, layers=spec.layers[:1])
+    small = replace(one_of_each(spec), vision=None)
     model = build_model(
         small,
         None,

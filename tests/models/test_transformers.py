@@ -29,6 +29,18 @@ GRANITE4 = {
     "shared_intermediate_size": 96, "position_embedding_type": "rope", "mamba_n_heads": 4,
     "mamba_d_head": 32,
 }  # fmt: skip
+# Windows and global layers of other shapes than the published ones.
+GEMMA4_OTHERS = {
+    **tiny.GEMMA4, "num_hidden_layers": 3, "attention_k_eq_v": False, "attention_bias": True,
+    "global_head_dim": 24, "layer_types": ["full_attention", *["sliding_attention"] * 2],
+    "final_logit_softcapping": None, "hidden_size": 80,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -53,6 +65,26 @@ CASES = {
     "mistral window": ("mistral", {"sliding_window": 21}),
     "mistral 3": ("mistral3", {}),
     "mistral 3 tied": ("mistral3", {"tie_word_embeddings": True}),
+    "ministral 3": ("ministral3", tiny.MINISTRAL3),
+    "ministral 3 beside a tower": (
+        "mistral3", {"model_type": "ministral3", **tiny.MINISTRAL3, "sliding_window": 40},
+    ),
+    "llama 4": ("llama4", tiny.LLAMA4),
+    "llama 4, every second layer dense": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama 4 options": (
+        "llama4",
+        {
+            **tiny.LLAMA4, "no_rope_layers": [0, 1, 1, 0], "num_experts_per_tok": 2,
+            "moe_layers": [0, 3], "attention_bias": True, "tie_word_embeddings": True,
+            "attn_temperature_tuning": False, "attention_chunk_size": 16,
+        },
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "smollm3 options": (
         "smollm3",
@@ -106,6 +138,21 @@ CASES = {
         {**tiny.QWEN3_MOE, "decoder_sparse_step": 2, "num_experts_per_tok": 8,
          "moe_intermediate_size": 28},
     ),
+    "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
+    "qwen3.5 moe biases": (
+        "qwen3_5_moe",
+        {**tiny.QWEN3_5_MOE, "attention_bias": True, "shared_expert_intermediate_size": 32},
+    ),
+    "qwen3-next": ("qwen3_next", tiny.QWEN3_5_MOE),
+    "qwen3-next, some layers dense": (
+        "qwen3_next",
+        {**tiny.QWEN3_5_MOE, "mlp_only_layers": [1], "norm_topk_prob": False,
+         "linear_num_key_heads": 1, "linear_num_value_heads": 3},
+    ),
+    "gemma 4": ("gemma4", tiny.GEMMA4),
+    "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
+    "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
+    "gemma 4 beside a tower": ("gemma4_vision", tiny.GEMMA4_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},
@@ -164,7 +211,8 @@ def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("family", "changes"), [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS)]
+    ("family", "changes"),
+    [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS), ("gemma4", tiny.GEMMA4)],
 )
 def test_half_precision_stays_close(family, changes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""

@@ -7,14 +7,22 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -25,11 +33,15 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -51,20 +63,47 @@ def _mistral3(**text) -> Mistral3Config:
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
+def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
+    """With a tower for pictures."""
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "position_embedding_size": num_positions, "standardize": True,
+    }  # fmt: skip
+    tied = text["tie_word_embeddings"]
+    return Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+
+
 FAMILIES = {
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "llama4": (Llama4TextConfig, Llama4ForCausalLM),
+    "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
+GEMMA4 = {
+    "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "sliding_window": 13, "final_logit_softcapping": 4.0,
+    "hidden_size_per_layer_input": 0, "tie_word_embeddings": True, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+GEMMA4_MOE = {
+    **GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
 QWEN3_MOE = {
     "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
     "norm_topk_prob": True,
@@ -80,6 +119,24 @@ GPT_OSS = {
 QWEN3_5 = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+}  # fmt: skip
+QWEN3_5_MOE = {
+    **QWEN3_5, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 24,
+}  # fmt: skip
+LLAMA4 = {
+    "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 4, "intermediate_size": 32,
+    "intermediate_size_mlp": 96, "attention_chunk_size": 37, "floor_scale": 29,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+MINISTRAL3 = {
+    "head_dim": 16, "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1,
+    },
 }  # fmt: skip
 SIZES = {
     "vocab_size": 211,
@@ -110,6 +167,9 @@ def randomize(model: PreTrainedModel) -> None:
         # within a few tokens would hide one, too.
         base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
         weight.copy_(base + 0.15 * torch.randn(weight.shape))
+    for name, number in model.named_buffers():
+        if name.endswith(("layer_scalar", "std_bias", "std_scale")):
+            number.copy_(1.0 + 0.15 * torch.randn(number.shape))
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:

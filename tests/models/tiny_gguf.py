@@ -1,5 +1,5 @@
-"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,phi,
-qwen}.py).
+"""A transformers model as llama.cpp's converter would write it (conversion/{base,granite,llama,
+mistral3,phi,qwen}.py).
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
@@ -36,11 +36,27 @@ _TENSORS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "experts.gate_up_proj": "ffn_gate_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "router.proj": "ffn_gate_inp",
+    "layer_scalar": "layer_output_scale",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
-_PERMUTED = ("llama", "smollm3", "granite")
+_PERMUTED = ("llama", "smollm3", "granite", "ministral3")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text")
 # Where an architecture's names differ.
-_OWN = {"gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
-_ARCHS = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+_OWN = dict.fromkeys(("gpt-oss", "gemma4"), {"post_attention_layernorm": "post_attention_norm"})
+_ARCHS = {
+    "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
+    "llama4_text": "llama4", "gemma4_text": "gemma4",
+}  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
 
@@ -55,7 +71,7 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    for name, weight in _tensors(state, model.config.model_type):
+    for name, weight in tensors(state, model.config.model_type):
         stored_name = _stored_name(name, arch)
         values = weight.numpy()
         heads = _permuted_heads(name, model.config)
@@ -74,18 +90,24 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
     writer.close()
 
 
-def _tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names as checkpoints have them, and views of the model's own tensors."""
     for name, weight in state.items():
         stem, _, kind = name.rpartition(".")
-        if kind == "sinks":
-            yield stem + ".sinks.weight", weight
+        if kind in ("sinks", "layer_scalar"):
+            yield f"{name}.weight", weight
+        elif kind == "scale":
+            yield stem + ".proj.scale", weight
+        elif kind == "per_expert_scale":
+            yield stem.removesuffix("router") + "experts.down_proj.scale", weight
+        elif model_type == "gemma4_text" and stem.endswith(".experts"):
+            yield f"{name}.weight", weight
         elif not stem.endswith(".experts"):
             yield name, weight
         else:
             # transformers keeps experts as parameters of one tensor each.
             kind, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
-            if model_type == "gpt_oss" and not bias:
+            if model_type in ("gpt_oss", "llama4_text") and not bias:
                 weight = weight.transpose(1, 2)
             end = ".bias" if bias else ".weight"
             if kind == "down_proj":
@@ -101,16 +123,24 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    if config.model_type in _ARCHS:
-        gpt_oss = config.model_type == "gpt_oss"
-        writer.add_expert_count(config.num_local_experts if gpt_oss else config.num_experts)
+    llama4 = config.model_type == "llama4_text"
+    writer.add_feed_forward_length(
+        config.intermediate_size_mlp if llama4 else config.intermediate_size
+    )
+    if config.model_type == "gemma4_text":
+        _write_gemma4(writer, config)
+        return
+    if config.model_type in _MOE:
+        qwen = config.model_type == "qwen3_moe"
+        writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(
-            config.intermediate_size if gpt_oss else config.moe_intermediate_size
+            config.moe_intermediate_size if qwen else config.intermediate_size
         )
-        if gpt_oss:
-            writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+    if llama4:
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -141,13 +171,52 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if config.model_type == "ministral3":
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     elif rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
 
 
+def _write_gemma4(writer: gguf.GGUFWriter, config) -> None:
+    """Where layers differ, what transformers says of each."""
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    layers = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    ropes = config.rope_parameters
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    (wide,) = {layer.head_dim for layer, local in zip(layers, sliding, strict=True) if not local}
+    (narrow,) = {layer.head_dim for layer, local in zip(layers, sliding, strict=True) if local}
+    writer.add_key_length(wide)
+    writer.add_value_length(wide)
+    writer.add_key_length_swa(narrow)
+    writer.add_value_length_swa(narrow)
+    writer.add_rope_dimension_count(wide)
+    writer.add_rope_dimension_count_swa(narrow)
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    turning = int(wide * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * turning + [1e30] * (wide // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
 def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
     rope = config.rope_parameters
+    if "rope_type" not in rope:
+        return  # Gemma 4's are written with its metadata
     if rope["rope_type"] == "longrope":
         growth = config.max_position_embeddings / config.original_max_position_embeddings
         attention = math.sqrt(
@@ -200,6 +269,7 @@ def _stored_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, stem = stem.removeprefix("model.layers.").partition(".")
+        stem = stem.replace("feed_forward.", "mlp.")
         stored = _OWN.get(arch, {}).get(stem) or _TENSORS[stem]
         return f"blk.{layer}.{stored}.{kind}"
     return f"{_TENSORS[stem]}.{kind}"

@@ -1,4 +1,6 @@
-"""A Qwen3.5 model of transformers as llama.cpp's converter would write it (conversion/qwen.py).
+"""A Qwen3.5 model of transformers, dense or not, as llama.cpp's converter would write it
+(conversion/qwen.py), or a Qwen3-Next as it did in 2025, which its src/models/qwen3next.cpp still
+reads.
 
 Written from those facts with llama.cpp's own gguf package; nothing of Pagoda takes part.
 """
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tests.models import tiny_gguf
 from tests.models.tiny_gguf import Storage
 
 _TENSORS = {
@@ -29,6 +32,8 @@ _TENSORS = {
     "linear_attn.in_proj_z.weight": "attn_gate.weight",
     "linear_attn.in_proj_b.weight": "ssm_beta.weight",
     "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_qkvz.weight": "ssm_in.weight",
+    "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
     "linear_attn.conv1d.weight": "ssm_conv1d.weight",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
@@ -37,27 +42,45 @@ _TENSORS = {
     "mlp.gate_proj.weight": "ffn_gate.weight",
     "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.experts.gate_proj.weight": "ffn_gate_exps.weight",
+    "mlp.experts.up_proj.weight": "ffn_up_exps.weight",
+    "mlp.experts.down_proj.weight": "ffn_down_exps.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
 }
+_ARCHS = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
+_PLAIN = ("conv1d", "mlp.gate.", "shared_expert_gate")
 
 
 def write(
     path: Path, model: PreTrainedModel, storage: Storage, draft_layers: int = 0
 ) -> PreTrainedModel:
-    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds.
+    """Write `model` to `path`, matrices stored so, and give it the weights that the file holds: of
+    a model that sees the language model.
 
     With `draft_layers`, some tensors of layers behind the last one are in the file.
     """
-    config = model.config
-    writer = gguf.GGUFWriter(path, "qwen35")
+    config = model.config.get_text_config()
+    writer = gguf.GGUFWriter(path, _ARCHS[config.model_type])
     _write_metadata(writer, config, draft_layers)
-    for name, weight in model.state_dict().items():
+    state = {
+        name.replace("model.language_model.", "model."): weight
+        for name, weight in model.state_dict().items()
+        if not name.startswith("model.visual.")
+    }
+    for name, weight in tiny_gguf.tensors(state, config.model_type):
         values = weight.numpy().squeeze(1) if "conv1d" in name else weight.numpy()
+        values = values.squeeze(0) if "shared_expert_gate" in name else values
         order = _tiled_order(name, values.shape, config)
         axis = 1 if "out_proj" in name else 0
         if order is not None:
             values = np.take(values, order, axis)
         values = _there(name)(values)
-        kind = storage if values.ndim == 2 and "conv1d" not in name else Storage.F32
+        plain = values.ndim == 1 or any(part in name for part in _PLAIN)
+        kind = Storage.F32 if plain else storage
         raw = gguf.quantize(np.ascontiguousarray(values), kind)
         writer.add_tensor(_stored_name(name), raw, raw_dtype=kind)
         if kind != Storage.F32:
@@ -81,7 +104,13 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
         writer.add_nextn_predict_layers(draft_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if config.model_type != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(config.intermediate_size)
+    if config.model_type != "qwen3_5_text":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
@@ -91,13 +120,13 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", [11, 11, 10]), 0])
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
     writer.add_ssm_group_count(config.linear_num_key_heads)
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-    writer.add_full_attention_interval(4)
+    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
 
 
 def _there(name: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -112,6 +141,8 @@ def _tiled_order(name: str, shape: tuple[int, ...], config) -> np.ndarray | None
     """Where rows (of out_proj: columns) go: value heads that share a key head lie apart by the
     number of key heads. q and k stay."""
     if "linear_attn." not in name or name.endswith("linear_attn.norm.weight"):
+        return None
+    if config.model_type == "qwen3_next":
         return None
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     total = shape[1] if "out_proj" in name else shape[0]

@@ -2,6 +2,8 @@
 transformers'."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -25,12 +29,14 @@ from pagoda.models.base import CausalLM
 from pagoda.runtime.media import MediaEncoder, RequestMedia
 from pagoda.text.images.base import ImageProcessor, ProcessedImage
 from pagoda.text.images.select import image_processor_for
+from pagoda.text.images.video import ProcessedVideo
 from pagoda.weights.files import open_model
 from tests.models import tiny
 from tests.models.driver import Driver
 
 IMAGE = 201
 """The token of pictures; 200 begins and 202 ends one."""
+VIDEO = 203
 PREPROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "patch_size": 16,
@@ -76,6 +82,11 @@ FAMILIES = {
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {}),
     "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, EXPERTS),
     "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, HYBRID),
+    "qwen3_5_moe": (
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+        {**HYBRID, **tiny.QWEN3_5_MOE},
+    ),
 }
 
 
@@ -90,13 +101,13 @@ def make(
     torch.manual_seed(0)
     config_class, model_class, sizes = FAMILIES[family]
     tower = dict(VISION)
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         del tower["deepstack_visual_indexes"]
     config = config_class(
         text_config={**TEXT, **sizes, **(text or {})},
         vision_config={**tower, **(vision or {})},
         image_token_id=IMAGE,
-        video_token_id=203,
+        video_token_id=VIDEO,
         vision_start_token_id=200,
         vision_end_token_id=202,
         **changes,
@@ -147,19 +158,37 @@ def processed(folder: Path, images: list[Image.Image]) -> list[ProcessedImage]:
 
 
 def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "VisionPrompt":
-    """Token ids and pictures in a row."""
+    """Token ids, pictures and videos in a row."""
     ids: list[int] = []
     items = []
-    for piece in pieces:
+    for piece in flat(pieces):
         if isinstance(piece, list):
             ids += piece
             continue
+        token = IMAGE
+        if isinstance(piece, Frame):
+            piece, token = piece.image, VIDEO
         path = folder / f"{piece.content_hash}.npy"
         np.save(path, piece.pixels)
         length = piece.num_tokens
         items.append(MediaItem(piece.content_hash, len(ids), length, str(path), piece.grid))
-        ids += [IMAGE] * length
+        ids += [token] * length
     return VisionPrompt(ids, items)
+
+
+@dataclass
+class Frame:
+    image: ProcessedImage
+
+
+def flat(pieces: list) -> Iterator[list[int] | ProcessedImage | Frame]:
+    """Videos become frames, each behind some tokens in the place of its time."""
+    for piece in pieces:
+        if not isinstance(piece, ProcessedVideo):
+            yield piece
+            continue
+        for number, frame in enumerate(piece.frames):
+            yield from ([150 + number, 7, 8, 200], Frame(frame), [202])
 
 
 class VisionPrompt:
@@ -186,7 +215,8 @@ class VisionDriver(Driver):
 
     def __init__(self, model: CausalLM, processor: ImageProcessor):
         super().__init__(model, num_blocks=200)
-        self.encoder = MediaEncoder(model.encode_image, processor, budget=1 << 24)
+        both_ways = model.spec.vision.both_ways
+        self.encoder = MediaEncoder(model.image_slices, processor, 1 << 24, both_ways=both_ways)
         self.media: dict[str, RequestMedia] = {}
 
     def add(self, req: str, prompt: VisionPrompt) -> None:
@@ -206,10 +236,10 @@ class VisionDriver(Driver):
                 batch.positions[:, row : row + len(ids)] = torch.from_numpy(coordinates)
                 parts += media.rows(index, end - len(ids), end, row)
             row += len(ids)
+        if all(part.item.grid is None for part in parts):
+            assert (batch.positions == batch.positions[0]).all()
+            batch.positions = batch.positions[0]
         if parts:
             encoded = {p.item.content_hash: self.encoder.encoded(p.item) for p in parts}
             self.encoder.fill(batch, parts, encoded)
-        else:
-            assert (batch.positions == batch.positions[0]).all()
-            batch.positions = batch.positions[0]
         return batch

@@ -1,5 +1,6 @@
-"""A tiny Qwen3-VL as llama.cpp's converter writes it, model and tower in files of their own
-(conversion/qwen3vl.py). Names are the gguf package's; nothing of Pagoda takes part."""
+"""A tiny Qwen3-VL, or the tower of a Qwen3.5, as llama.cpp's converter writes it, model and tower
+in files of their own (conversion/qwen3vl.py). Names are the gguf package's; nothing of Pagoda takes
+part."""
 
 from math import isqrt
 from pathlib import Path
@@ -58,7 +59,7 @@ def write_tower(path: Path, model: PreTrainedModel, mean: list, std: list) -> No
     writer.add_vision_image_std(std)
     writer.add_vision_spatial_merge_size(config.spatial_merge_size)
     writer.add_vision_attention_layernorm_eps(1e-6)
-    deepstack = config.deepstack_visual_indexes
+    deepstack = getattr(config, "deepstack_visual_indexes", [])
     writer.add_vision_is_deepstack_layers([i in deepstack for i in range(config.depth)])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, config.depth)
     for name, weight in model.state_dict().items():

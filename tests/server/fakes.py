@@ -268,6 +268,7 @@ class FakeTextSide:
     special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     images: Any = None
+    videos: Any = None
 
 
 def served_model(client: FakeClient, path: Path = Path("/models/fake"), **text: Any) -> ServedModel:

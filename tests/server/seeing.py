@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,19 +10,22 @@ from PIL import Image
 
 from pagoda.arch.read import Reader
 from pagoda.config.engine import MediaConfig
-from pagoda.engine.media import ImageInput
+from pagoda.engine.media import ImageInput, VideoInput
 from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.images import qwen_video
+from pagoda.text.images.qwen_video import QwenVideoProcessor
 from pagoda.text.images.qwen_vl import QwenImageProcessor, from_config
 from tests.server.conftest import RunningServer
 from tests.server.fakes import ByteTokenizer, FakeClient
 
-MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-IMAGE = 257
+MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+IMAGE, VIDEO = 257, 260
 # As Qwen3-VL's, without tools.
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}{% if part.type == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
 
@@ -29,15 +33,13 @@ TEMPLATE = (
 class SeeingTokenizer(ByteTokenizer):
     """Bytes, and a token for each mark."""
 
-    vocab_size = 260
+    vocab_size = 261
 
     def encode(self, text: str, **options: bool) -> list[int]:
-        for number, mark in enumerate(MARKS):
-            if mark in text:
-                before, _, behind = text.partition(mark)
-                middle = [IMAGE + number]
-                return self.encode(before) + middle + self.encode(behind)
-        return list(text.encode())
+        ids: list[int] = []
+        for piece in re.split("|".join(f"({re.escape(mark)})" for mark in MARKS), text):
+            ids += [IMAGE + MARKS.index(piece)] if piece in MARKS else (piece or "").encode()
+        return ids
 
     def token_bytes(self, token_id: int) -> bytes:
         return MARKS[token_id - IMAGE].encode() if token_id > 256 else super().token_bytes(token_id)
@@ -47,17 +49,29 @@ def processor() -> QwenImageProcessor:
     return from_config(Reader({"size": {"shortest_edge": 1024, "longest_edge": 1 << 20}}, "x"))
 
 
+def video_processor() -> QwenVideoProcessor:
+    return qwen_video.from_config(Reader({}, "x"))
+
+
 Serve = Callable[..., RunningServer]
 
 
 def seeing(start: Serve, template: str = TEMPLATE, **media: Any) -> RunningServer:
-    client = FakeClient(abilities={"media": {"image": 64}, "vocab_size": 260})
+    client = FakeClient(abilities={"media": {"image": 64, "video": 128}, "vocab_size": 261})
     tokenizer = SeeingTokenizer()
     chat_template = ChatTemplate(
-        {"default": template}, {}, image_placeholder=processor().placeholder
+        {"default": template},
+        {},
+        image_placeholder=processor().placeholder,
+        video_placeholder=video_processor().placeholder,
     )
-    images = ImageInput(processor(), tokenizer)
-    server = start(client, tokenizer=tokenizer, chat_template=chat_template, images=images)
+    server = start(
+        client,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        images=ImageInput(processor(), tokenizer),
+        videos=VideoInput(video_processor(), tokenizer),
+    )
     (served,) = server.context.fleet.models()
     served.media = MediaConfig(**media)
     return server

@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 
+from pagoda.server.fetch import MediaFetcher
 from pagoda.text.images.qwen_vl import QwenImageProcessor
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY
@@ -126,7 +127,7 @@ def test_what_the_model_takes_is_told(serve: Serve, shared: RunningServer) -> No
     server = serve()
     for running, sees in ((server, True), (shared, False)):
         (card, *_) = running.http.get("/v1/models").json()["data"]
-        taken = ["text", "image"] if sees else ["text"]
+        taken = ["text", "image", "video"] if sees else ["text"]
         assert card["architecture"] == {
             "input_modalities": taken, "output_modalities": ["text"],
         }  # fmt: skip
@@ -163,7 +164,7 @@ def test_a_model_of_text_says_so(shared: RunningServer) -> None:
         (part("http://127.0.0.1/x.png"), "not fetched from"),
         ({"type": "image_url"}, "needs a URL"),
         ({"type": "image_url", "image_url": {"url": 3}}, "needs a URL"),
-        ({"type": "audio_url", "audio_url": {"url": url()}}, "text and images"),
+        ({"type": "audio_url", "audio_url": {"url": url()}}, "text, images and videos"),
     ],
 )
 def test_wrong_pictures_are_named(serve: Serve, given: dict, words: str) -> None:
@@ -207,3 +208,23 @@ def test_a_picture_is_processed_once(serve: Serve, monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         server.chat(messages=[{"role": "user", "content": [part(url())]}])
     assert len(calls) == 1
+
+
+def test_a_picture_is_fetched_once_for_a_conversation_that_is_cut(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+
+    async def fetch(self: MediaFetcher, target: str) -> bytes:
+        fetched.append(target)
+        return png()
+
+    monkeypatch.setattr(MediaFetcher, "fetch", fetch)
+    server = serve()
+    picture = {"type": "input_image", "image_url": "https://images.example/a.png"}
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "x" * 300}, picture]}
+    turns = [asked, {"role": "assistant", "content": "Yes."}] * 9 + [asked]
+    server.openai().responses.create(model="fake", input=turns, truncation="auto")
+    (request,) = server.client.requests
+    assert 0 < len(request.media) < 10
+    assert len(fetched) == 1

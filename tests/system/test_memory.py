@@ -64,4 +64,4 @@ def test_the_largest_step_takes_what_was_predicted(serve, smollm2_gguf):
             extra_body={"prompt_logprobs": 1},
         )  # fmt: skip
     total = sum(items.values())
-    assert 0.8 * total <= peak[0] <= 1.05 * total
+    assert 0.95 * total <= peak[0] <= 1.05 * total

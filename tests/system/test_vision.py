@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anthropic
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.weights.files import open_model
 from tests.models import vision
 from tests.models.vision import picture
 from tests.system.conftest import starter
@@ -20,7 +25,8 @@ COUNT = 12
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}:{% if m.content is string %}{{ m.content }}"
     "{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
 )
@@ -33,8 +39,9 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.add_special_tokens(marks)
+    marks = ["vision_start", "image_pad", "vision_end", "video_pad", "im_start", "im_end"]
+    tokenizer.add_special_tokens([f"<|{mark}|>" for mark in marks])
+    assert tokenizer.token_to_id("<|video_pad|>") == vision.VIDEO
     assert tokenizer.token_to_id("<|image_pad|>") == vision.IMAGE
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
@@ -59,9 +66,13 @@ def server(folder: Path) -> Iterator[Served]:
 
 
 def url() -> str:
+    return "data:image/png;base64," + base64.b64encode(png(picture(*SIZE))).decode()
+
+
+def png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture(*SIZE).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def expected(folder: Path) -> tuple[int, list[int]]:
@@ -106,6 +117,57 @@ def test_both_clients_get_what_transformers_computes(server: Served, folder: Pat
         )  # fmt: skip
     assert "".join(block.text for block in message.content if block.type == "text") == text
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= length
+
+
+def test_a_video_gives_what_transformers_computes(server: Served, folder: Path) -> None:
+    stills = [picture("letters", 70 + side, 50) for side in (0, 0, 30, 30, 0)]
+    stills = [still.resize((90, 60)) for still in stills]
+    body = ",".join(base64.b64encode(png(still)).decode() for still in stills)
+    parts = [
+        {"type": "text", "text": "See"},
+        {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{body}"}},
+    ]
+    reply = server.openai().chat.completions.create(
+        model="vl",
+        messages=[{"role": "user", "content": parts}],
+        temperature=0,
+        max_tokens=COUNT,
+        extra_body={
+            "ignore_eos": True, "return_token_ids": True,
+            "media_io_kwargs": {"video": {"fps": 2}},
+        },
+    )  # fmt: skip
+    ids, tokens = expected_of_video(folder, stills)
+    assert reply.prompt_token_ids == ids
+    assert reply.choices[0].token_ids == tokens
+
+
+def expected_of_video(folder: Path, stills: list[Image.Image]) -> tuple[list[int], list[int]]:
+    """Prompt and reply; 3 pairs of frames, the last one alone. The pixels are held against
+    transformers' in tests/models/test_qwen_video.py."""
+    files = open_model(folder)
+    frames = (np.asarray(still)[None] for still in stills)
+    video = video_processor_for(files).process(frames, range(len(stills)), 2.0)
+    assert video.seconds == (0.25, 1.25, 2.0)
+    patches = [image_processor_for(files).patches(frame.pixels) for frame in video.frames]
+    features = {
+        "pixel_values_videos": torch.from_numpy(np.concatenate([values for values, _ in patches])),
+        "video_grid_thw": torch.tensor([[3, *patches[0][1][1:]]]),
+    }
+    pads = "<|video_pad|>" * video.frames[0].num_tokens
+    times = ("0.2", "1.2", "2.0")
+    shown = "".join(f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at in times)
+    text = f"<|im_start|>user:See<|vision_start|>{shown}<|vision_end|><|im_end|>"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = list(tokenizer.encode(text + "<|im_start|>assistant:", add_special_tokens=False).ids)
+    length, model = len(ids), vision.make()
+    for _ in range(COUNT):
+        kinds = torch.tensor([[2 * (token == vision.VIDEO) for token in ids]])
+        model.model.rope_deltas = None
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids]), mm_token_type_ids=kinds, **features).logits[0, -1]
+        ids.append(int(logits.argmax()))
+    return ids[:length], ids[length:]
 
 
 def test_no_picture_is_left_behind(server: Served) -> None:

@@ -2,13 +2,18 @@
 with an output gate and partly rotated heads. Images are read by Qwen3-VL's tower, whose layers add
 nothing to later ones here."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.names import Traits, config_rules, linear_rules
-from pagoda.arch.qwen_vision import config_sections, layers_with_axes, vision_from_config
+from pagoda.arch.qwen_vision import (
+    config_sections,
+    layers_with_axes,
+    vision_from_config,
+    vision_from_gguf,
+)
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -19,34 +24,55 @@ from pagoda.arch.spec import (
     WeightRule,
 )
 
+LANGUAGE_MODEL = "model.language_model."
 _ARCHITECTURE = "Qwen3_5ForCausalLM"
 # The convolution's width is a loop in the kernels and tokens of state in each slot.
 _MAX_CONV_WIDTH = 64
 
+InputRules = Callable[[str, DeltaNetSpec], list[WeightRule]]
+"""Rules of a delta net's input, by what its tensors' names begin with."""
+
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return _from_config(config, "model.")
+    return hybrid_from_config(config, _ARCHITECTURE, "model.")
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    spec = hybrid_from_config(config, _ARCHITECTURE, LANGUAGE_MODEL)
+    return with_tower(spec, config, "Qwen3_5ForConditionalGeneration")
+
+
+def with_tower(spec: ModelSpec, config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Of a checkpoint that also has a vision tower; without `vision_config` the language model."""
-    spec = _from_config(config, "model.language_model.")
     if config.get("vision_config") is None:
         return spec
     return replace(
         spec,
-        architecture="Qwen3_5ForConditionalGeneration",
+        architecture=architecture,
         layers=layers_with_axes(spec.layers, *config_sections(config_reader(config))),
         vision=vision_from_config(config, spec.hidden_size),
     )
 
 
-def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
+def _config_inputs(prefix: str, spec: DeltaNetSpec) -> list[WeightRule]:
+    sources = ("qkv", "qkv", "qkv", "z", "b", "a")
+    return input_rules(
+        tuple(f"{prefix}in_proj_{name}" for name in sources), (*qkv_pieces(spec), None, None, None)
+    )
+
+
+def hybrid_from_config(
+    config: Mapping[str, Any],
+    architecture: str,
+    prefix: str,
+    inputs: InputRules = _config_inputs,
+) -> ModelSpec:
+    """With a dense mlp in every layer."""
     # Qwen3_5TextConfig's own defaults.
     reader = config_reader({"head_dim": 256, "partial_rotary_factor": 0.25, **config})
     bias = reader.flag("attention_bias", False)
     traits = Traits(qkv_bias=bias, output_bias=bias, qk_norm=True)
-    spec = spec_from_config(reader, _ARCHITECTURE, traits)
+    spec = spec_from_config(reader, architecture, traits)
     delta_net = DeltaNetSpec(
         num_key_heads=reader.integer("linear_num_key_heads", MAX_HEADS),
         num_value_heads=reader.integer("linear_num_value_heads", MAX_HEADS),
@@ -63,10 +89,8 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
         _config_recurrent(reader, len(spec.layers)),
         [_zero_centred(rule) for rule in rules],
         [
-            *linear_rules(
-                _DELTA_NET + "input", tuple(linear + "in_proj_" + x for x in _INPUTS), False
-            ),
-            WeightRule(_DELTA_NET + "conv.weight", (linear + "conv1d.weight",) * 3),
+            *inputs(linear, delta_net),
+            _conv_rule(linear + "conv1d.weight", delta_net),
             WeightRule(_DELTA_NET + "gates.rate", (linear + "A_log",), value="-exp(x)"),
             WeightRule(_DELTA_NET + "gates.bias", (linear + "dt_bias",)),
             WeightRule(_DELTA_NET + "norm.weight", (linear + "norm.weight",)),
@@ -78,20 +102,37 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    whole = Reader(metadata, "GGUF metadata", "qwen35.")
+    return hybrid_from_gguf(metadata, tensor_names, "qwen35.", _ARCHITECTURE, gguf_inputs)
+
+
+def gguf_inputs(prefix: str, spec: DeltaNetSpec) -> list[WeightRule]:
+    names = ("attn_qkv", "attn_qkv", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    sources = tuple(prefix + name for name in names)
+    return input_rules(sources, (*qkv_pieces(spec), None, None, None))
+
+
+def hybrid_from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    prefix: str,
+    architecture: str,
+    inputs: InputRules,
+    *,
+    tiled: bool = True,
+) -> ModelSpec:
+    """As `hybrid_from_config`; `prefix` is that of the metadata."""
+    whole = Reader(metadata, "GGUF metadata", prefix)
     # The layers that draft several tokens at once lie behind the others and are not run yet.
     drafting = whole.integer("nextn_predict_layers", MAX_LAYERS, 0, minimum=0)
     count = whole.integer("block_count", MAX_LAYERS)
     if drafting >= count:
         raise whole.error("nextn_predict_layers", f"is {drafting} of {count} layers")
-    reader = Reader(
-        {**metadata, "qwen35.block_count": count - drafting}, "GGUF metadata", "qwen35."
-    )
+    reader = Reader({**metadata, prefix + "block_count": count - drafting}, "GGUF metadata", prefix)
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     traits = Traits(qk_norm=True)
     # What llama.cpp names attn_qkv here is a delta net's; attention's q, k and v lie apart.
     names = [name for name in tensor_names if not name.endswith(".attn_qkv.weight")]
-    spec = spec_from_gguf(reader, tokenizer, _ARCHITECTURE, traits, names)
+    spec = spec_from_gguf(reader, tokenizer, architecture, traits, names)
     heads = reader.integer("ssm.time_step_rank", MAX_HEADS)
     inner = reader.integer("ssm.inner_size", MAX_WIDTH)
     if inner % heads:
@@ -102,12 +143,18 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         key_head_dim=reader.integer("ssm.state_size", MAX_WIDTH),
         value_head_dim=inner // heads,
         conv_width=reader.integer("ssm.conv_kernel", _MAX_CONV_WIDTH),
-        tiled=True,
+        tiled=tiled,
     )
     _check_heads(reader, "ssm.time_step_rank", delta_net)
     every = reader.integer("full_attention_interval", MAX_LAYERS, 4)
+    if "clip.projector_type" in metadata:
+        spec = replace(
+            spec,
+            architecture=architecture.replace("ForCausalLM", "ForConditionalGeneration"),
+            layers=layers_with_axes(spec.layers, reader, "rope.dimension_sections"),
+            vision=vision_from_gguf(metadata, spec.hidden_size),
+        )
     layer = "blk.{layer}."
-    inputs = tuple(layer + name for name in _GGUF_INPUTS)
     return _hybrid(
         spec,
         delta_net,
@@ -119,8 +166,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
             for rule in spec.weights
         ],
         [
-            *linear_rules(_DELTA_NET + "input", inputs, False),
-            WeightRule(_DELTA_NET + "conv.weight", (layer + "ssm_conv1d.weight",) * 3),
+            *inputs(layer, delta_net),
+            _conv_rule(layer + "ssm_conv1d.weight", delta_net),
             WeightRule(_DELTA_NET + "gates.rate", (layer + "ssm_a",)),
             WeightRule(_DELTA_NET + "gates.bias", (layer + "ssm_dt.bias",)),
             WeightRule(_DELTA_NET + "norm.weight", (layer + "ssm_norm.weight",)),
@@ -132,9 +179,26 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
 
 _ATTENTION = "layers.{layer}.attention."
 _DELTA_NET = "layers.{layer}.delta_net."
-# Of q, k, v, the output gate z, the writing strength b and the decay a.
-_INPUTS = ("qkv", "qkv", "qkv", "z", "b", "a")
-_GGUF_INPUTS = ("attn_qkv", "attn_qkv", "attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+
+
+def input_rules(sources: tuple[str, ...], pieces: tuple[RowPiece | None, ...]) -> list[WeightRule]:
+    """Of q, k, v, the output gate z, the writing strength b and the decay a: linear layers without
+    `.weight`, and which of their rows each one is."""
+    return [
+        replace(rule, pieces=pieces) for rule in linear_rules(_DELTA_NET + "input", sources, False)
+    ]
+
+
+def qkv_pieces(spec: DeltaNetSpec) -> tuple[RowPiece, RowPiece, RowPiece]:
+    """q, k and v of one matrix."""
+    keys = spec.num_key_heads * spec.key_head_dim
+    values = spec.num_value_heads * spec.value_head_dim
+    rows = 2 * keys + values
+    return RowPiece(rows, 0, keys), RowPiece(rows, keys, keys), RowPiece(rows, 2 * keys, values)
+
+
+def _conv_rule(source: str, spec: DeltaNetSpec) -> WeightRule:
+    return WeightRule(_DELTA_NET + "conv.weight", (source,) * 3, pieces=qkv_pieces(spec))
 
 
 def _hybrid(
@@ -156,7 +220,7 @@ def _hybrid(
         ),
         weights=(
             *(_attention_rule(rule, full, spec.attentions[0].head_dim) for rule in dense_rules),
-            *(replace(_delta_rule(rule, delta_net), layers=linear) for rule in delta_rules),
+            *(replace(rule, layers=linear) for rule in delta_rules),
         ),
         ignored_weights=spec.ignored_weights + ignored,
     )
@@ -176,18 +240,6 @@ def _attention_rule(rule: WeightRule, layers: tuple[int, ...], head_dim: int) ->
     q, gate = RowPiece(2 * head_dim, 0, head_dim), RowPiece(2 * head_dim, head_dim, head_dim)
     sources = (*rule.sources, rule.sources[0])
     return replace(rule, sources=sources, pieces=(q, None, None, gate), layers=layers)
-
-
-def _delta_rule(rule: WeightRule, spec: DeltaNetSpec) -> WeightRule:
-    """The first three sources of `input` and `conv` are one matrix of q, k and v."""
-    if len(rule.sources) < 3:
-        return rule
-    keys = spec.num_key_heads * spec.key_head_dim
-    values = spec.num_value_heads * spec.value_head_dim
-    rows = 2 * keys + values
-    q, k = RowPiece(rows, 0, keys), RowPiece(rows, keys, keys)
-    rest = (None,) * (len(rule.sources) - 3)
-    return replace(rule, pieces=(q, k, RowPiece(rows, 2 * keys, values), *rest))
 
 
 def _zero_centred(rule: WeightRule) -> WeightRule:

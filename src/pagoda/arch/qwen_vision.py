@@ -72,7 +72,7 @@ def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
     kind = clip.text("projector_type")
     if kind != "qwen3vl_merger":
         raise UnsupportedModelError(
-            f"The vision tower is a {kind!r}, and Qwen3-VL's is a 'qwen3vl_merger'; give another "
+            f"The vision tower is a {kind!r}, and this model's is a 'qwen3vl_merger'; give another "
             "file with --mmproj."
         )
     if not clip.flag("use_gelu", False):

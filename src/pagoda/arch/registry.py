@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
+from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
+from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.published.select import method_of
 
 CONFIG_ARCHITECTURES = Registry(
@@ -18,6 +20,9 @@ CONFIG_ARCHITECTURES = Registry(
         "LlamaForCausalLM": "pagoda.arch.llama:from_config",
         "MistralForCausalLM": "pagoda.arch.llama:mistral_from_config",
         "Mistral3ForConditionalGeneration": "pagoda.arch.mistral3:from_config",
+        "Ministral3ForCausalLM": "pagoda.arch.mistral3:ministral_from_config",
+        "Llama4ForCausalLM": "pagoda.arch.llama4:from_config",
+        "Llama4ForConditionalGeneration": "pagoda.arch.llama4:conditional_from_config",
         "SmolLM3ForCausalLM": "pagoda.arch.smollm3:from_config",
         "Phi3ForCausalLM": "pagoda.arch.phi3:from_config",
         "GraniteForCausalLM": "pagoda.arch.granite:from_config",
@@ -28,8 +33,13 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen3VLMoeForConditionalGeneration": "pagoda.arch.qwen3_vl_moe:from_config",
         "Qwen3_5ForCausalLM": "pagoda.arch.qwen3_5:from_config",
         "Qwen3_5ForConditionalGeneration": "pagoda.arch.qwen3_5:conditional_from_config",
+        "Qwen3_5MoeForCausalLM": "pagoda.arch.qwen3_5_moe:from_config",
+        "Qwen3_5MoeForConditionalGeneration": "pagoda.arch.qwen3_5_moe:conditional_from_config",
+        "Qwen3NextForCausalLM": "pagoda.arch.qwen3_next:from_config",
         "Qwen3MoeForCausalLM": "pagoda.arch.qwen3_moe:from_config",
         "GptOssForCausalLM": "pagoda.arch.gpt_oss:from_config",
+        "Gemma4ForCausalLM": "pagoda.arch.gemma4:from_config",
+        "Gemma4ForConditionalGeneration": "pagoda.arch.gemma4:conditional_from_config",
         "BertModel": "pagoda.arch.bert:bert_from_config",
         "BertForSequenceClassification": "pagoda.arch.bert:bert_classifier_from_config",
         "RobertaModel": "pagoda.arch.bert:roberta_from_config",
@@ -44,6 +54,7 @@ GGUF_ARCHITECTURES = Registry(
     {
         "llama": "pagoda.arch.llama:from_gguf",
         "mistral3": "pagoda.arch.mistral3:from_gguf",
+        "llama4": "pagoda.arch.llama4:from_gguf",
         "smollm3": "pagoda.arch.smollm3:from_gguf",
         "phi3": "pagoda.arch.phi3:from_gguf",
         "granite": "pagoda.arch.granite:from_gguf",
@@ -52,22 +63,28 @@ GGUF_ARCHITECTURES = Registry(
         "qwen3vl": "pagoda.arch.qwen3_vl:from_gguf",
         "qwen3vlmoe": "pagoda.arch.qwen3_vl_moe:from_gguf",
         "qwen35": "pagoda.arch.qwen3_5:from_gguf",
+        "qwen35moe": "pagoda.arch.qwen3_5_moe:from_gguf",
+        "qwen3next": "pagoda.arch.qwen3_next:from_gguf",
         "qwen3moe": "pagoda.arch.qwen3_moe:from_gguf",
         "gpt-oss": "pagoda.arch.gpt_oss:from_gguf",
+        "gemma4": "pagoda.arch.gemma4:from_gguf",
     },
 )
 
 
 def spec_for(
-    config: Mapping[str, Any] | None, metadata: Mapping[str, Any], tensor_names: Collection[str]
+    config: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any],
+    tensors: Collection[str] | Mapping[str, TensorInfo],
 ) -> ModelSpec:
     """The spec of a checkpoint: by its GGUF metadata if it has some, else by its config.json.
 
+    `tensors` are the checkpoint's names, and in a mapping their shapes; empty if there is none.
     Raises CheckpointError for a wrong or missing field, UnsupportedModelError for an
     architecture or a quantization that is not known.
     """
     if "general.architecture" in metadata:
-        return _gguf_spec(metadata, tensor_names)
+        return _gguf_spec(metadata, tensors)
     if config is None:
         raise CheckpointError(
             "The model has neither a config.json nor GGUF metadata that names its architecture; "
@@ -76,11 +93,12 @@ def spec_for(
     name = _architecture(config)
     known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
     if known not in CONFIG_ARCHITECTURES:
-        likeness = resembling_config(name, config, tensor_names, CONFIG_ARCHITECTURES)
+        likeness = resembling_config(name, config, tensors, CONFIG_ARCHITECTURES)
         raise _unknown(CONFIG_ARCHITECTURES, name, likeness)
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
-        spec = with_config_head(spec, name, config_reader(config), tensor_names)
+        spec = with_config_head(spec, name, config_reader(config), tensors)
+    spec = as_stored(spec, tensors)
     method = method_of(config)
     return spec if method is None else replace(spec, quantization=method.description)
 

@@ -116,7 +116,10 @@ def _scaling_from_gguf(reader: Reader, max_position: int) -> RopeScaling | None:
         raise UnsupportedModelError(
             f"The GGUF asks for rotary scaling of type {kind!r}; known are linear and yarn."
         )
-    own = reader.number("rope.scaling.yarn_attn_factor", yarn_magnitude(factor))
+    magnitude = yarn_magnitude(factor)
+    if reader.raw("rope.scaling.yarn_log_multiplier"):
+        magnitude /= yarn_magnitude(factor, reader.number("rope.scaling.yarn_log_multiplier"))
+    own = reader.number("rope.scaling.yarn_attn_factor", magnitude)
     original = reader.integer("rope.scaling.original_context_length", MAX_CONTEXT, max_position)
     return RopeScaling(
         kind="yarn",

@@ -42,9 +42,21 @@ class RopeSpec:
     """A GGUF tensor of per-frequency divisors (Llama 3; longrope's short ones)."""
     long_factors_tensor: str | None = None
     """longrope's long ones."""
+    num_turning: int | None = None
+    """The first of the frequencies, behind which all are 0; None: all turn."""
     axes: tuple[int, ...] | None = None
     """Which coordinate of an image token (0 time, 1 row, 2 column) turns each frequency; None
     where positions are one number. Of text all three are equal."""
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """A query at position p is multiplied by 1 + strength * log(1 + floor((p + offset) / length)),
+    so that attention stays as sharp among many keys (arXiv 2501.19399)."""
+
+    strength: float
+    length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +70,18 @@ class AttentionSpec:
     """None where q and k are not rotated."""
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
+    chunked: bool = False
+    """A query sees those of its window alone that the text's last multiple of `window` begins."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_unit: bool = False
+    """As `qk_norm`, without weights."""
+    query_scaling: QueryScaling | None = None
+    value_norm: bool = False
+    """Beside `qk_norm`: each head of v is normalized, without weights."""
+    values_are_keys: bool = False
+    """v is what k is before its norm and rotation, instead of a projection of its own."""
     output_gate: bool = False
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False
@@ -85,6 +106,15 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True)
+class SharedExpert:
+    """An expert of every token beside those that the router chooses."""
+
+    intermediate_size: int
+    gated: bool = False
+    """Multiplied by the sigmoid of a logit of its own."""
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """A mixture of experts: a router sends each token to `top_k` of them, whose results are
     summed by weight."""
@@ -98,10 +128,17 @@ class MoeSpec:
     sigmoid of its own logit."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
+    expert_scales: bool = False
+    """Each expert has a number that its weights are multiplied with at last."""
+    activation: Activation = "silu"
+    """activation(gate) * up."""
     clamped: ClampedSwiglu | None = None
-    """Instead of silu(gate) * up."""
+    """Instead."""
     bias: bool = False
     """On experts and router."""
+    shared: SharedExpert | None = None
+    weighs_inputs: bool = False
+    """A weight is multiplied with what its expert reads, and not with what that one says."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +163,10 @@ class LayerSpec:
     mlp: MlpSpec | None
     experts: MoeSpec | None = None
     """Instead of an mlp, or beside it."""
+    sandwiched: bool = False
+    """What mixer and feed-forward part give is normalized before it is added, and the sum behind
+    the layer multiplied by a learned number. Where there are experts beside an mlp, either's result
+    is normalized first, and experts and router read the sum by norms of their own."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +197,21 @@ class VisionSpec:
     merge: int
     """`merge * merge` patches become one token."""
     num_positions: int
-    """Rows of the table of learned positions, a square that is interpolated to an image's grid."""
+    """Rows of the table of learned positions, a square that is interpolated to an image's grid; if
+    `pooled` of each of two, one for columns and one for rows of patches."""
     rope_theta: float
     norm_eps: float
     weights: tuple["WeightRule", ...]
     split_patches: bool = False
     """The weights of a patch's frames are tensors of their own (GGUF)."""
+    color_planes: bool = False
+    """The weights of a patch are stored color by color, not pixel by pixel."""
+    both_ways: bool = False
+    """In layers with a window an image's tokens see each other."""
+    pooled: bool = False
+    """A token is the mean of its patches (Gemma 4), not what a layer of weights makes of them."""
+    standardized: bool = False
+    """If `pooled`: learned vectors move and scale the means."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""
@@ -264,6 +314,8 @@ class ModelSpec:
     """What the embeddings of tokens are multiplied with."""
     logit_scale: float = 1.0
     """What logits are multiplied with."""
+    logit_cap: float | None = None
+    """c, if logits become c * tanh(logit / c)."""
     encoder: EncoderSpec | None = None
     """None for a decoder."""
     writes_text: bool = True

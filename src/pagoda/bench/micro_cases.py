@@ -98,7 +98,7 @@ def _elementwise(ops: CpuOps, shape: Shape) -> Iterator[Case]:
         size = tokens * shape.mlp
         # exp as a polynomial of degree 6, and four more.
         yield _fp32(
-            "silu_and_mul", shape.name, tokens, 12 * size, 18 * size,
+            "activate_and_mul", shape.name, tokens, 12 * size, 18 * size,
             lambda n=tokens: _silu(ops, n, shape.mlp),
         )  # fmt: skip
         rotated = tokens * (shape.heads + shape.kv_heads) * shape.dim
@@ -118,7 +118,7 @@ def _norm(ops: CpuOps, tokens: int, hidden: int) -> Callable[[], object]:
 
 def _silu(ops: CpuOps, tokens: int, mlp: int) -> Callable[[], object]:
     x = torch.randn(tokens, 2 * mlp)
-    return lambda: ops.silu_and_mul(x)
+    return lambda: ops.activate_and_mul(x, "silu")
 
 
 def _rotary(ops: CpuOps, shape: Shape, tokens: int) -> Callable[[], object]:

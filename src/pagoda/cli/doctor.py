@@ -104,7 +104,7 @@ def _model(args: argparse.Namespace) -> int:
         _plot([answer], args.plot)
     other = None
     if args.engine is not None:
-        other = engines.other_engine(args.engine, answer, getattr(args, "mode", "auto"))
+        other = engines.other_engine(args.engine, answer)
     if args.json:
         import json
 

@@ -225,11 +225,15 @@ class DeviceConfig(Options):
     enforce_eager: bool = option(False, "Run steps op by op instead of captured.")
 
 
+_MEDIA_LIMITS = {"image": 64, "video": 8}
+
+
 def _media_limits(text: str) -> dict[str, int]:
-    limits: dict[str, int] = {}
+    limits = {}
     for kind, most in _json_object(text).items():
-        if kind != "image":
-            raise ConfigError(f"{kind!r} is no medium that is served; known is 'image'.")
+        if kind not in _MEDIA_LIMITS:
+            known = " and ".join(map(repr, _MEDIA_LIMITS))
+            raise ConfigError(f"{kind!r} is no medium that is served; known are {known}.")
         if type(most) is not int or most < 0:
             raise ConfigError(f"The limit of {kind!r} must be a whole number, not {most!r}.")
         limits[kind] = most
@@ -238,14 +242,14 @@ def _media_limits(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MediaConfig(Options):
-    """Pictures in prompts, for models that see."""
+    """Pictures and videos in prompts, for models that see."""
 
     limit_mm_per_prompt: dict[str, int] = option(
         None,
-        'JSON of the most pictures that a prompt may hold, such as {"image": 4}; 0 takes none. '
-        "64 by default.",
+        'JSON of the most pictures and videos that a prompt may hold, such as {"image": 4, '
+        '"video": 1}; 0 takes none. 64 and 8 by default.',
         parse=_media_limits,
-        factory=lambda: {"image": 64},
+        factory=lambda: dict(_MEDIA_LIMITS),
     )
     image_max_tokens: int | str = option(
         "auto",
@@ -254,11 +258,23 @@ class MediaConfig(Options):
         parse=_length,
         bounds=_AT_LEAST_1,
     )
+    video_max_tokens: int | str = option(
+        "auto",
+        "Most tokens that one video becomes, the times between its frames apart: its frames are "
+        "made smaller and fewer, each at most as large as an image. By default 4096 on a CPU and "
+        "16384 on a GPU, at most half of the context.",
+        parse=_length,
+        bounds=_AT_LEAST_1,
+    )
     allowed_media_domains: tuple[str, ...] = option(
         (),
-        "Hosts from which a request may have pictures fetched, such as images.example; by default "
-        "none, and pictures come inside the request.",
+        "Hosts from which a request may have pictures and videos fetched, such as images.example; "
+        "by default none, and they come inside the request.",
     )
+
+    def most(self, kind: str) -> int:
+        """Of a kind of media (`image`, `video`) in one prompt."""
+        return self.limit_mm_per_prompt.get(kind, _MEDIA_LIMITS[kind])
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ class Start:
     """Free memory that all its known tokens take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unencoded:
+    """It could start behind `start` tokens, had what comes there been encoded."""
+
+    start: int
+
+
 _NO_PREFIX: list[bytes] = []
 
 
@@ -59,7 +66,7 @@ class Admission:
     def _required(self, req: Request) -> int:
         return self._kv.bytes_required(req.num_expected_tokens, self._limits.max_num_batched_tokens)
 
-    def consider(self, req: Request, room: StepRoom, spare: int) -> Start | Refusal:
+    def consider(self, req: Request, room: StepRoom, spare: int) -> Start | Refusal | Unencoded:
         # A preempted request whose last plans are still in flight may have nothing to compute
         # (its final token is coming), or not know where it stands (drafts).
         if req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
@@ -74,11 +81,16 @@ class Admission:
         if not self._limits.enable_chunked_prefill and whole and missing > room.tokens:
             return Refusal.FULL
         num_tokens = room.prompt_tokens(hit.num_tokens, missing)
+        num_tokens = self._limits.whole(req.message.media, hit.num_tokens, num_tokens, room.tokens)
         if num_tokens <= 0:
             return Refusal.FULL
         num_bytes = self._required(req) - self._kv.bytes_shared(hit)
         if num_bytes > spare:
             return Refusal.FULL
+        if self._limits.enable_chunked_prefill:
+            num_tokens = req.num_ready(hit.num_tokens, num_tokens)
+        if not num_tokens:
+            return Unencoded(hit.num_tokens)
         return Start(hit, num_tokens, num_bytes)
 
     def _match(self, req: Request) -> PrefixHit:

@@ -1,13 +1,14 @@
 """What the scheduler may do in a step, and which requests it can serve at all."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.block_hash import MAX_TOKEN_ID
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.messages import POOLING_TASKS, AddRequest
+from pagoda.core.messages import POOLING_TASKS, AddRequest, MediaItem
 from pagoda.core.request import Request
 
 
@@ -30,6 +31,9 @@ class SchedulerLimits:
     max_step_growth: float = math.inf
     """and no more than so many times what it would take without them."""
 
+    whole_media: bool = False
+    """All of a picture's tokens that are not cached are computed in one step."""
+
     def __post_init__(self) -> None:
         if min(self.max_num_reqs, self.max_num_batched_tokens, self.max_model_len) < 1:
             raise ConfigError(
@@ -48,6 +52,19 @@ class SchedulerLimits:
             budget = min(budget, self.long_prefill_token_threshold)
         return min(num_missing, budget)
 
+    def whole(self, media: Sequence[MediaItem], start: int, num_tokens: int, most: int) -> int:
+        """So many tokens behind `start`, or with `whole_media` others that split no picture: fewer,
+        or up to `most`; 0 where that is not enough."""
+        end = start + num_tokens
+        if not self.whole_media or not num_tokens:
+            return num_tokens
+        for item in media:
+            last = item.start + item.length
+            if item.start < end < last:
+                rest = last - start
+                return item.start - start if item.start > start else rest if rest <= most else 0
+        return num_tokens
+
 
 def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
     """RequestError for a message that no engine of these limits can serve."""
@@ -60,6 +77,13 @@ def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
         raise RequestError(
             f"task must be one of {', '.join(POOLING_TASKS)}, got {message.pooling.task!r}.",
             param="task",
+        )
+    longest = max((item.length for item in message.media), default=0)
+    if limits.whole_media and longest > limits.max_num_batched_tokens:
+        raise RequestError(
+            f"A picture has {longest} tokens, and a step no more than "
+            f"{limits.max_num_batched_tokens}, which this model reads it in. Lower "
+            "--image-max-tokens or raise --max-num-batched-tokens."
         )
     if not prompt:
         raise RequestError("The prompt is empty; send at least one token.", param="prompt")

@@ -179,7 +179,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()
     media: dict[str, int] = msgspec.field(default_factory=dict)
-    """What prompts may hold beside text (`image`), and the most tokens that one of it becomes."""
+    """What prompts may hold beside text (`image`, `video`), and the most tokens that one of it
+    becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 

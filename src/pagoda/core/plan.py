@@ -2,7 +2,11 @@
 
 import msgspec
 
-from pagoda.core.messages import AddRequest, TokenLogprobs
+from pagoda.core.messages import AddRequest, MediaItem, TokenLogprobs
+
+ENCODE_AHEAD = 4
+"""Media items that are encoded before the steps that need them, at most; so many of the largest are
+kept."""
 
 
 class PlannedRequest(msgspec.Struct, kw_only=True):
@@ -42,6 +46,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
     rows: list[NewRow] = msgspec.field(default_factory=list)
     """Rows to create or to reset, before anything is computed."""
     requests: list[PlannedRequest] = msgspec.field(default_factory=list)
+    encode: list[MediaItem] = msgspec.field(default_factory=list)
+    """What `encode_for` needs next, to be worked on behind the requests for about as long as they
+    took; whatever is not finished is asked for again."""
+    encode_for: str = ""
     freed: list[str] = msgspec.field(default_factory=list)
     """Requests that ended since the last plan; their rows go, before `rows` come: an id may
     be in both."""
@@ -74,3 +82,5 @@ class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 class StepResult(msgspec.Struct, kw_only=True):
     step_id: int
     results: list[RequestResult] = msgspec.field(default_factory=list)
+    encoded: list[str] = msgspec.field(default_factory=list)
+    """Content hashes of the plan's media items that a step can take up now."""

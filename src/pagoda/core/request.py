@@ -38,7 +38,7 @@ class Request:
 
     __slots__ = (
         "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
-        "drafts_in_flight", "eos_ids", "generates", "has_row", "holds", "key",
+        "drafts_in_flight", "encoded", "eos_ids", "generates", "has_row", "holds", "key",
         "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
         "num_computed_tokens", "num_expected_tokens", "num_preemptions", "num_prompt_counted",
         "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id",
@@ -67,6 +67,8 @@ class Request:
         self.draft_token_ids: list[int] = []
         """Guesses of the next tokens, for the next plan."""
         self.drafts_in_flight = False
+        self.encoded: set[str] = set()
+        """Content hashes of media whose embeddings wait for a step since the last preemption."""
         self.tables = tables
         self.block_hashes = block_hashes
         """None without prefix caching."""
@@ -120,6 +122,13 @@ class Request:
             return False
         wanted = self.message.sampling.prompt_logprobs is not None
         return not wanted or self.num_prompt_logprobs >= self.prompt_len
+
+    def num_ready(self, start: int, num_tokens: int) -> int:
+        """Of so many tokens behind `start` those in front of media that are yet to be encoded."""
+        for item in self.message.media:
+            if item.start + item.length > start and item.content_hash not in self.encoded:
+                return max(0, min(num_tokens, item.start - start))
+        return num_tokens
 
     def append(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append sampled tokens up to one that ends the request: (how many, why it ended)."""

@@ -6,14 +6,21 @@ from bisect import bisect_left
 import msgspec
 
 from pagoda.base.errors import RequestError
-from pagoda.core.admission import Admission, Refusal, Start
+from pagoda.core.admission import Admission, Refusal, Start, Unencoded
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
 from pagoda.core.kvcache.spec import attention_groups
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
-from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.plan import (
+    ENCODE_AHEAD,
+    NewRow,
+    PlannedRequest,
+    RequestResult,
+    StepPlan,
+    StepResult,
+)
 from pagoda.core.progress import Progress
 from pagoda.core.queue import RequestQueue
 from pagoda.core.request import FinishReason, Request, RequestStatus
@@ -144,7 +151,7 @@ class Scheduler:
         preempted = self._plan_running(plan, in_flight, room)
         if not (preempted and in_flight):
             self._plan_waiting(plan, in_flight, room)
-        if not in_flight:
+        if not in_flight and not plan.encode:
             return None
         self._step_id = plan.step_id
         self._in_flight[plan.step_id] = in_flight
@@ -166,7 +173,9 @@ class Scheduler:
         stats.num_steps += 1
         stats.computed_tokens += int(size.tokens)
         stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
-        if seconds is not None:
+        if result.encoded and plan.encode_for in self._requests:
+            self._requests[plan.encode_for].encoded.update(result.encoded)
+        if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, only_decodes(plan))
         for req, planned in zip(self._in_flight.pop(plan.step_id), plan.requests, strict=True):
             if req.status is RequestStatus.FINISHED:
@@ -248,6 +257,7 @@ class Scheduler:
                 # does not stop those that generate.
                 missing = self._chunk(req, missing, room, min(behind, room.tokens - 1))
                 if not missing:
+                    self._want_encoded(plan, req, req.num_computed_tokens)
                     continue
             blocks = self._no_blocks
             if req.num_computed_tokens + missing > req.tables.capacity:
@@ -269,7 +279,10 @@ class Scheduler:
         if missing > 1:
             start = req.num_computed_tokens
             num_tokens = room.prompt_tokens(start, missing, reserved)
+            if self.limits.enable_chunked_prefill:
+                num_tokens = req.num_ready(start, num_tokens)
             num_tokens = self.kv.until_kept(req.tables, start, num_tokens)
+            num_tokens = self.limits.whole(req.message.media, start, num_tokens, room.tokens)
         if req.draft_token_ids:
             most = room.tokens - reserved - num_tokens
             most = min(most, req.compute_limit - req.num_expected_tokens)
@@ -280,6 +293,21 @@ class Scheduler:
             if not self.kv.has_room(req.tables, end):
                 req.draft_token_ids = []  # Nobody is preempted for a guess.
         return num_tokens + len(req.draft_token_ids)
+
+    def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
+        """Have the media behind `start` encoded if a request waits for them, one request's at a
+        time: what is computed of a step follows its streams, and encoding takes what is left."""
+        if plan.encode or req.num_ready(start, 1):
+            return
+        end = start + self.limits.max_num_batched_tokens
+        plan.encode = [
+            item
+            for item in req.message.media
+            if start < item.start + item.length
+            and item.start < end
+            and item.content_hash not in req.encoded
+        ][:ENCODE_AHEAD]
+        plan.encode_for = req.req_id
 
     def _grow(self, req: Request, num_tokens: int) -> list[list[int]] | None:
         """Blocks for a running request, taken from the last in order if need be; None when that
@@ -300,7 +328,9 @@ class Scheduler:
         while index < len(waiting) and room.tokens > 0 and len(running) < self.limits.max_num_reqs:
             req = waiting[index]
             start = self._admission.consider(req, room, spare)
-            if start is Refusal.LATER:
+            if isinstance(start, Unencoded):
+                self._want_encoded(plan, req, start.start)
+            if start is Refusal.LATER or isinstance(start, Unencoded):
                 index += 1
                 continue
             known = req.has_row
@@ -393,6 +423,7 @@ class Scheduler:
         req.num_computed_tokens = 0
         req.reset_step = self._step_id
         req.draft_token_ids = []
+        req.encoded.clear()
         req.num_preemptions += 1
         self._stats.num_preemptions += 1
         req.status = RequestStatus.WAITING

@@ -4,9 +4,11 @@ how many tokens fit, how fast it will be, and with which flags."""
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.command import differences, fields_of, serve_command
+from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
@@ -14,11 +16,13 @@ from pagoda.planner.parallel import rank_spec
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
+from pagoda.planner.speculation import speculative_tokens
 from pagoda.planner.speed import DeviceSpeed, SpeedEstimate, estimate_speed
 from pagoda.planner.weights import HeldWeight, held_weights
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
+_NO_DRAFT = Reason("speculative_tokens", 0, "")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class Answer:
     speed: SpeedEstimate | None = None
     speed_context: int = 0
     users: UsersAnswer | None = None
+    draft: Reason = _NO_DRAFT
+    """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
+    findings: tuple[Finding, ...] = ()
+    """What loading it will be like here."""
 
     @property
     def fits(self) -> bool:
@@ -96,9 +104,10 @@ def answer(
     asked: EngineConfig,
     speed: DeviceSpeed | None = None,
     users: Users | None = None,
+    mode: str = "auto",
 ) -> Answer:
-    """Plan for the hardware. Raises ConfigError for flags that contradict each other, the model or
-    the hardware."""
+    """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
+    that contradict each other, the model or the hardware."""
     choices: list[Reason] = []
     config = _for_hardware(asked, subject, hardware, choices)
     found = None
@@ -106,7 +115,9 @@ def answer(
         config = _for_users(config, users, choices)
         found = _users_answer(config, subject, hardware, users)
         config = _with_room(config, subject, hardware, found, choices)
-    made = Answer(subject, hardware, asked, config, tuple(choices), None, users=found)
+    devices = config.parallel.tensor_parallel_size
+    draft = speculative_tokens(mode, devices, subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
+    made = Answer(subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft)
     try:
         resolution = resolve(config, subject.spec, subject.tensors, hardware.facts)
     except CapacityError as error:

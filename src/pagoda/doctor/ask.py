@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, held_by
+from pagoda.doctor.checks import checkpoint_findings
+from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware, elsewhere, this_machine
 from pagoda.doctor.measure import Measuring
-from pagoda.doctor.probe import probe
+from pagoda.doctor.probe import Machine, probe
 from pagoda.doctor.subject import Subject, find_subject
 from pagoda.doctor.users import Users, parse_users
 from pagoda.planner.speed import DeviceSpeed, gpu_speed
@@ -18,9 +20,11 @@ from pagoda.planner.speed import DeviceSpeed, gpu_speed
 @dataclass(frozen=True)
 class Question:
     config: EngineConfig
-    gpu: str | None
-    """GPUs by name, or None for this machine."""
+    elsewhere: Hardware | None
+    """GPUs that are not here; None for this machine."""
     users: Users | None
+    mode: str = "auto"
+    """How many tokens to draft: `planner.speculation`."""
 
     @classmethod
     def of(cls, config: EngineConfig, args: argparse.Namespace) -> "Question":
@@ -28,31 +32,51 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        return cls(config, args.gpu, users)
+        return cls(
+            config,
+            None if args.gpu is None else elsewhere(args.gpu),
+            users,
+            getattr(args, "mode", None) or "auto",
+        )
+
+    def put(
+        self,
+        subject: Subject,
+        hardware: Hardware,
+        config: EngineConfig,
+        speed: DeviceSpeed | None,
+    ) -> Answer:
+        return answer(subject, hardware, config, speed, self.users, self.mode)
 
 
 def answers(question: Question, models: Sequence[str], measuring: Measuring | None) -> list[Answer]:
     """One for each model, all on the same hardware; `measuring` is asked for its speed."""
     try:
-        hardware = _hardware(question)
         subjects = [find_subject(replace(question.config.model, model=model)) for model in models]
+        machine, hardware = None, question.elsewhere
+        if hardware is None:
+            machine = probe(subjects[0].file)
+            hardware = this_machine(machine, question.config.device.device)
         planned = [
-            answer(subject, hardware, _named(question.config, subject), None, question.users)
+            question.put(subject, hardware, _named(question.config, subject), None)
             for subject in subjects
         ]
         speed = _speed(planned, hardware, measuring)
     finally:
         if measuring is not None:
             measuring.close()
-    if speed is None:
-        return planned
-    return [answer(made.subject, hardware, made.asked, speed, question.users) for made in planned]
+    if speed is not None:
+        planned = [question.put(made.subject, hardware, made.asked, speed) for made in planned]
+    return [replace(made, findings=_loading(made, machine)) for made in planned]
 
 
-def _hardware(question: Question) -> Hardware:
-    if question.gpu is not None:
-        return elsewhere(question.gpu)
-    return this_machine(probe(), question.config.device.device)
+def _loading(made: Answer, machine: Machine | None) -> tuple[Finding, ...]:
+    """What reading the file takes; on a CPU the plan has said whether it fits."""
+    if machine is None or not made.subject.file_bytes:
+        return ()
+    found = checkpoint_findings(machine, made.subject.file_bytes)
+    on_cpu = made.hardware.facts.device == "cpu"
+    return tuple(finding for finding in found if finding.topic == "load" or not on_cpu)
 
 
 def _named(config: EngineConfig, subject: Subject) -> EngineConfig:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
@@ -12,7 +11,6 @@ from pagoda.doctor.answer import Answer
 from pagoda.doctor.subject import ASSUMED
 from pagoda.planner.estimate import Row
 from pagoda.planner.llama_cpp import plan_llama_cpp
-from pagoda.planner.speculation import MODES, speculative_tokens
 from pagoda.planner.vllm.plan import plan_vllm
 from pagoda.planner.vllm.setup import VERSIONS, VllmSetup, version_of
 
@@ -39,41 +37,35 @@ def check_engine(name: str) -> None:
         version_of(_version(name))
 
 
-def other_engine(name: str, made: Answer, mode: str = "auto") -> OtherEngine:
-    """`name` as `check_engine` takes it; `mode` chooses how many tokens are drafted."""
+def other_engine(name: str, made: Answer) -> OtherEngine:
+    """`name` as `check_engine` takes it."""
     if name == _LLAMA_CPP:
         length = made.asked.model.max_model_len
         cells = length if isinstance(length, int) else _LLAMA_CONTEXT
         tensors = made.subject.tensors if made.subject.basis != ASSUMED else {}
         rows = plan_llama_cpp(made.subject.spec, tensors, cells)
         return OtherEngine(name, tuple(rows), None, ())
-    return _vllm(name, made, mode)
+    return _vllm(name, made)
 
 
-def _vllm(name: str, made: Answer, mode: str) -> OtherEngine:
+def _vllm(name: str, made: Answer) -> OtherEngine:
     hardware, config = made.hardware, made.config
     if hardware.facts.device != "cuda" or hardware.capability is None:
         raise ConfigError(f"--engine {name} is planned for GPUs; name some with --gpu.")
-    if mode not in MODES:
-        raise ConfigError(f"--mode {mode} is not known; it is one of {', '.join(MODES)}.")
-    drafted = speculative_tokens(
-        mode, config.parallel.tensor_parallel_size, made.subject.drafts,
-        env.get("PAGODA_SPEC_TOKENS"),
-    )  # fmt: skip
     setup = VllmSetup(
         version=_version(name),
         total=hardware.facts.total_memory,
         capability=hardware.capability,
         tensor_parallel=config.parallel.tensor_parallel_size,
         pipeline=config.parallel.pipeline_parallel_size,
-        speculative_tokens=int(drafted.value),
+        speculative_tokens=int(made.draft.value),
         mamba_align=config.cache.enable_prefix_caching,
         **_typed(made.asked),
     )
     tensors = made.subject.tensors if made.subject.basis != ASSUMED else {}
     plan = plan_vllm(made.subject.spec, tensors, setup, made.subject.config)
     lines = list(plan.pool.lines()) if plan.pool is not None and plan.fits else []
-    lines.append(f"{drafted.value} tokens drafted at a time: {drafted.why}")
+    lines.append(f"{made.draft.value} tokens drafted at a time: {made.draft.why}")
     return OtherEngine(name, tuple(plan.rows()), plan.fits, (*lines, *plan.notes))
 
 

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pagoda.base.units import format_bytes
@@ -21,7 +22,8 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
     out = [*_heading(answer), ""]
     plan = None if answer.resolution is None else answer.resolution.plan
     if plan is not None:
-        out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer), ""]
+        out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
+        out += [*_draft(answer), *_findings(answer), ""]
         out += [*_flags(answer.flags(), why), ""]
     out += _verdict(answer, remedies)
     return wrapped(out, width)
@@ -49,6 +51,8 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
         },
         "fits": answer.fits,
         "problem": answer.problem or None,
+        "speculative_tokens": {"value": answer.draft.value, "why": answer.draft.why},
+        "findings": [asdict(finding) for finding in answer.findings],
         "remedies": [{"what": remedy.words, "command": remedy.command} for remedy in remedies],
     }
     if answer.resolution is not None:
@@ -148,6 +152,23 @@ def _speed(answer: Answer) -> list[str]:
         f"speed (estimate): {_rounded(speed.decode)} tokens/s for one request behind "
         f"{answer.speed_context:,} tokens, bound by {speed.decode_bound}; prompts "
         f"{_rounded(speed.prefill)} tokens/s, bound by {speed.prefill_bound}"
+    ]
+
+
+def _draft(answer: Answer) -> list[str]:
+    if not answer.subject.drafts:
+        return []
+    reason = answer.draft
+    return [
+        f"draft head: there is one; {reason.value} tokens at a time suit it ({reason.why}), but "
+        "Pagoda does not draft yet"
+    ]
+
+
+def _findings(answer: Answer) -> list[str]:
+    return [
+        f"{finding.topic}: {finding.text}" + (f". {finding.fix}" if finding.fix else "")
+        for finding in answer.findings
     ]
 
 

@@ -27,6 +27,8 @@ class Subject:
     """Where sizes come from: the weights' headers, config.json alone, or `--load-format dummy`."""
     file_bytes: int
     """Of the weight files; 0 where there are none."""
+    file: Path | None
+    """The first of the weight files."""
     config: Mapping[str, Any]
     """config.json; empty for a GGUF."""
     drafts: bool
@@ -44,13 +46,13 @@ def find_subject(model: ModelConfig) -> Subject:
     config = files.config or {}
     if model.load_format == "dummy" and files.kind != "gguf":
         spec = spec_for(files.config, {}, ())
-        return Subject(model.model, spec, {}, DUMMY, 0, config, drafts=False)
+        return Subject(model.model, spec, {}, DUMMY, 0, None, config, drafts=False)
     weights = files.weight_paths()
     if not weights:
         spec = spec_for(files.config, {}, ())
         tensors = assumed_tensors(spec, nominal_storage(config))
         drafts = _config_drafts(config)
-        return Subject(model.model, spec, tensors, ASSUMED, 0, config, drafts)
+        return Subject(model.model, spec, tensors, ASSUMED, 0, None, config, drafts)
     tensors = files.checkpoint.tensors
     spec = spec_for(files.config, files.metadata, tensors)
     return Subject(
@@ -59,6 +61,7 @@ def find_subject(model: ModelConfig) -> Subject:
         tensors,
         HEADERS,
         sum(weight.stat().st_size for weight in weights),
+        weights[0],
         config,
         any(_is_draft(name) for name in tensors),
         _others(model.model, files),

@@ -70,10 +70,11 @@ class ServedModel:
 
     @property
     def modalities(self) -> list[str]:
-        """What a prompt may hold: `text`, and `image` for a model that sees."""
+        """What a prompt may hold: `text`, and what a model that sees takes (`image`, `video`)."""
         ready = self.client.ready
-        sees = self.text.images is not None and ready is not None and "image" in ready.media
-        return ["text", "image"] if sees else ["text"]
+        media = {} if ready is None else ready.media
+        inputs = {"image": self.text.images, "video": self.text.videos}
+        return ["text", *(kind for kind, found in inputs.items() if found and kind in media)]
 
     def make_request(
         self,

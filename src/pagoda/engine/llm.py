@@ -3,7 +3,9 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.base.errors import RequestError
 from pagoda.base.log import get_logger
@@ -16,6 +18,13 @@ from pagoda.engine.constraint import (
     completion_constraint,
 )
 from pagoda.engine.interrupt import deferred_interrupt
+from pagoda.engine.media import MediaFiles, PlacedImage
+from pagoda.engine.offline_media import (
+    OfflineMedia,
+    attach,
+    message_media,
+    prompt_media,
+)
 from pagoda.engine.options import engine_config
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
 from pagoda.engine.progress import PromptDisplay, StartupDisplay
@@ -24,14 +33,21 @@ from pagoda.engine.startup import start_engine
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.watchdog import Watchdog
 from pagoda.text.chat_template import ContentFormatName, load_chat_template
-from pagoda.text.content_format import IMAGE_PARTS
+from pagoda.text.images.video import frame_choice
 from pagoda.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may also hold
+`multi_modal_data` and `mm_processor_kwargs`."""
 Message = Mapping[str, Any]
+
+
+class _Tokenized(NamedTuple):
+    text: str | None
+    ids: list[int]
+    media: Sequence[PlacedImage] = ()
 
 
 class LLM:
@@ -68,6 +84,7 @@ class LLM:
             clamp_max_tokens=True,
             generates=ready.generates,
         )
+        self._media = OfflineMedia(self._text, ready.media, self._config.media)
         self._req_ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -87,6 +104,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; results in the order of the prompts.
 
+        Pictures and videos come as vLLM takes them: {"prompt": text, "multi_modal_data": {"image":
+        a PIL image or several, "video": frames}}, with the model's own marks in the text.
         `sampling_params`: one for all prompts, or one for each. `use_tqdm` shows a progress bar
         on a terminal. Raises RequestError (a ValueError) for a prompt or parameter that cannot
         be served, before anything runs.
@@ -103,24 +122,27 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
+        Messages may hold parts of type image_pil (a PIL image), image_url and video_url (data
+        URLs); `mm_processor_kwargs` as in the chat API.
         Outputs have `reasoning`, `content` and `tool_calls` beside `text`, the raw reply.
         `template`: chat_template (text or file), tools, add_generation_prompt (True),
         continue_final_message (False), chat_template_kwargs (further template variables).
         """
         render = self._renderer(**template)
         several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations = messages if several else [messages]
-        tokenizer = self._text.tokenizer
-        tokenized: list[tuple[str | None, list[int]]] = []
+        conversations: Sequence[Any] = messages if several else [messages]
+        choice = frame_choice({}, mm_processor_kwargs or {})
+        tokenized = []
         for conversation in conversations:
-            if any(_has_images(message) for message in conversation):
-                raise RequestError("LLM.chat() takes text; send images to a server.", "messages")
             text = render(conversation)
-            tokenized.append((text, tokenizer.encode(text, add_special_tokens=False)))
+            data = message_media(conversation, choice)
+            placed = self._media.place(text, data, add_special_tokens=False)
+            tokenized.append(_Tokenized(text, *placed))
         use = ToolUse(template.get("tools") or ())
 
         def constrain(text: str | None, sampling: SamplingParams) -> Constraint:
@@ -169,16 +191,17 @@ class LLM:
             variables=chat_template_kwargs,
         )
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenize(self, prompt: Prompt) -> _Tokenized:
         if isinstance(prompt, str):
-            return prompt, self._text.tokenizer.encode(prompt)
+            return _Tokenized(prompt, self._text.tokenizer.encode(prompt))
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-            if isinstance(prompt.get("prompt"), str):
-                return self._tokenize(prompt["prompt"])
+            text = prompt.get("prompt")
+            given = prompt.get("prompt_token_ids", text)
+            if given is not None:
+                choice = frame_choice({}, prompt.get("mm_processor_kwargs") or {})
+                return _Tokenized(text, *self._media.place(given, prompt_media(prompt, choice)))
         elif _is_ids(prompt):
-            return None, list(prompt)
+            return _Tokenized(None, list(prompt))
         raise RequestError(
             "A prompt is a string, a list of token ids, or a dict with `prompt` or "
             f"`prompt_token_ids`; got {type(prompt).__name__}.",
@@ -187,7 +210,7 @@ class LLM:
 
     def _run(
         self,
-        prompts: list[tuple[str | None, list[int]]],
+        prompts: list[_Tokenized],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
         priority: Sequence[int] | None,
@@ -201,17 +224,24 @@ class LLM:
             "sampling_params",
         )
         priorities = _per_prompt(0 if priority is None else priority, len(prompts), "priority")
-        for (text, ids), sampling, rank in zip(prompts, every, priorities, strict=True):
-            req_id = str(next(self._req_ids))
-            constraint = constrain(text, sampling)
-            for left_out in constraint.unenforced:
-                log.warning("Not enforced: %s", left_out)
-            request = make_request(
-                req_id, ids, sampling, self._text.tokenizer, self._limits, constraint.grammar
-            )
-            request.priority = rank
-            batch.add(text, request, fan_out(request, sampling.n))
-        return self._drive(batch, show)
+        with TemporaryDirectory(prefix="pagoda-media-") as folder:
+            files = MediaFiles()
+            for prompt, sampling, rank in zip(prompts, every, priorities, strict=True):
+                constraint = constrain(prompt.text, sampling)
+                for left_out in constraint.unenforced:
+                    log.warning("Not enforced: %s", left_out)
+                request = make_request(
+                    str(next(self._req_ids)),
+                    prompt.ids,
+                    sampling,
+                    self._text.tokenizer,
+                    self._limits,
+                    constraint.grammar,
+                )
+                request.priority = rank
+                attach(request, prompt.media, files, Path(folder))
+                batch.add(prompt.text, request, fan_out(request, sampling.n))
+            return self._drive(batch, show)
 
     def _drive(self, batch: "_Batch", show: bool) -> list[RequestOutput]:
         core = self._core
@@ -267,12 +297,6 @@ class _Batch:
             del self.pending[delta.req_id]
             self.num_finished += output.finished
         return delta.req_id if processor.matched_stop and delta.finish_reason is None else None
-
-
-def _has_images(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    parts = content if isinstance(content, list) else []
-    return any(isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in parts)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,11 +15,30 @@ from pagoda.base.errors import CheckpointError, RequestError
 from pagoda.core.messages import AddRequest, MediaItem
 from pagoda.text.images.base import ImageProcessor, Pixels, ProcessedImage
 from pagoda.text.images.decode import decode_image
+from pagoda.text.images.film import Stills, open_film
+from pagoda.text.images.video import FrameChoice, ProcessedVideo, VideoProcessor
 from pagoda.text.tokenizer import Tokenizer
 
 # Pictures come again with every turn of a conversation; one of a megapixel takes 3 MB.
 _CACHE_BYTES = 256 << 20
 _THREADS = 2
+# What vLLM assumes of frames that come one by one.
+_STILLS_PER_SECOND = 1.0
+
+
+VideoData = bytes | tuple[bytes, ...]
+"""A video's file, or those of stills."""
+ProcessedT = TypeVar("ProcessedT")
+
+
+class Marks(NamedTuple):
+    """Tokens that stand for a picture in a prompt."""
+
+    token: int
+    """Once in the text; then as many as the picture has."""
+    begin: tuple[int, ...] = ()
+    """What comes in front of those."""
+    end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +49,32 @@ class PlacedImage:
     start: int
 
 
+class _Remembered(Generic[ProcessedT]):
+    """What was processed, by its file's contents; those used last stay. Thread-safe."""
+
+    def __init__(self, room: int):
+        self._room = room
+        self._known: OrderedDict[bytes, tuple[ProcessedT, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> ProcessedT | None:
+        with self._lock:
+            if key not in self._known:
+                return None
+            self._known.move_to_end(key)
+            return self._known[key][0]
+
+    def put(self, key: bytes, value: ProcessedT, nbytes: int) -> None:
+        with self._lock:
+            if key in self._known:
+                return
+            self._known[key] = (value, nbytes)
+            self._room -= nbytes
+            while self._room < 0:
+                _, (_, oldest) = self._known.popitem(last=False)
+                self._room += oldest
+
+
 class ImageInput:
     """Pictures for one model, each decoded once while it is remembered. Thread-safe."""
 
@@ -36,69 +82,155 @@ class ImageInput:
         self, processor: ImageProcessor, tokenizer: Tokenizer, cache_bytes: int = _CACHE_BYTES
     ):
         """CheckpointError where the tokenizer has no token for pictures."""
-        ids = tokenizer.encode(processor.token, add_special_tokens=False)
-        if len(ids) != 1:
-            raise CheckpointError(
-                f"The tokenizer has no token {processor.token!r}, which stands for pictures in "
-                "this model's prompts. It belongs to another model; fetch the files again."
-            )
-        (self.token,) = ids
+        self.marks = Marks(
+            _single(tokenizer, processor.token),
+            _marks(tokenizer, processor.begin),
+            _marks(tokenizer, processor.end),
+        )
         self.threads = ThreadPoolExecutor(_THREADS, "images")
         """What pictures are to be processed on: the largest take 400 MB while they are decoded."""
         self._processor = processor
-        self._room = cache_bytes
-        self._known: OrderedDict[bytes, ProcessedImage] = OrderedDict()
-        self._lock = Lock()
+        self._known = _Remembered[ProcessedImage](cache_bytes)
 
     def process(self, data: bytes, max_tokens: int) -> ProcessedImage:
         """Of an image file's bytes; RequestError where it is none, or too large."""
         key = sha256(data).digest() + max_tokens.to_bytes(8, "little")
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
-        image = self._processor.limited(max_tokens).process(decode_image(data))
-        self._remember(key, image)
+        image = self._known.get(key)
+        if image is None:
+            image = self.process_pixels(decode_image(data), max_tokens)
+            self._known.put(key, image, image.pixels.nbytes)
         return image
 
-    def _remember(self, key: bytes, image: ProcessedImage) -> None:
-        with self._lock:
-            if key in self._known:
-                return
-            self._known[key] = image
-            self._room -= image.pixels.nbytes
-            while self._room < 0:
-                _, oldest = self._known.popitem(last=False)
-                self._room += oldest.pixels.nbytes
+    def process_pixels(self, pixels: Pixels, max_tokens: int) -> ProcessedImage:
+        """Of [1, height, width, 3], which are not remembered."""
+        return self._processor.limited(max_tokens).process(pixels)
 
 
-def place_images(
-    ids: list[int], token: int, images: Sequence[ProcessedImage]
+class VideoInput:
+    """Videos for one model, likewise."""
+
+    def __init__(
+        self, processor: VideoProcessor, tokenizer: Tokenizer, cache_bytes: int = _CACHE_BYTES
+    ):
+        """CheckpointError where the tokenizer has no token for them."""
+        self.marks = Marks(_single(tokenizer, processor.token))
+        # One at a time: a long one takes a core for a minute.
+        self.threads = ThreadPoolExecutor(1, "videos")
+        self._processor = processor
+        self._known = _Remembered[ProcessedVideo](cache_bytes)
+
+    def process(
+        self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
+    ) -> ProcessedVideo:
+        """RequestError for what is no video, or exceeds a bound."""
+        files = (data,) if isinstance(data, bytes) else data
+        hashes = [sha256(file).digest() for file in files]
+        given = (type(data), hashes, choice, max_tokens, max_frame_tokens)
+        key = sha256(repr(given).encode()).digest()
+        video = self._known.get(key)
+        if video is None:
+            video = self._process(data, choice, max_tokens, max_frame_tokens)
+            self._known.put(key, video, video.nbytes)
+        return video
+
+    def process_frames(
+        self,
+        frames: Pixels,
+        fps: float,
+        num_frames: int | None,
+        max_tokens: int,
+        max_frame_tokens: int,
+    ) -> ProcessedVideo:
+        """Of all `frames` or so many of them; nothing is remembered. RequestError for too many."""
+        processor = self._processor.limited(max_tokens, max_frame_tokens)
+        indices = list(range(len(frames)))
+        if num_frames is not None:
+            indices = processor.choose(len(frames), fps, FrameChoice(num_frames=num_frames))
+        _check_count(len(indices), processor)
+        return processor.process(iter(frames[indices][:, None]), indices, fps)
+
+    def text(self, prompt: str, videos: Sequence[ProcessedVideo]) -> str:
+        """`prompt` with the times of the videos' frames, and one token for each of those.
+
+        RequestError unless it has one token for each video.
+        """
+        parts = prompt.split(self._processor.token)
+        if len(parts) - 1 != len(videos):
+            raise _miscounted(len(parts) - 1, len(videos), "videos")
+        texts = [*map(self._processor.text, videos), ""]
+        return "".join(part + text for part, text in zip(parts, texts, strict=True))
+
+    def _process(
+        self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
+    ) -> ProcessedVideo:
+        processor = self._processor.limited(max_tokens, max_frame_tokens)
+        if not isinstance(data, bytes):
+            stills = Stills(data[: choice.num_frames], choice.fps or _STILLS_PER_SECOND)
+            _check_count(stills.num_frames, processor)
+            indices = range(stills.num_frames)
+            return processor.process(stills.frames(indices), indices, stills.fps)
+        with open_film(data) as film:
+            chosen = processor.choose(film.num_frames, film.fps, choice)
+            return processor.process(film.frames(chosen), chosen, film.fps)
+
+
+def _check_count(num_frames: int, processor: VideoProcessor) -> None:
+    if num_frames > processor.max_frames:
+        raise RequestError(
+            f"A video has {num_frames} frames, and this model takes at most "
+            f"{processor.max_frames}; send fewer, or a video file of which it chooses."
+        )
+
+
+def _single(tokenizer: Tokenizer, text: str) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        raise CheckpointError(
+            f"The tokenizer has no token {text!r}, which stands for pictures in this model's "
+            "prompts. It belongs to another model; fetch the files again."
+        )
+    return ids[0]
+
+
+def place_media(
+    ids: list[int], found: Mapping[Marks, Sequence[ProcessedImage]]
 ) -> tuple[list[int], list[PlacedImage]]:
-    """A prompt in which each picture's one `token` has become as many as the picture has.
+    """A prompt in which each picture's one token has become as many as the picture has, between
+    what begins and ends one.
 
     RequestError unless there is one for each: who writes the token's text into a message must not
     move pictures.
     """
-    count = ids.count(token)
-    if count != len(images):
-        raise RequestError(
-            f"The prompt has {count} places for {len(images)} pictures. Leave the model's own "
-            "token for pictures out of the text, and send pictures only in messages whose pictures "
-            "its chat template shows.",
-            "messages",
-        )
+    for marks, images in found.items():
+        if ids.count(marks.token) != len(images):
+            raise _miscounted(ids.count(marks.token), len(images), "pictures")
+    left = {marks.token: (marks, iter(images)) for marks, images in found.items() if images}
     expanded: list[int] = []
     placed: list[PlacedImage] = []
     for index in ids:
-        if index != token:
+        if index not in left:
             expanded.append(index)
             continue
-        image = images[len(placed)]
+        marks, images_left = left[index]
+        image = next(images_left)
+        expanded += marks.begin
         placed.append(PlacedImage(image, len(expanded)))
-        expanded += [token] * image.num_tokens
+        expanded += [index] * image.num_tokens
+        expanded += marks.end
     return expanded, placed
+
+
+def _marks(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return (_single(tokenizer, text),) if text else ()
+
+
+def _miscounted(places: int, given: int, what: str) -> RequestError:
+    return RequestError(
+        f"The prompt has {places} places for {given} {what}. Leave the model's own token for "
+        f"{what} out of the text, and send {what} only in messages whose {what} its chat template "
+        "shows.",
+        "messages",
+    )
 
 
 def media_items(images: Sequence[PlacedImage]) -> list[MediaItem]:
@@ -109,7 +241,7 @@ def media_items(images: Sequence[PlacedImage]) -> list[MediaItem]:
             start=placed.start,
             length=placed.image.num_tokens,
             payload="",
-            grid=placed.image.grid,
+            grid=None if placed.image.in_a_row else placed.image.grid,
         )
         for placed in images
     ]

@@ -35,7 +35,7 @@ from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
 from pagoda.planner.vision import kept_bytes
 from pagoda.text.images.base import ImageProcessor
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.images.select import image_processor_for, video_processor_for
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.quantized import QuantizedCheckpoint
@@ -132,7 +132,7 @@ class _Startup:
         runner = self._make_runner(
             model, spec, device, resolution, libraries.result(), grammars, images
         )
-        scheduler = _make_scheduler(resolution)
+        scheduler = _make_scheduler(resolution, spec)
         core = EngineCore(
             scheduler,
             LocalExecutor(runner),
@@ -150,7 +150,7 @@ class _Startup:
             generates=spec.writes_text,
             hidden_size=spec.hidden_size,
             pooling=spec.pooling,
-            media=_media(images, resolution),
+            media=_media(images, files, resolution),
             ledger=self.ledger.rows(),
         )
         for line in self.ledger.lines():
@@ -344,12 +344,20 @@ def _check_parallel(config: EngineConfig) -> None:
             raise ConfigError(f"{flag} {size} is not supported yet; leave it at 1.")
 
 
-def _media(images: ImageProcessor | None, resolution: Resolution) -> dict[str, int]:
+def _media(
+    images: ImageProcessor | None, files: ModelFiles, resolution: Resolution
+) -> dict[str, int]:
     """As EngineReady has it."""
-    return {} if images is None else {"image": _resolved(resolution.config.media.image_max_tokens)}
+    if images is None:
+        return {}
+    media = resolution.config.media
+    found = {"image": _resolved(media.image_max_tokens)}
+    if video_processor_for(files) is not None:
+        found["video"] = _resolved(media.video_max_tokens)
+    return found
 
 
-def _make_scheduler(resolution: Resolution) -> Scheduler:
+def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
     config = resolution.config
     limits = SchedulerLimits(
         max_num_reqs=_resolved(config.scheduler.max_num_seqs),
@@ -358,6 +366,7 @@ def _make_scheduler(resolution: Resolution) -> Scheduler:
         policy=config.scheduler.scheduling_policy,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        whole_media=spec.vision is not None and spec.vision.both_ways,
         **_step_bound(config.scheduler.max_step_ms),
     )
     cache = KVCacheManager(

@@ -12,9 +12,9 @@ from pagoda.base.errors import ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.media import ImageInput
+from pagoda.engine.media import ImageInput, VideoInput
 from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.images.select import image_processor_for, video_processor_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
@@ -50,6 +50,7 @@ class TextSide:
     """Sampling defaults, by SamplingParams' names."""
     images: ImageInput | None = None
     """None where the model reads text only."""
+    videos: VideoInput | None = None
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
@@ -92,12 +93,15 @@ def load_text_side(config: ModelConfig) -> TextSide:
     tokenizer = tokenizer_of(config, files)
     processor = image_processor_for(files)
     images = None if processor is None else ImageInput(processor, tokenizer)
+    film = video_processor_for(files)
+    videos = None if film is None else VideoInput(film, tokenizer)
     template = load_chat_template(
         _tokenizer_files(config, files),
         tokenizer,
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
         image_placeholder=None if processor is None else processor.placeholder,
+        video_placeholder=None if film is None else film.placeholder,
     )
     parser = parser_for(
         template.source if template is not None else None,
@@ -105,7 +109,8 @@ def load_text_side(config: ModelConfig) -> TextSide:
         config.tool_call_parser,
     )
     log.info("Thought and tool calls are parsed as: %s.", parser.name)
-    return TextSide(files, tokenizer, template, parser, sampling_defaults(config, files), images)
+    defaults = sampling_defaults(config, files)
+    return TextSide(files, tokenizer, template, parser, defaults, images, videos)
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:

@@ -119,8 +119,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return norm.rms_norm(x, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual) in x's dtype, x + residual in residual's).
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    added: Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual) in x's dtype, x + residual in residual's); with fp32 `added` [size]
+    the sum is (rms_norm(x, added) + residual) * scale.
 
     Models keep the residual in fp32: in bf16 its rounding is most of the error of a whole model
     (mean KL to fp32 of the default model: 1.4e-3 against 3.8e-4 with fp32). `residual` may be
@@ -128,8 +136,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     native = _native(x)
     if native is not None:
-        return native.add_rms_norm(x, residual, weight, eps)
-    return norm.add_rms_norm(x, residual, weight, eps)
+        return native.add_rms_norm(x, residual, weight, eps, added, scale)
+    return norm.add_rms_norm(x, residual, weight, eps, added, scale)
 
 
 def layer_norm(
@@ -157,6 +165,8 @@ class HeadNorms(NamedTuple):
     q: Tensor
     k: Tensor
     eps: float
+    values: bool = False
+    """v has one too, without weights."""
 
 
 def rotary_store(
@@ -167,24 +177,37 @@ def rotary_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norms: HeadNorms | None = None,
+    q_scales: Tensor | None = None,
+    values_are_keys: bool = False,
 ) -> Tensor:
     """Rotate q and k (after `norms`), write k and v to their slots, and return q.
 
-    qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; `cos_sin` is fp32
+    qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; with `values_are_keys` it has
+    no v, which is then k before its norm and rotation. `cos_sin` is fp32
     [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions past
-    rotary_dim pass through; None rotates nothing. Returns q [tokens, heads, dim].
+    rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what q is
+    multiplied with at last. Returns q [tokens, heads, dim].
     """
     native = _native(qkv)
     if native is None:
         return attention.rotary_store(
-            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms
+            qkv,
+            positions,
+            cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            norms,
+            q_scales,
+            values_are_keys,
         )
     dim = kv_cache.head_dim(v_cache)
-    heads = qkv.shape[1] // dim - 2 * v_cache.shape[1]
-    q_norm, k_norm, eps = norms or (None, None, 0.0)
+    heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
+    q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
     native.rotary_store(
         qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
-        q_norm=q_norm, k_norm=k_norm, eps=eps,
+        q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
+        values_are_keys=values_are_keys,
     )  # fmt: skip
     return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
 
@@ -204,19 +227,23 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
+    sees_until: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
     Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
-    sees all `kv_lens[i]` tokens (the last `window` of them, if given). fp32 `sinks` [heads] are
-    logits of one more key each, whose value is zero. Returns q's shape; rows behind
-    `query_start[-1]` (a step padded to a captured size) are zero.
+    sees all `kv_lens[i]` tokens (the last `window` of them, if given; if `chunked`, those from the
+    last multiple of `window` on). fp32 `sinks` [heads] are logits of one more key each, whose
+    value is zero. int32 `sees_until` [tokens] is how many of its request's tokens each query sees
+    instead of those up to itself: never falling within a request, at most its `kv_lens`. Returns
+    q's shape; rows behind `query_start[-1]` (a step padded to a captured size) are zero.
     """
     form = _native(q) or attention
     return form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
-        scale=scale, window=window, sinks=sinks,
+        scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
     )  # fmt: skip
 
 
@@ -235,12 +262,12 @@ def encoder_attention(
     return encoder.encoder_attention(q, k, v, query_start, scale=scale)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """silu(a) * b for x = [a, b] on the last dimension."""
+def activate_and_mul(x: Tensor, kind: str = "silu") -> Tensor:
+    """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""
     native = _native(x)
-    if native is not None:
-        return native.silu_and_mul(x)
-    return activation.silu_and_mul(x)
+    if native is not None and kind in ("silu", "gelu_tanh"):
+        return native.activate_and_mul(x, kind)
+    return activation.activate_and_mul(x, kind)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
@@ -249,6 +276,15 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     if native is not None:
         return native.sigmoid_mul(x, gate)
     return activation.sigmoid_mul(x, gate)
+
+
+def add_gated(x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+    """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
+    apart, `added` is multiplied by its sigmoid."""
+    native = _native(x)
+    if native is not None:
+        return native.add_gated(x, added, gate)
+    return activation.add_gated(x, added, gate)
 
 
 StateSlots = delta_net.StateSlots
@@ -310,17 +346,30 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return activation.scale(x, factor)
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in x's dtype."""
+    native = _native(x)
+    if native is not None and x.dim() == 2:
+        return native.soft_cap(x, cap)
+    return activation.soft_cap(x, cap)
+
+
 def route(
-    logits: Tensor, top_k: int, scoring: str = "softmax", renormalize: bool = False
+    logits: Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    renormalize: bool = False,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(int64 ids, fp32 weights) [tokens, top_k] of the experts with the largest logits of
     [tokens, experts], falling, the lower ids first of equals.
 
     A weight is the expert's share of a `softmax` over all, its share of one over the chosen
-    (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum.
+    (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum, and
+    at last multiplied by the expert's own of fp32 `scales` [experts].
     """
     form = _native(logits) or experts
-    return form.route(logits, top_k, scoring, renormalize)
+    return form.route(logits, top_k, scoring, renormalize, scales)
 
 
 Gating = experts.Gating
@@ -338,17 +387,20 @@ def mix_experts(
     down: PlainExperts | PackedExperts,
     gating: Gating,
     first: int = 0,
+    *,
+    weighs_inputs: bool = False,
 ) -> Tensor:
     """The sum over each token's experts of weight * down(gated(up(x))), in x's shape and dtype.
 
     x [tokens, hidden]; `ids` and `weights` as `route` returns them. `up` and `down` hold the
     experts from `first` on, whose matrices have the rows (gate, then up) and hidden; experts that
-    they do not hold add nothing. Both are packed or neither is.
+    they do not hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert
+    reads, instead. Both are packed or neither is.
     """
     if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):
-        return packed_experts.mix(x, ids, weights, up, down, gating, first)
+        return packed_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
     assert isinstance(up, PlainExperts) and isinstance(down, PlainExperts)
-    return experts.mix(x, ids, weights, up, down, gating, first)
+    return experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
 
 
 def matmul(

@@ -49,21 +49,29 @@ class Attention(nn.Module):
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
         q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
         kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
-        shards = (q, kv, kv, q) if spec.output_gate else (q, kv, kv)
+        shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
+        if spec.output_gate:
+            shards = (*shards, q)
         self.qkv = ColumnLinear(context, hidden_size, shards, spec.qkv_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self._ones = torch.ones(size, dtype=torch.float32, device=context.device)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
         self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
+        scaling = spec.query_scaling
+        self._scales = None if scaling is None else context.rotary.scales_of(scaling)
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
     def norms(self) -> ops.HeadNorms | None:
+        if self.spec.qk_unit:
+            return ops.HeadNorms(self._ones, self._ones, self._eps)
         if not self.spec.qk_norm:
             return None
-        return ops.HeadNorms(self.q_norm.weight, self.k_norm.weight, self._eps)
+        q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
+        return ops.HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
@@ -86,6 +94,8 @@ class Attention(nn.Module):
             v_cache,
             where.slot_mapping,
             norms=self.norms,
+            q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
+            values_are_keys=spec.values_are_keys,
         )
         attended = ops.paged_attention(
             q,
@@ -96,7 +106,9 @@ class Attention(nn.Module):
             batch.kv_lens,
             scale=spec.scale,
             window=spec.window,
+            chunked=spec.chunked,
             sinks=None if self.sinks is None else self.sinks.weight,
+            sees_until=None if spec.window is None else batch.sees_until,
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)

@@ -63,6 +63,9 @@ class ForwardBatch:
     each."""
     rotary_rows: dict[Any, torch.Tensor] = field(default_factory=dict)
     """Of the rotary tables that were asked for positions of three coordinates, each token's row."""
+    sees_until: torch.Tensor | None = None
+    """int32 [num_tokens], in layers with a window: how many of its request's tokens each one sees,
+    where a picture's see all of it; None where each sees just those up to itself."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
 

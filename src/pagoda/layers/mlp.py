@@ -10,18 +10,19 @@ from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 
 
 class GatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, arXiv 2002.05202)."""
+    """down(activation(gate(x)) * up(x)) (SwiGLU and GeGLU, arXiv 2002.05202)."""
 
     def __init__(self, context: LayerContext, spec: MlpSpec, hidden_size: int):
         super().__init__()
         size = spec.intermediate_size
         shard = Shard(size, context.parallel.share(size, "intermediate features"))
+        self.activation = spec.activation
         self.gate_up = ColumnLinear(context, hidden_size, (shard, shard), spec.bias)
         self.down = RowLinear(context, size, hidden_size, spec.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        return self.down(ops.silu_and_mul(self.gate_up(x)))
+        return self.down(ops.activate_and_mul(self.gate_up(x), self.activation))
 
 
 class Mlp(nn.Module):

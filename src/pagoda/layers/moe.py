@@ -5,26 +5,29 @@ from functools import partial
 import torch
 from torch import nn
 
-from pagoda.arch.spec import LayerSpec, MoeSpec
+from pagoda.arch.spec import LayerSpec, MlpSpec, MoeSpec
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.norm import Vector
 from pagoda.quant.base import ShardSource
 from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
 
 
 class Router(ColumnLinear):
-    """Logits of all experts, on every rank; where weights are packed in fp32 throughout, so that
-    rounding chooses no other expert."""
+    """Logits of all experts and, if that has one, of the shared expert's gate, on every rank; where
+    weights are packed in fp32 throughout, so that rounding chooses no other expert."""
 
-    def __init__(self, context: LayerContext, hidden_size: int, num_experts: int, bias: bool):
-        shard = Shard(num_experts, slice(0, num_experts))
-        super().__init__(context, hidden_size, (shard,), bias)
+    def __init__(self, context: LayerContext, spec: MoeSpec, hidden_size: int):
+        gated = spec.shared is not None and spec.shared.gated
+        rows = (spec.num_experts, 1) if gated else (spec.num_experts,)
+        shards = tuple(Shard(count, slice(0, count)) for count in rows)
+        super().__init__(context, hidden_size, shards, spec.bias)
 
     def create(self, storages: tuple[str, ...]) -> None:
-        super().create(("F32",) if self._context.packed else storages)
+        super().create(("F32",) * len(storages) if self._context.packed else storages)
 
 
 class ExpertMatrices(WeightedLayer):
@@ -92,21 +95,43 @@ class MixtureOfExperts(nn.Module):
         self._parallel = context.parallel
         self._held = held = context.parallel.share(spec.num_experts, "experts")
         count, size = held.stop - held.start, spec.intermediate_size
-        self.router = Router(context, hidden_size, spec.num_experts, spec.bias)
+        self.router = Router(context, spec, hidden_size)
         gate_up = ExpertSizes(count, 2, size, hidden_size)
         self.gate_up = ExpertMatrices(context, held, gate_up, spec.bias)
         down = ExpertSizes(count, 1, hidden_size, size)
         self.down = ExpertMatrices(context, held, down, spec.bias)
+        self.scales = Vector(context, spec.num_experts) if spec.expert_scales else None
         clamped = spec.clamped
-        self._gating = ops.Gating() if clamped is None else ops.Gating(clamped.alpha, clamped.limit)
+        if clamped is None:
+            self._gating = ops.Gating(activation=spec.activation)
+        else:
+            self._gating = ops.Gating(clamped.alpha, clamped.limit)
+        if spec.shared is not None:
+            # A layer of its own: checkpoints store it with other bits than the chosen ones.
+            mlp = MlpSpec(spec.shared.intermediate_size, spec.activation)
+            self.shared = GatedMlp(context, mlp, hidden_size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
+    def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; the router reads `routed_by`, or else x."""
         spec = self.spec
-        ids, weights = ops.route(self.router(x), spec.top_k, spec.scoring, spec.renormalize)
-        up, down = self.gate_up.operand, self.down.operand
-        mixed = ops.mix_experts(x, ids, weights, up, down, self._gating, self._held.start)
-        return self._parallel.summed(mixed)
+        logits = self.router(x if routed_by is None else routed_by)
+        chosen, gate = logits[:, : spec.num_experts], logits[:, spec.num_experts :]
+        scales = None if self.scales is None else self.scales.weight
+        ids, weights = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales)
+        mixed = ops.mix_experts(
+            x,
+            ids,
+            weights,
+            self.gate_up.operand,
+            self.down.operand,
+            self._gating,
+            self._held.start,
+            weighs_inputs=spec.weighs_inputs,
+        )
+        mixed = self._parallel.summed(mixed)
+        if spec.shared is None:
+            return mixed
+        return ops.add_gated(mixed, self.shared(x), gate if spec.shared.gated else None)
 
 
 def feed_forward(context: LayerContext, layer: LayerSpec, hidden_size: int) -> nn.Module:

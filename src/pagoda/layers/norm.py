@@ -7,18 +7,36 @@ import torch
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
-from pagoda.quant.base import ShardSource
 
 
-class RMSNorm(WeightedLayer):
-    """Normalizes the last dimension; every rank holds it whole. The weight stays in fp32."""
+class Vector(WeightedLayer):
+    """fp32 [size]; every rank holds it whole."""
 
     params = ("weight",)
 
-    def __init__(self, context: LayerContext, size: int, eps: float):
+    def __init__(self, context: LayerContext, size: int):
         super().__init__()
-        self.eps = eps
         self.weight = torch.empty(size, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        return (LoadTarget(tuple(self.weight.shape), partial(load_vector, self.weight)),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+class RMSNorm(Vector):
+    """Normalizes the last dimension."""
+
+    def __init__(self, context: LayerContext, size: int, eps: float, factor: float = 1.0):
+        """`factor`: by which the checkpoint's weight is multiplied."""
+        super().__init__(context, size)
+        self.eps = eps
+        self._factor = factor
+
+    def finalize(self) -> None:
+        self.weight *= self._factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
@@ -27,15 +45,11 @@ class RMSNorm(WeightedLayer):
         """(normalized sum, sum) of x and residual, in the dtype of each."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        return (LoadTarget(tuple(self.weight.shape), self._load),)
-
-    def _load(self, source: ShardSource) -> None:
-        load_vector(self.weight, source)
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
+    def add_normed(
+        self, x: torch.Tensor, residual: torch.Tensor, by: "RMSNorm", scale: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `add`, of (x normalized by another + residual) * scale."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, by.weight, scale)
 
 
 class LayerNorm(WeightedLayer):

@@ -1,10 +1,11 @@
-"""Tables of rotary cosines and sines, shared by all layers of equal RopeSpec."""
+"""Tables by position, shared by all layers of equal specs: rotary cosines and sines, and what
+queries are multiplied with."""
 
 import math
 
 import torch
 
-from pagoda.arch.spec import RopeScaling, RopeSpec
+from pagoda.arch.spec import QueryScaling, RopeScaling, RopeSpec
 from pagoda.layers.batch import ForwardBatch
 
 _MIN_LENGTH = 1024
@@ -66,20 +67,49 @@ class RotaryTable:
         return self._factors
 
 
+class QueryScales:
+    """fp32 [positions]; grows as RotaryTable does."""
+
+    def __init__(self, spec: QueryScaling, device: str):
+        self._spec = spec
+        self._device = device
+        self._scales = torch.empty(0)
+
+    def upto(self, length: int) -> torch.Tensor:
+        """With at least `length` positions."""
+        if length > len(self._scales):
+            self.reserve(max(_MIN_LENGTH, 1 << (length - 1).bit_length()))
+        return self._scales
+
+    def reserve(self, length: int) -> None:
+        """Make room for exactly that many positions, unless there is more already."""
+        if length <= len(self._scales):
+            return
+        spec = self._spec
+        passed = (torch.arange(length) + spec.offset).div(spec.length, rounding_mode="floor")
+        self._scales = (1 + spec.strength * passed.double().log1p()).float().to(self._device)
+
+
 class RotaryTables:
-    """One RotaryTable per RopeSpec."""
+    """One RotaryTable per RopeSpec, one QueryScales per QueryScaling."""
 
     def __init__(self, device: str):
         self._device = device
         self.tables: dict[RopeSpec, RotaryTable] = {}
+        self._scales: dict[QueryScaling, QueryScales] = {}
 
     def of(self, spec: RopeSpec) -> RotaryTable:
         if spec not in self.tables:
             self.tables[spec] = RotaryTable(spec, self._device)
         return self.tables[spec]
 
+    def scales_of(self, spec: QueryScaling) -> QueryScales:
+        if spec not in self._scales:
+            self._scales[spec] = QueryScales(spec, self._device)
+        return self._scales[spec]
+
     def reserve(self, length: int) -> None:
-        for table in self.tables.values():
+        for table in (*self.tables.values(), *self._scales.values()):
             table.reserve(length)
 
 
@@ -100,6 +130,8 @@ def _cos_sin(spec: RopeSpec, factors: torch.Tensor | None, length: int) -> torch
         if spec.scaling is not None:
             frequencies = _scaled(spec, spec.scaling, frequencies)
             magnitude = spec.scaling.attention_factor
+    if spec.num_turning is not None:
+        frequencies[..., spec.num_turning :] = 0
     angles = positions * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
 

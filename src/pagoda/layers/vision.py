@@ -1,6 +1,6 @@
 """Vision transformers: patches of an image in, embeddings of tokens out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from math import isqrt, prod
 
@@ -18,6 +18,12 @@ from pagoda.quant.base import ShardSource
 
 Grid = tuple[int, int, int]
 """Frames, rows and columns of patches."""
+Slices = Generator[None, None, torch.Tensor]
+"""Work in slices that take a few milliseconds each, so that others need not wait for all of it; its
+return value is the result."""
+UNIT_FLOPS = {"cpu": 1e9, "cuda": 2e11}
+"""Of a slice: 5 to 20 ms on a few cores of a CPU, 1 ms on a GPU that does 200 TFLOPS."""
+_FEWEST_ROWS = 16
 
 
 class PatchEmbed(ColumnLinear):
@@ -68,6 +74,7 @@ class VisionBlock(nn.Module):
         hidden = spec.hidden_size
         self.head_dim = spec.head_dim
         self.activation = spec.activation
+        self.mlp_flops = 2 * hidden**2 + 4 * hidden * spec.intermediate_size
         self.attention_norm = LayerNorm(context, hidden, spec.norm_eps)
         self.qkv = _whole(context, hidden, 3 * hidden)
         self.output = _whole(context, hidden, hidden)
@@ -75,16 +82,30 @@ class VisionBlock(nn.Module):
         self.up = _whole(context, hidden, spec.intermediate_size)
         self.down = _whole(context, spec.intermediate_size, hidden)
 
-    def forward(
-        self, x: torch.Tensor, rotation: torch.Tensor, frames: torch.Tensor
-    ) -> torch.Tensor:
+    def slices(
+        self, x: torch.Tensor, rotation: torch.Tensor, frames: torch.Tensor, unit: float
+    ) -> Slices:
         """[patches, hidden]; `rotation` is fp32 [patches, head_dim], cosines then sines, and
         `frames` int32 where each frame begins, with the end: a patch sees its own frame."""
-        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, -1, self.head_dim))
-        q, k, v = qkv.unbind(1)
+        hidden = x.shape[1]
+        qkv = yield from _by_rows(
+            lambda part: self.qkv(self.attention_norm(part)), x, unit / (6 * hidden**2)
+        )
+        q, k, v = qkv.unflatten(-1, (3, -1, self.head_dim)).unbind(1)
         q, k = ops.rotary(q, k, torch.arange(len(x), device=x.device), rotation)
-        attended = ops.encoder_attention(q, k, v, frames, scale=self.head_dim**-0.5)
-        x = x + self.output(attended.flatten(1))
+        seen = len(x) // (len(frames) - 1)
+        heads = max(1, int(unit / (4 * len(x) * seen * self.head_dim)))
+        attended = []
+        for qs, ks, vs in zip(*(part.split(heads, dim=1) for part in (q, k, v)), strict=True):
+            attended.append(ops.encoder_attention(qs, ks, vs, frames, scale=self.head_dim**-0.5))
+            yield
+        both = torch.cat((torch.cat(attended, dim=1).flatten(1), x), dim=1)
+        return (yield from _by_rows(self._behind_attention, both, unit / self.mlp_flops))
+
+    def _behind_attention(self, both: torch.Tensor) -> torch.Tensor:
+        """Of what is attended and x, side by side."""
+        attended, x = both.tensor_split(2, dim=1)
+        x = x + self.output(attended.contiguous())
         return x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))
 
 
@@ -95,19 +116,26 @@ class PatchMerger(nn.Module):
         self, context: LayerContext, spec: VisionSpec, out_size: int, norm_merged: bool = False
     ):
         super().__init__()
+        self.hidden_size = spec.hidden_size
         self.width = spec.hidden_size * spec.merge**2
+        self.flops = 2 * self.width * (self.width + out_size)
         self.norm_merged = norm_merged
         size = self.width if norm_merged else spec.hidden_size
         self.norm = LayerNorm(context, size, spec.norm_eps)
         self.up = _whole(context, self.width, self.width)
         self.down = _whole(context, self.width, out_size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def slices(self, x: torch.Tensor, unit: float) -> Slices:
         """[patches, hidden], neighbours in a row -> [tokens, out_size]."""
+        grouped = x.reshape(-1, self.width)
+        return (yield from _by_rows(self._merge, grouped, unit / self.flops))
+
+    def _merge(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, width of their patches]."""
         if self.norm_merged:
-            x = self.norm(x.reshape(-1, self.width))
+            x = self.norm(x)
         else:
-            x = self.norm(x).reshape(-1, self.width)
+            x = self.norm(x.reshape(-1, self.hidden_size)).reshape(-1, self.width)
         return self.down(ops.activate(self.up(x), "gelu"))
 
 
@@ -126,22 +154,27 @@ class VisionTower(nn.Module):
             PatchMerger(context, spec, out_size, norm_merged=True) for _ in spec.deepstack
         )
 
-    def forward(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
+    def slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
         """fp32 [patches, patch_values] of one image or video, `merge * merge` neighbours in a row
         -> [1 + deepstack, tokens, out_size]: the embeddings, and what is added later."""
-        device, merge = self._context.device, self.spec.merge
+        device, merge = torch.device(self._context.device), self.spec.merge
+        unit = UNIT_FLOPS[device.type]
         rows, columns = (at.to(device) for at in _places(grid, merge))
-        x = self.patches(patches.to(device, self._context.dtype))
+        patches = patches.to(device, self._context.dtype)
+        cost = 2 * self.spec.patch_values * self.spec.hidden_size
+        x = yield from _by_rows(self.patches, patches, unit / cost)
         x = x + self._interpolated(rows, columns, grid).to(x.dtype)
         rotation = self._rotation(rows, columns)
         size = grid[1] * grid[2]
         frames = torch.arange(0, (grid[0] + 1) * size, size, dtype=torch.int32, device=device)
         deeper = []
         for index, block in enumerate(self.blocks):
-            x = block(x, rotation, frames)
+            x = yield from block.slices(x, rotation, frames, unit)
             if index in self.spec.deepstack:
-                deeper.append(self.deepstack[self.spec.deepstack.index(index)](x))
-        return torch.stack([self.merger(x), *deeper])
+                merger = self.deepstack[self.spec.deepstack.index(index)]
+                deeper.append((yield from merger.slices(x, unit)))
+        merged = yield from self.merger.slices(x, unit)
+        return torch.stack([merged, *deeper])
 
     def _interpolated(self, rows: torch.Tensor, columns: torch.Tensor, grid: Grid) -> torch.Tensor:
         """Learned positions, between which a grid of another size is interpolated (bilinear,
@@ -161,6 +194,16 @@ class VisionTower(nn.Module):
         frequencies = 1.0 / self.spec.rope_theta**exponents
         angles = torch.cat((rows[:, None] * frequencies, columns[:, None] * frequencies), dim=1)
         return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def _by_rows(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, rows: float
+) -> Slices:
+    parts = []
+    for part in x.split(max(_FEWEST_ROWS, int(rows))):
+        parts.append(function(part))
+        yield
+    return torch.cat(parts)
 
 
 def _places(grid: Grid, merge: int) -> tuple[torch.Tensor, torch.Tensor]:

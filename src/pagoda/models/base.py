@@ -1,5 +1,7 @@
 """What models offer to the runner."""
 
+from collections.abc import Generator
+
 import torch
 from torch import nn
 
@@ -48,10 +50,13 @@ class Model(nn.Module):
         [texts, labels]."""
         raise NotImplementedError
 
-    def encode_image(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    def image_slices(
+        self, patches: torch.Tensor, grid: tuple[int, int, int]
+    ) -> Generator[None, None, torch.Tensor]:
         """Of a model that sees: fp32 [patches, values] of a picture of `grid` (frames, rows and
         columns of patches) -> [1 + layers, tokens, hidden_size]: the embeddings of its tokens,
-        and what `ForwardBatch.layer_embeds` adds to them."""
+        and what `ForwardBatch.layer_embeds` adds to them. Other work may be done between slices;
+        the last one returns them."""
         raise NotImplementedError
 
     def reserve(self, max_model_len: int) -> None:
@@ -85,10 +90,7 @@ class CausalLM(Model):
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        hidden_states = self.embed_tokens(batch.token_ids)
-        if batch.input_embeds is not None and batch.embed_rows is not None:
-            given = batch.input_embeds.to(hidden_states.dtype)
-            hidden_states = torch.where(batch.embed_rows[:, None], given, hidden_states)
+        hidden_states = self.embedded(batch)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             hidden_states, residual = layer(hidden_states, residual, batch)
@@ -96,12 +98,22 @@ class CausalLM(Model):
                 residual = residual + batch.layer_embeds[index]
         return self.norm.add(hidden_states, residual)[0]
 
+    def embedded(self, batch: ForwardBatch) -> torch.Tensor:
+        """[tokens, hidden_size]: what the first layer reads, pictures included."""
+        hidden_states = self.embed_tokens(batch.token_ids)
+        if batch.input_embeds is None or batch.embed_rows is None:
+            return hidden_states
+        given = batch.input_embeds.to(hidden_states.dtype)
+        return torch.where(batch.embed_rows[:, None], given, hidden_states)
+
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens] -> [tokens, hidden_size]: what the first layer reads."""
+        """int64 [tokens] -> [tokens, hidden_size]."""
         return _scaled(self.embed(token_ids), self.spec.embedding_scale)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+        logits = self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+        cap = self.spec.logit_cap
+        return logits if cap is None else ops.soft_cap(logits, cap)
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         if self.spec.pooling.answers is None:

@@ -130,7 +130,7 @@ def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
     piece, target = item.piece, item.target
-    if _flat(info.shape) != _flat(piece.shape):
+    if not _same(info.shape, piece.shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
@@ -147,6 +147,11 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
             f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
             f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
         )
+
+
+def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """A matrix of one row may be a vector in the file."""
+    return _flat(found) == _flat(wanted) or (len(found) == 1 and (1, *found) == wanted)
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,35 +24,40 @@ class Piece:
     unpermute: int = 0
     expert: int | None = None
     """Place on the first dimension of a stack; None for a tensor that is one matrix."""
-    part: slice | None = None
-    """Its rows; None: all."""
     transposed: bool = False
     rows: RowPiece | None = None
-    """Those of its rows that count; the target's slice is one of these."""
+    """Those of its rows that count (None: all); the target's slice is one of these."""
     value: str = "x"
     """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
-        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column, and
-        a convolution's kernel one of its outputs' rows.
+        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column (or
+        of one row, where the model has a matrix), and a convolution's kernel one of its outputs'
+        rows.
 
         DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
         """
         if self.expert is not None:
-            span = slice(self.expert, self.expert + 1)
+            span: slice | None = slice(self.expert, self.expert + 1)
             whole = torch.from_dlpack(checkpoint.read(info.name, span))
-            return self._matrix(whole, info)[self.part or slice(None)]
-        if len(info.shape) == 1:
-            whole = torch.from_dlpack(checkpoint.read(info.name)).reshape(info.shape[0], -1)
-            whole = whole if self.rows is None else _chosen(whole, self.rows)
-            raw = whole[_within(self.part, target.rows) or slice(None)]
-        elif self.rows is not None:
-            whole = torch.from_dlpack(checkpoint.read(info.name, None, target.columns))
-            raw = _chosen(_flat(whole, info), self.rows)[target.rows or slice(None)]
-        else:
-            rows = _within(self.part, target.rows)
-            raw = _flat(torch.from_dlpack(checkpoint.read(info.name, rows, target.columns)), info)
+            return _chosen(self._matrix(whole, info), self.rows)
+        is_vector = len(info.shape) == 1
+        span = None if is_vector else self._together(target)
+        columns = None if is_vector else target.columns
+        raw = torch.from_dlpack(checkpoint.read(info.name, span, columns))
+        raw = raw.reshape(self.shape[0], -1) if is_vector else _flat(raw, info)
+        if span is None:
+            raw = _chosen(raw, self.rows)[target.rows or slice(None)]
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
+
+    def _together(self, target: LoadTarget) -> slice | None:
+        """The rows of the tensor that are the target's, if they lie together; None reads all."""
+        if self.rows is None:
+            return target.rows
+        if self.rows.period != self.shape[0]:
+            return None
+        rows = target.rows or slice(0, self.rows.count)
+        return slice(self.rows.first + rows.start, self.rows.first + rows.stop)
 
     def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
         """One expert's bytes, as `read` returns them."""
@@ -95,14 +100,8 @@ def _fused_pieces(
     ends = list(accumulate(target.shape[0] for target in targets))
     for end, target, size in zip(ends, targets, unpermute, strict=True):
         rows, *columns = target.shape
-        yield Piece(source, (ends[-1], *columns), size, part=slice(end - rows, end))
-
-
-def _within(part: slice | None, rows: slice | None) -> slice | None:
-    """The rows of the tensor that are `rows` of a part of it."""
-    if part is None or rows is None:
-        return part or rows
-    return slice(part.start + rows.start, part.start + rows.stop)
+        piece = RowPiece(ends[-1], end - rows, rows)
+        yield Piece(source, (ends[-1], *columns), size, rows=piece)
 
 
 def _expert_pieces(
@@ -114,20 +113,22 @@ def _expert_pieces(
         expert, (rows, *columns) = target.expert, target.shape
         assert expert is not None, rule.param
         source, part = divmod(index % (per_expert * parts), parts)
-        span = slice(part * rows, (part + 1) * rows)
+        piece = RowPiece(parts * rows, part * rows, rows)
         if experts.interleaved:
-            span = slice(part, None, parts)
+            piece = RowPiece(parts, part, 1)
         shape = (parts * rows, *columns)
         if single:
-            yield Piece(rule.sources[expert * per_expert + source], shape, part=span)
+            yield Piece(rule.sources[expert * per_expert + source], shape, rows=piece)
             continue
         transposed = experts.layout == "transposed"
         shape = (experts.count, *(reversed(shape) if transposed else shape))
-        yield Piece(rule.sources[source], shape, 0, expert, span, transposed)
+        yield Piece(rule.sources[source], shape, 0, expert, transposed, piece)
 
 
-def _chosen(rows: torch.Tensor, piece: RowPiece) -> torch.Tensor:
+def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
     """A view where they lie together: the file's other pages are not read then."""
+    if piece is None:
+        return rows
     blocks = rows.unflatten(0, (-1, piece.period))
     return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
 

@@ -5,7 +5,7 @@ import torch
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.layers.context import LayerContext
-from pagoda.layers.vision import Grid, VisionTower
+from pagoda.layers.vision import Grid, Slices, VisionTower
 from pagoda.models.base import CausalLM
 from pagoda.models.llama import LlamaLayer
 
@@ -18,5 +18,5 @@ class Qwen3VL(CausalLM):
         assert spec.vision is not None
         self.vision = VisionTower(context, spec.vision, spec.hidden_size)
 
-    def encode_image(self, patches: torch.Tensor, grid: Grid) -> torch.Tensor:
-        return self.vision(patches, grid)
+    def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
+        return self.vision.slices(patches, grid)

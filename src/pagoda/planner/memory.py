@@ -126,5 +126,7 @@ def _per_token(layer: LayerSpec, width: int) -> int:
         mixed = keys + 2 * mixer.num_value_heads * mixer.value_head_dim
     wide = 0 if layer.mlp is None else layer.mlp.intermediate_size
     if layer.experts is not None:
+        shared = layer.experts.shared
         wide += layer.experts.top_k * layer.experts.intermediate_size
+        wide += 0 if shared is None else shared.intermediate_size
     return (width + 4) * mixed + 4 * width * wide

@@ -26,10 +26,13 @@ def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1)
 
 def _layer(layer: LayerSpec, size: int) -> LayerSpec:
     mixer = layer.mixer
-    return LayerSpec(
-        _attention(mixer, size) if isinstance(mixer, AttentionSpec) else _delta_net(mixer, size),
-        None if layer.mlp is None else _mlp(layer.mlp, size),
-        None if layer.experts is None else _experts(layer.experts, size),
+    return replace(
+        layer,
+        mixer=_attention(mixer, size)
+        if isinstance(mixer, AttentionSpec)
+        else _delta_net(mixer, size),
+        mlp=None if layer.mlp is None else _mlp(layer.mlp, size),
+        experts=None if layer.experts is None else _experts(layer.experts, size),
     )
 
 
@@ -58,7 +61,10 @@ def _mlp(spec: MlpSpec, size: int) -> MlpSpec:
 
 def _experts(spec: MoeSpec, size: int) -> MoeSpec:
     # The router still sees all of them, and a token may meet all its experts on one device.
-    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"))
+    shared = spec.shared
+    if shared is not None:
+        shared = replace(shared, intermediate_size=-(-shared.intermediate_size // size))
+    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"), shared=shared)
 
 
 def _divided(count: int, size: int, what: str) -> int:

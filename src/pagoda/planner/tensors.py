@@ -99,7 +99,8 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
     if spec.vision is not None:
-        found += _vision(spec.vision, hidden)
+        tower = _pooled_vision if spec.vision.pooled else _vision
+        found += tower(spec.vision, hidden)
     return found
 
 
@@ -143,13 +144,22 @@ def _layer(layer: LayerSpec, hidden: int, index: int, norm_bias: bool) -> Iterat
     if layer.mlp is not None:
         yield from _mlp(layer.mlp, hidden, prefix + "mlp.", index)
     if layer.experts is not None:
-        yield from _experts(layer.experts, hidden, prefix + "mlp.", index)
+        place = "mlp." if layer.mlp is None else "experts."
+        yield from _experts(layer.experts, hidden, prefix + place, index)
+    if layer.sandwiched:
+        names = ["attention_result_norm", "result_norm"]
+        if layer.mlp is not None and layer.experts is not None:
+            names += ["mlp_result_norm", "router_norm", "experts_norm", "experts_result_norm"]
+        for name in names:
+            yield from _norm(prefix + name, hidden, layer=index)
+        yield from _norm(prefix + "scale", 1, layer=index)
 
 
 def _attention(spec: AttentionSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
     heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
     shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
-    parts = (heads, shared, shared) + ((heads,) if spec.output_gate else ())
+    parts: tuple[Part, ...] = (heads, shared, *(() if spec.values_are_keys else (shared,)))
+    parts += (heads,) if spec.output_gate else ()
     yield from _linear(prefix + "qkv", parts, hidden, spec.qkv_bias, layer=index)
     yield from _linear(
         prefix + "output", _rows(hidden), heads.rows, spec.output_bias,
@@ -192,9 +202,12 @@ def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelT
 
 def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
     count, wide = spec.num_experts, spec.intermediate_size
-    yield ModelTensor(prefix + "router.weight", (count, hidden), "router", layer=index)
+    gates = int(spec.shared is not None and spec.shared.gated)
+    yield ModelTensor(prefix + "router.weight", (count + gates, hidden), "router", layer=index)
     if spec.bias:
         yield ModelTensor(prefix + "router.bias", (count,), "vector", layer=index)
+    if spec.expert_scales:
+        yield from _norm(prefix + "scales", count, layer=index)
     for name, parts, columns, units in (
         ("gate_up", _rows(wide, wide), hidden, 0),
         ("down", _rows(hidden), wide, wide),
@@ -206,6 +219,9 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[Mo
         )
         if spec.bias:
             yield ModelTensor(f"{prefix}{name}.bias", (count, rows), "experts", split, layer=index)
+    if spec.shared is not None:
+        shared = MlpSpec(spec.shared.intermediate_size)
+        yield from _mlp(shared, hidden, prefix + "shared.", index)
 
 
 def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
@@ -250,7 +266,29 @@ def _merger(
     yield from _tower(prefix + "down", _rows(out_size), merged, merged)
 
 
+def _pooled_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
+    """None of its layers has biases."""
+    hidden, wide = spec.hidden_size, spec.intermediate_size
+    heads = Part(hidden, spec.num_heads)
+    yield ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
+    yield ModelTensor("vision.positions.weight", (2, spec.num_positions, hidden), "table")
+    for index in range(spec.num_layers):
+        block = f"vision.blocks.{index}."
+        for name in ("attention_norm", "attention_result_norm", "mlp_norm", "result_norm"):
+            yield from _norm(block + name, hidden)
+        for name in ("q_norm", "k_norm"):
+            yield from _norm(block + name, spec.head_dim)
+        yield from _tower(block + "qkv", (heads, heads, heads), hidden, bias=False)
+        yield from _tower(block + "output", _rows(hidden), hidden, spec.num_heads, bias=False)
+        yield from _tower(block + "gate_up", _rows(wide, wide), hidden, bias=False)
+        yield from _tower(block + "down", _rows(hidden), wide, wide, bias=False)
+    if spec.standardized:
+        yield from _norm("vision.token_mean", hidden)
+        yield from _norm("vision.token_scale", hidden)
+    yield from _tower("vision.projection", _rows(out_size), hidden, bias=False)
+
+
 def _tower(
-    name: str, parts: tuple[Part, ...], columns: int, column_units: int = 0
+    name: str, parts: tuple[Part, ...], columns: int, column_units: int = 0, *, bias: bool = True
 ) -> Iterator[ModelTensor]:
-    return _linear(name, parts, columns, bias=True, column_units=column_units, role="vision")
+    return _linear(name, parts, columns, bias, column_units=column_units, role="vision")

@@ -77,7 +77,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     media = _media(plan, states, query_start) if states.media else []
     return StepArrays(
         token_ids=states.token_ids[rows, positions].astype(np.int64),
-        positions=_rotary_positions(plan, states, positions, query_start, bool(media)),
+        positions=_rotary_positions(plan, states, positions, query_start, _have_grids(media)),
         query_start=query_start.astype(np.int32),
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
@@ -122,10 +122,14 @@ def _media(plan: Scheduled, states: RequestStates, query_start: Ints) -> list[Me
     ]
 
 
+def _have_grids(media: list[MediaRows]) -> bool:
+    return any(rows.item.grid is not None for rows in media)
+
+
 def _rotary_positions(
     plan: Scheduled, states: RequestStates, positions: Ints, query_start: Ints, pictures: bool
 ) -> Ints:
-    """[3, tokens] in a step with pictures, else [tokens]."""
+    """[3, tokens] in a step with pictures that have rows and columns, else [tokens]."""
     if not states.media:
         return positions
     moved = np.tile(positions, (3, 1)) if pictures else positions.copy()

@@ -1,8 +1,9 @@
 """Pictures in prompts: where they stand, and the embeddings that stand for them."""
 
 import math
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,8 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.text.images.base import Grid, ImageProcessor
 
 Ints = npt.NDArray[np.int64]
-Encode = Callable[[torch.Tensor, Grid], torch.Tensor]
+Slices = Generator[None, None, torch.Tensor]
+Encode = Callable[[torch.Tensor, Grid], Slices]
 
 
 def check_media(items: Sequence[MediaItem], prompt_len: int) -> None:
@@ -100,16 +102,61 @@ class MediaEncoder:
     """Embeddings of items, by their contents; those used last are kept up to `budget` bytes.
 
     A prompt that is read in chunks asks for the same item several times, and so do conversations.
+    Items are encoded ahead, in slices between steps, or at the latest by the step that needs them.
     """
 
-    def __init__(self, encode: Encode, processor: ImageProcessor, budget: int):
-        """`encode` as `Model.encode_image`."""
+    def __init__(
+        self,
+        encode: Encode,
+        processor: ImageProcessor,
+        budget: int,
+        *,
+        both_ways: bool = False,
+        synchronize: Callable[[], None] = lambda: None,
+    ):
+        """`encode` as `Model.image_slices`, `both_ways` as in VisionSpec; `synchronize` waits for
+        the device."""
         self._tower = encode
         self._processor = processor
         self._budget = budget
+        self._both_ways = both_ways
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._nbytes = 0
+        self._synchronize = synchronize
+        self._unfinished: tuple[str, Slices] | None = None
         self.num_encoded = 0
+
+    def work(self, items: Sequence[MediaItem], seconds: float) -> list[str]:
+        """Go on encoding `items` in their order for about so long, a slice at least: content hashes
+        of those that are done. What cannot be encoded counts as done: its step tells why.
+
+        An item that was begun and is not among them is given up.
+        """
+        end = time.perf_counter() + seconds
+        hashes = [item.content_hash for item in items]
+        if self._unfinished is not None and self._unfinished[0] not in hashes:
+            self._unfinished = None
+        for number, item in enumerate(items):
+            if item.content_hash in self._kept:
+                self._kept.move_to_end(item.content_hash)
+            elif not self._work(item, end):
+                return hashes[:number]
+        return hashes
+
+    def _work(self, item: MediaItem, end: float) -> bool:
+        """Whether an item is done at `end`."""
+        slices = self._begun(item)
+        try:
+            while True:
+                next(slices)
+                self._synchronize()
+                if time.perf_counter() >= end:
+                    return False
+        except StopIteration as stop:
+            self._keep(item, stop.value)
+        except (OSError, ValueError, RuntimeError):
+            self._unfinished = None
+        return True
 
     def encoded(self, item: MediaItem) -> torch.Tensor:
         """[1 + layers, item.length, hidden]: embeddings, and what is added behind each layer.
@@ -118,9 +165,15 @@ class MediaEncoder:
         """
         encoded = self._kept.pop(item.content_hash, None)
         if encoded is None:
-            encoded = self._encode(item)
-            self._nbytes += encoded.nbytes
+            encoded = finish(self._begun(item))
+        else:
+            self._nbytes -= encoded.nbytes
+        return self._keep(item, encoded)
+
+    def _keep(self, item: MediaItem, encoded: torch.Tensor) -> torch.Tensor:
+        self._unfinished = None
         self._kept[item.content_hash] = encoded
+        self._nbytes += encoded.nbytes
         while self._nbytes > self._budget:
             _, oldest = self._kept.popitem(last=False)
             self._nbytes -= oldest.nbytes
@@ -141,12 +194,40 @@ class MediaEncoder:
             rows[target] = True
         batch.input_embeds, batch.embed_rows = embeds[0], rows
         batch.layer_embeds = embeds[1:].float().unbind()
+        if self._both_ways:
+            batch.sees_until = _sight(batch, media)
 
-    def _encode(self, item: MediaItem) -> torch.Tensor:
+    def _begun(self, item: MediaItem) -> Slices:
+        if self._unfinished is None or self._unfinished[0] != item.content_hash:
+            self._unfinished = (item.content_hash, self._slices(item))
+        return self._unfinished[1]
+
+    def _slices(self, item: MediaItem) -> Slices:
         pixels = np.load(item.payload, allow_pickle=False)
         patches, grid = self._processor.patches(pixels)
-        encoded = self._tower(torch.from_numpy(patches), grid)
+        yield
+        encoded = yield from self._tower(torch.from_numpy(patches), grid)
         self.num_encoded += 1
         if encoded.shape[1] != item.length:
             raise ValueError(f"it makes {encoded.shape[1]} tokens, and {item.length} were sent")
         return encoded
+
+
+def _sight(batch: ForwardBatch, media: Sequence[MediaRows]) -> torch.Tensor:
+    """As `ForwardBatch.sees_until`, where positions count tokens."""
+    sees = (batch.positions + 1).int()
+    for part in media:
+        end = part.item.start + part.item.length
+        rows = slice(part.row, part.row + part.count)
+        sees[rows] = torch.clamp(batch.kv_lens[part.request], max=end)
+    return sees
+
+
+def finish(slices: Slices) -> torch.Tensor:
+    """The result, all at once."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            encoded: torch.Tensor = stop.value
+            return encoded

@@ -1,5 +1,6 @@
 """What a model offers the runner."""
 
+from collections.abc import Generator
 from typing import Protocol
 
 import torch
@@ -8,7 +9,7 @@ from pagoda.layers.batch import ForwardBatch
 
 
 class Model(Protocol):
-    """`compute_logits` if it writes text, `classify` if it has labels, `encode_image` if it sees
+    """`compute_logits` if it writes text, `classify` if it has labels, `image_slices` if it sees
     pictures."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -27,8 +28,10 @@ class Model(Protocol):
         """Make what grows with the context now."""
         ...
 
-    def encode_image(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    def image_slices(
+        self, patches: torch.Tensor, grid: tuple[int, int, int]
+    ) -> Generator[None, None, torch.Tensor]:
         """fp32 patches [patches, values] of a picture of `grid` (frames, rows and columns of
         patches) -> [1 + layers, tokens, hidden]: the embeddings of its tokens, and what is added
-        to them behind each of the first layers."""
+        to them behind each of the first layers. In slices of a few milliseconds, if it can."""
         ...

@@ -33,6 +33,9 @@ from pagoda.text.images.base import ImageProcessor
 
 logger = get_logger(__name__)
 
+# With nobody waiting for a token: until then a new request waits.
+_ENCODE_SECONDS = 0.1
+
 
 @dataclass(eq=False)
 class ModelRunner:
@@ -63,7 +66,14 @@ class ModelRunner:
         self._run: DecodeRun | None = None
         self.media: MediaEncoder | None = None
         if self.images is not None:
-            self.media = MediaEncoder(self.model.encode_image, self.images, self.kept_image_bytes)
+            vision = self.spec.vision
+            self.media = MediaEncoder(
+                self.model.image_slices,
+                self.images,
+                self.kept_image_bytes,
+                both_ways=vision is not None and vision.both_ways,
+                synchronize=self.device.synchronize,
+            )
         self.model.reserve(self.max_model_len)
         self.pooler = Pooler(
             self.spec.pooling.method,
@@ -97,7 +107,8 @@ class ModelRunner:
                 self._fail(results[req_id], self.states.fault(req_id))
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
-        return StepResult(step_id=plan.step_id, results=list(results.values()))
+        encoded = self._encode_ahead(plan, time.perf_counter() - begun)
+        return StepResult(step_id=plan.step_id, results=list(results.values()), encoded=encoded)
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -157,6 +168,16 @@ class ModelRunner:
         self.execute(StepPlan(step_id=-1, freed=["warm-up"]))
         self.device.synchronize()
         self.times = StepTimes()
+
+    def _encode_ahead(self, plan: StepPlan, seconds: float) -> list[str]:
+        """Work on the media of later steps for as long as this step took: its streams then wait
+        twice as long for a token, and not until a picture is done."""
+        if self.media is None:
+            return []
+        begun = time.perf_counter()
+        encoded = self.media.work(plan.encode, seconds if plan.requests else _ENCODE_SECONDS)
+        self.times.add("media", time.perf_counter() - begun)
+        return encoded
 
     def _record(self) -> StepProgram | None:
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)

@@ -3,12 +3,13 @@ are translated into one first."""
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import Generation, ReplyRules
-from pagoda.server.media import with_images
+from pagoda.server.media import MediaLoader
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
@@ -21,6 +22,7 @@ from pagoda.server.protocol.chat import (
 )
 from pagoda.server.reading import ReplyReader
 from pagoda.server.structure import constrained, is_named, tool_use
+from pagoda.text.images.video import frame_choice
 
 
 @dataclass
@@ -52,9 +54,10 @@ async def chat_job(
     metrics: Metrics,
     *,
     fits_length: bool = False,
+    media: MediaLoader | None = None,
 ) -> ChatJob:
     """With `fits_length` a max_tokens beyond the context's end is lowered, where it is refused
-    otherwise."""
+    otherwise. `media` is the loader that has looked at the messages before, if one has."""
     sampling = chat_params(body, served)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     text = await render_chat(body, served)
@@ -63,7 +66,7 @@ async def chat_job(
         constraint = await constrained(
             body, lambda: chat_constraint(served.text, text, sampling.structured_outputs, use)
         )
-    prompt = await chat_prompt(body, served, body.messages, text)
+    prompt = await chat_prompt(body, served, body.messages, text, media)
     if fits_length and sampling.max_tokens is not None:
         room = served.max_model_len - len(prompt.ids)
         sampling.max_tokens = max(1, min(sampling.max_tokens, room))
@@ -93,18 +96,23 @@ async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
 
 
 async def chat_prompt(
-    body: ChatBody, served: ServedModel, messages: list[ChatMessage], text: str
+    body: ChatBody,
+    served: ServedModel,
+    messages: list[ChatMessage],
+    text: str,
+    media: MediaLoader | None = None,
 ) -> Prompt:
-    """Token ids of a conversation that was rendered as `text`, with its pictures."""
-    ids = await encode(
+    """Token ids of a conversation that was rendered as `text`, with its pictures and videos."""
+    encoded = partial(
+        encode,
         served,
-        text,
         # Templates write the special tokens themselves; a second BOS would spoil the prompt.
         add_special_tokens=body.add_special_tokens,
         truncates=body.truncate_prompt_tokens is not None,
         param="messages",
     )
-    return await with_images(served, ids, messages)
+    choice = frame_choice(body.media_io_kwargs, body.mm_processor_kwargs)
+    return await (media or MediaLoader(served, choice)).prompt(text, messages, encoded)
 
 
 async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> str:

@@ -49,13 +49,12 @@ class MediaFetcher:
                 return await self._follow(url)
         except TimeoutError:
             raise RequestError(
-                f"{_shown(url)} did not arrive within {MAX_SECONDS:g} s; send the image as a data "
-                "URL."
+                f"{_shown(url)} did not arrive within {MAX_SECONDS:g} s; send it as a data URL."
             ) from None
         except httpx.HTTPError as error:
             raise RequestError(
-                f"{_shown(url)} could not be fetched ({type(error).__name__}); send the image as "
-                "a data URL."
+                f"{_shown(url)} could not be fetched ({type(error).__name__}); send it as a "
+                "data URL."
             ) from None
 
     async def _follow(self, url: str) -> bytes:
@@ -80,12 +79,12 @@ class MediaFetcher:
             raise RequestError(f"{_shown(url)} is no URL.") from None
         if target.scheme not in ("http", "https") or not target.host or target.userinfo:
             raise RequestError(
-                f"{_shown(url)} can't be fetched: URLs of images begin with http://, https:// or "
-                "data:, and carry no password."
+                f"{_shown(url)} can't be fetched: URLs of images and videos begin with http://, "
+                "https:// or data:, and carry no password."
             )
         if target.host.lower().rstrip(".") not in self._domains:
             raise RequestError(
-                f"Images are not fetched from {target.host[:100]!r}. Send the image as a data URL, "
+                f"Media are not fetched from {target.host[:100]!r}. Send them as data URLs, "
                 "or start the server with --allowed-media-domains."
             )
         return target
@@ -98,13 +97,13 @@ class MediaFetcher:
             raise RequestError(f"The host {target.host[:100]!r} is not known here.") from None
         if not addresses or not all(map(_is_public, addresses)):
             raise RequestError(
-                f"The host {target.host[:100]!r} is within this machine's own network; images are "
+                f"The host {target.host[:100]!r} is within this machine's own network; media are "
                 "fetched from public addresses only."
             )
         return client.build_request(
             "GET",
             target.copy_with(host=addresses[0]),
-            headers={"host": target.netloc.decode("ascii"), "accept": "image/*"},
+            headers={"host": target.netloc.decode("ascii"), "accept": "image/*, video/*"},
             timeout=MAX_SECONDS,
             extensions={"sni_hostname": target.host},
         )

@@ -1,100 +1,139 @@
-"""The pictures of a conversation: found, fetched where that is allowed, and decoded."""
+"""Pictures and videos of a conversation: found, fetched where that is allowed, and decoded."""
 
 import asyncio
-import base64
-import binascii
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.engine.media import ImageInput, place_images
+from pagoda.engine.media import Marks, place_media
 from pagoda.server.fetch import MediaFetcher
 from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.content_format import IMAGE_PARTS
+from pagoda.text.content_format import IMAGE_PARTS, VIDEO_PARTS
+from pagoda.text.images import film
 from pagoda.text.images.base import ProcessedImage
+from pagoda.text.images.dataurl import image_bytes, is_data_url, video_bytes
 from pagoda.text.images.decode import MAX_BYTES
+from pagoda.text.images.video import FrameChoice, ProcessedVideo
 
 # Each may have 32 MB on its way.
 _AT_ONCE = 2
 
-
-async def with_images(
-    served: ServedModel, ids: list[int], messages: Sequence[ChatMessage]
-) -> Prompt:
-    """The rendered `messages` as the engine gets them: with as many tokens for each picture as it
-    has."""
-    images = await load_images(served, messages)
-    if not images or served.text.images is None:
-        return Prompt(ids)
-    return Prompt(*place_images(ids, served.text.images.token, images))
+Encode = Callable[[str], Awaitable[list[int]]]
+"""A prompt's text to its token ids."""
 
 
-async def load_images(served: ServedModel, messages: Sequence[ChatMessage]) -> list[ProcessedImage]:
-    """In the order of the messages; none for a model that reads text only (its template says so).
+class MediaLoader:
+    """Of one request: what it names several times, or looks at again, is loaded once."""
 
-    RequestError for too many, and for what is no image or may not be fetched.
-    """
-    urls = [_url(part) for message in messages for part in _parts(message)]
-    images, ready = served.text.images, served.client.ready
-    if not urls or images is None or ready is None or "image" not in ready.media:
-        return []
-    most = served.media.limit_mm_per_prompt.get("image", 0)
-    if len(urls) > most:
-        raise RequestError(
-            f"The messages hold {len(urls)} images, and at most {most} are taken; "
-            "--limit-mm-per-prompt raises that.",
-            "messages",
-        )
-    gate = asyncio.Semaphore(_AT_ONCE)
-    max_tokens = ready.media["image"]
+    def __init__(self, served: ServedModel, choice: FrameChoice | None = None):
+        self._served = served
+        self._choice = choice or FrameChoice()
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._images: dict[str, asyncio.Task[ProcessedImage]] = {}
+        self._videos: dict[str, asyncio.Task[ProcessedVideo]] = {}
 
-    async def load(url: str) -> ProcessedImage:
-        async with gate:
-            return await _load(served, images, url, max_tokens)
+    async def prompt(self, text: str, messages: Sequence[ChatMessage], encode: Encode) -> Prompt:
+        """`messages`, rendered as `text`, as the engine gets them: with as many tokens for each
+        picture and frame as it has.
 
-    return list(await asyncio.gather(*map(load, urls)))
+        RequestError for too many, and for what is no picture or video or may not be fetched. A
+        model that reads text only has none: its template says so.
+        """
+        images = await self._all("image", _urls(messages, IMAGE_PARTS), self._image)
+        videos = await self._all("video", _urls(messages, VIDEO_PARTS), self._video)
+        side = self._served.text
+        found: dict[Marks, Sequence[ProcessedImage]] = {}
+        if images and side.images is not None:
+            found[side.images.marks] = images
+        if videos and side.videos is not None:
+            text = side.videos.text(text, videos)
+            found[side.videos.marks] = [frame for video in videos for frame in video.frames]
+        ids = await encode(text)
+        return Prompt(*place_media(ids, found)) if found else Prompt(ids)
+
+    async def _all(
+        self, kind: str, urls: list[str], load: Callable[[str], Awaitable[Any]]
+    ) -> list[Any]:
+        if not urls or kind not in self._served.modalities:
+            return []
+        most = self._served.media.most(kind)
+        if len(urls) > most:
+            raise RequestError(
+                f"The messages hold {len(urls)} {kind}s, and at most {most} are taken; "
+                "--limit-mm-per-prompt raises that.",
+                "messages",
+            )
+        try:
+            return list(await asyncio.gather(*map(load, urls)))
+        except RequestError as error:
+            raise RequestError(error.message, error.param or "messages") from error
+
+    def _image(self, url: str) -> Awaitable[ProcessedImage]:
+        if url not in self._images:
+            self._images[url] = asyncio.create_task(self._load_image(url))
+        return self._images[url]
+
+    def _video(self, url: str) -> Awaitable[ProcessedVideo]:
+        if url not in self._videos:
+            self._videos[url] = asyncio.create_task(self._load_video(url))
+        return self._videos[url]
+
+    async def _load_image(self, url: str) -> ProcessedImage:
+        images, limits = self._served.text.images, self._limits()
+        assert images is not None
+        async with self._gate:
+            if is_data_url(url):
+                data = await asyncio.to_thread(image_bytes, url)
+            else:
+                data = await self._fetched(url, MAX_BYTES)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(images.threads, images.process, data, limits["image"])
+
+    async def _load_video(self, url: str) -> ProcessedVideo:
+        videos, limits = self._served.text.videos, self._limits()
+        assert videos is not None
+        async with self._gate:
+            data: bytes | tuple[bytes, ...]
+            if is_data_url(url):
+                data = await asyncio.to_thread(video_bytes, url)
+            else:
+                data = await self._fetched(url, film.MAX_BYTES)
+            given = (data, self._choice, limits["video"], limits["image"])
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(videos.threads, videos.process, *given)
+
+    async def _fetched(self, url: str, max_bytes: int) -> bytes:
+        return await MediaFetcher(self._served.media.allowed_media_domains, max_bytes).fetch(url)
+
+    def _limits(self) -> Mapping[str, int]:
+        ready = self._served.client.ready
+        assert ready is not None  # else it has no modalities
+        return ready.media
 
 
-def has_images(messages: Sequence[ChatMessage]) -> bool:
-    return any(_parts(message) for message in messages)
+def has_media(messages: Sequence[ChatMessage]) -> bool:
+    return any(_parts(message, IMAGE_PARTS | VIDEO_PARTS) for message in messages)
 
 
-def _parts(message: ChatMessage) -> list[dict[str, Any]]:
+def _urls(messages: Sequence[ChatMessage], kinds: frozenset[str]) -> list[str]:
+    return [_url(part) for message in messages for part in _parts(message, kinds)]
+
+
+def _parts(message: ChatMessage, kinds: frozenset[str]) -> list[dict[str, Any]]:
     content = message.fields()["content"]
     parts = content if isinstance(content, list) else []
-    return [part for part in parts if isinstance(part, dict) and part["type"] in IMAGE_PARTS]
+    return [part for part in parts if isinstance(part, dict) and part["type"] in kinds]
 
 
 def _url(part: dict[str, Any]) -> str:
     """`{"url": ...}`, as OpenAI's chat API has it, or the URL itself."""
-    value = part.get("image_url")
+    kind = "video" if part["type"] in VIDEO_PARTS else "image"
+    value = part.get(f"{kind}_url")
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str):
-        raise RequestError("An image part needs a URL in image_url.url.", "messages")
+        raise RequestError(
+            f"A part of type {part['type']!r} needs a URL in {kind}_url.url.", "messages"
+        )
     return url
-
-
-async def _load(
-    served: ServedModel, images: ImageInput, url: str, max_tokens: int
-) -> ProcessedImage:
-    try:
-        if url[:5].lower() == "data:":
-            data = await asyncio.to_thread(_data, url)
-        else:
-            data = await MediaFetcher(served.media.allowed_media_domains, MAX_BYTES).fetch(url)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(images.threads, images.process, data, max_tokens)
-    except RequestError as error:
-        raise RequestError(error.message, error.param or "messages") from error
-
-
-def _data(url: str) -> bytes:
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise RequestError("A data URL of an image must be data:image/...;base64,... .")
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError("The data URL of an image holds no valid base64.") from None

@@ -7,6 +7,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.server.chat_job import chat_prompt, render_chat
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import prepared_request
+from pagoda.server.media import MediaLoader
 from pagoda.server.params import chat_params
 from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatCompletionRequest
@@ -15,11 +16,15 @@ from pagoda.server.protocol.generate import Rendered
 
 
 async def rendered_chat(
-    body: ChatCompletionRequest, served: ServedModel, head: ReplyHead
+    body: ChatCompletionRequest,
+    served: ServedModel,
+    head: ReplyHead,
+    media: MediaLoader | None = None,
 ) -> Rendered:
     """Of a chat request, in whatever dialect it came."""
     sampling = chat_params(body, served)
-    prompt = await chat_prompt(body, served, body.messages, await render_chat(body, served))
+    text = await render_chat(body, served)
+    prompt = await chat_prompt(body, served, body.messages, text, media)
     return rendered(served, prompt, sampling, body, head)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.server.media import has_images
+from pagoda.server.media import has_media
 from pagoda.server.messages import render_prompt
 from pagoda.server.prompts import encode, split_prompts, tokenize
 from pagoda.server.protocol.pooling import InputBody, PoolingBody
@@ -51,8 +51,10 @@ async def body_texts(served: ServedModel, body: InputBody) -> list[PooledText]:
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
-    if has_images(body.messages):
-        raise RequestError("Vectors and scores are of text only; leave the images out.", "messages")
+    if has_media(body.messages):
+        raise RequestError(
+            "Vectors and scores are of text only; leave images and videos out.", "messages"
+        )
     ids = await tokenize(served, text, add_special_tokens=bool(body.add_special_tokens))
     return [PooledText(cut(ids, most_tokens(served, body), body))]
 

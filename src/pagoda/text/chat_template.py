@@ -46,15 +46,20 @@ class ChatTemplate:
         names: Mapping[str, str],
         content_format: ContentFormatName = "auto",
         image_placeholder: str | None = None,
+        video_placeholder: str | None = None,
     ):
-        """`image_placeholder` stands for a picture where a template takes strings only; None where
-        the model reads nothing but text."""
+        """The placeholders stand for a picture and a video where a template takes strings only;
+        None where the model sees none."""
         self.source = "\n".join(sources.values())
         """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._formats = {
-            name: replace(_format_of(text, content_format), image_placeholder=image_placeholder)
+            name: replace(
+                _format_of(text, content_format),
+                image_placeholder=image_placeholder,
+                video_placeholder=video_placeholder,
+            )
             for name, text in sources.items()
         }
         self._rerank = sources.get("rerank")
@@ -147,10 +152,11 @@ def load_chat_template(
     override: str | None = None,
     content_format: ContentFormatName = "auto",
     image_placeholder: str | None = None,
+    video_placeholder: str | None = None,
 ) -> ChatTemplate | None:
     """The chat template of a model, or the one of `--chat-template`; None if it has none.
 
-    `override` is a file's path or a template's text; `image_placeholder` as of
+    `override` is a file's path or a template's text; the placeholders as of
     `ChatTemplate`. Raises ConfigError for an override that can't be used, CheckpointError for a
     broken template of the model's own.
     """
@@ -160,7 +166,11 @@ def load_chat_template(
     sources.setdefault("default", next(iter(sources.values())))
     try:
         template = ChatTemplate(
-            sources, tokenizer.special_token_names, content_format, image_placeholder
+            sources,
+            tokenizer.special_token_names,
+            content_format,
+            image_placeholder,
+            video_placeholder,
         )
     except (jinja2.TemplateError, RecursionError) as error:
         if override is not None:

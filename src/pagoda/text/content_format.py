@@ -10,8 +10,9 @@ from pagoda.base.errors import RequestError
 from pagoda.text.template_sandbox import ENVIRONMENT
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-IMAGE_PARTS = frozenset(("image_url", "input_image"))
+IMAGE_PARTS = frozenset(("image_url", "input_image", "image_pil"))
 """Types of the parts that hold a picture."""
+VIDEO_PARTS = frozenset(("video_url",))
 _TEXT_TESTS = frozenset(("string", "mapping", "iterable", "sequence"))
 
 
@@ -25,6 +26,8 @@ class ContentFormat:
     """The template asks whether there is content: some write calls only where there is none."""
     image_placeholder: str | None = None
     """A picture among strings; None where the model reads text only."""
+    video_placeholder: str | None = None
+    """A video among strings; None where the model sees none."""
 
     @property
     def silence(self) -> Any:
@@ -100,21 +103,26 @@ def shape_content(content: Any, wanted: ContentFormat) -> Any:
         return content
     if wanted.name == "string":
         return "\n".join(
-            str(wanted.image_placeholder) if _is_picture(part, wanted) else _text_of(part, wanted)
+            placeholder or _text_of(part, wanted)
             for part in content
+            for placeholder in [_medium(part, wanted)[1]]
         )
     return [
-        {"type": "image"}
-        if _is_picture(part, wanted)
-        else {"type": "text", "text": _text_of(part, wanted)}
+        {"type": kind} if kind else {"type": "text", "text": _text_of(part, wanted)}
         for part in content
+        for kind in [_medium(part, wanted)[0]]
     ]
 
 
-def _is_picture(part: Any, wanted: ContentFormat) -> bool:
-    if wanted.image_placeholder is None or not isinstance(part, dict):
-        return False
-    return part.get("type") in IMAGE_PARTS
+def _medium(part: Any, wanted: ContentFormat) -> tuple[str, str]:
+    """What a template calls a part that is no text, and what stands for it among strings; both
+    empty for text, and for what the model does not take."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in IMAGE_PARTS and wanted.image_placeholder is not None:
+        return "image", wanted.image_placeholder
+    if kind in VIDEO_PARTS and wanted.video_placeholder is not None:
+        return "video", wanted.video_placeholder
+    return "", ""
 
 
 def _text_of(part: Any, wanted: ContentFormat) -> str:
@@ -126,6 +134,10 @@ def _text_of(part: Any, wanted: ContentFormat) -> str:
         taken = "text only; send parts of type 'text'"
         if wanted.image_placeholder is not None:
             taken = "text and images; send parts of type 'text' and 'image_url'"
+        if wanted.video_placeholder is not None:
+            taken = (
+                "text, images and videos; send parts of type 'text', 'image_url' and 'video_url'"
+            )
         raise RequestError(
             f"A message has a content part of type {kind!r}, but this model reads {taken}.",
             param="messages",

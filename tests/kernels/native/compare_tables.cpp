@@ -91,6 +91,14 @@ void test_rms_norm(Test& test) {
                                        y2.data(), size, 1e-5f}, rows, test.single);
                 test.compare("rms_norm", y, y2, 1e-6);
                 test.compare("rms_norm's residual", sums, sums2, 0);
+                if (!residual) continue;
+                const auto added = normals(size);
+                test.kernels.rms_norm({x.data(), sums.data(), weight.data(), y.data(), size, 1e-5f,
+                                       added.data(), -0.7f}, rows, test.pool);
+                test.generic.rms_norm({x.data(), sums2.data(), weight.data(), y2.data(), size,
+                                       1e-5f, added.data(), -0.7f}, rows, test.single);
+                test.compare("rms_norm of a sum with a norm", y, y2, 2e-6);
+                test.compare("the sum with a norm", sums, sums2, 2e-6);
             }
 }
 
@@ -193,16 +201,19 @@ void test_experts(Test& test) {
                 std::vector<int64_t> ids(static_cast<size_t>(tokens * top_k), -7), ids2 = ids;
                 auto weights = poisoned(tokens * top_k), weights2 = weights;
                 const auto scoring = Scoring(tokens % 3);
+                const auto scales = normals(count + 1);
+                const float* scaled = hidden == 32 ? scales.data() : nullptr;
                 test.kernels.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
-                                    ids.data(), weights.data()}, tokens, test.pool);
+                                    ids.data(), weights.data(), scaled}, tokens, test.pool);
                 test.generic.route({logits.data(), count + 1, top_k, scoring, hidden == 32,
-                                    ids2.data(), weights2.data()}, tokens, test.single);
+                                    ids2.data(), weights2.data(), scaled}, tokens, test.single);
                 test.compare("route", weights, weights2, 1e-6);
                 test.compare_whole("route's ids", ids, ids2);
                 const Experts op{x.data(), ids2.data(), weights2.data(), top_k, 1, count,
                                  {views, 2, size, hidden, up_bias.data()},
                                  {views + 2, 1, hidden, size, down_bias.data()},
-                                 1.702f, hidden == 32 ? 0.0f : 2.0f, nullptr, nullptr};
+                                 1.702f, hidden == 32 ? 0.0f : 2.0f, nullptr, nullptr,
+                                 tokens == 1 ? Activation::kSilu : Activation::kGeluTanh};
                 // What is rounded to 8 bits between the products may fall to either side.
                 test.compare("experts", mix(test.kernels, test.pool, op, tokens),
                              mix(test.generic, test.single, op, tokens),
@@ -259,7 +270,7 @@ void test_rotary_store(Test& test) {
     const int64_t rows = 5, heads = 3, kv_heads = 2, block_size = 4, blocks = 4;
     for (FloatType type : kTypes)
         for (int64_t dim : {2, 18, 64})
-            for (int form = 0; form < 4; ++form) {
+            for (int form = 0; form < 6; ++form) {
                 const int64_t rotary_dim = dim > 2 ? dim - 2 : 2;
                 const int64_t stride = (heads + 2 * kv_heads) * dim + 1;
                 auto qkv = normals(rows * stride);
@@ -277,7 +288,8 @@ void test_rotary_store(Test& test) {
                           kv_heads * block_size * dim * int64_t(k.size()), kv_heads, block_size,
                           dim},
                          slots.data(), positions.data(), form % 2 ? table.data() : nullptr,
-                         rotary_dim, weights, weights, 1e-6f}, rows, pool);
+                         rotary_dim, weights, weights, 1e-6f, form >= 4, form == 5},
+                        rows, pool);
                     auto out = k.numbers();
                     const auto more = v.numbers();
                     out.insert(out.end(), more.begin(), more.end());
@@ -332,9 +344,15 @@ void test_elementwise(Test& test) {
             for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 5 ? 3.0f : 60.0f;
             if (rows == 6) x[2] = std::nanf(""), x[3] = INFINITY, x[4] = -INFINITY;
             auto y = poisoned(rows * size), y2 = y;
-            test.kernels.silu_and_mul({x.data(), y.data(), size}, rows, test.pool);
-            test.generic.silu_and_mul({x.data(), y2.data(), size}, rows, test.single);
-            test.compare("silu_and_mul", y, y2, 1e-6);
+            for (Activation kind : {Activation::kSilu, Activation::kGeluTanh}) {
+                test.kernels.activate_and_mul({x.data(), y.data(), size, kind}, rows, test.pool);
+                test.generic.activate_and_mul({x.data(), y2.data(), size, kind}, rows,
+                                              test.single);
+                test.compare("activate_and_mul", y, y2, 1e-6);
+            }
+            test.kernels.soft_cap({x.data(), y.data(), size, 30.0f}, rows, test.pool);
+            test.generic.soft_cap({x.data(), y2.data(), size, 30.0f}, rows, test.single);
+            test.compare("soft_cap", y, y2, 1e-5);
             for (bool tanh : {false, true}) {
                 test.kernels.gelu({x.data(), y.data(), size, tanh}, rows, test.pool);
                 test.generic.gelu({x.data(), y2.data(), size, tanh}, rows, test.single);

@@ -3,7 +3,7 @@
 import pytest
 
 from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import ClampedSwiglu, ModelSpec
+from pagoda.arch.spec import ClampedSwiglu, ModelSpec, SharedExpert
 from pagoda.base.errors import CheckpointError
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner.parameters import parameter_count
@@ -22,6 +22,23 @@ QWEN3_30B_A3B = {
     "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None,
     "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
     "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
+# As published with Qwen/Qwen3.5-35B-A3B and Qwen3.6-35B-A3B, the language model's part.
+QWEN_35B_A3B = {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
+    "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "hidden_size": 2048, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144, "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256,
+    "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000, "rope_type": "default",
+    },
+    "vocab_size": 248320,
 }  # fmt: skip
 
 # As published with openai/gpt-oss-20b, layer_types left out.
@@ -47,6 +64,34 @@ def _qwen3(**changes) -> ModelSpec:
 
 def _gpt_oss(**changes) -> ModelSpec:
     return spec_for({**GPT_OSS_20B, **changes}, {}, ())
+
+
+def test_qwen3_5_moe():
+    spec = spec_for(QWEN_35B_A3B, {}, ())
+    experts = spec.layers[0].experts
+    assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (256, 8, 512)
+    assert experts.renormalize and experts.shared == SharedExpert(512, gated=True)
+    # As transformers counts them.
+    assert parameter_count(spec) == 34_660_610_688
+
+
+def test_tensors_of_experts_as_the_checkpoint_has_them():
+    """A tensor of each expert unless there is one of all, whose shape says how it lies."""
+    prefix = "model.layers.0.mlp.experts."
+    names = [prefix + "gate_up_proj", prefix + "down_proj"]
+
+    def found(tensors) -> dict[str, tuple]:
+        spec = spec_for(QWEN_35B_A3B, {}, tensors)
+        rules = {rule.param: rule for rule in spec.expanded_weights()}
+        kinds = [rules[f"layers.0.mlp.{name}.weight"] for name in ("gate_up", "down")]
+        return [(rule.sources[0], rule.experts.layout) for rule in kinds]
+
+    singles = [prefix + f"0.{name}_proj.weight" for name in ("gate", "down")]
+    assert found(()) == [(name, "single") for name in singles]
+    assert found(names) == [(name, "stacked") for name in names]
+    for layout, shape in (("stacked", (256, 1024, 2048)), ("transposed", (256, 2048, 1024))):
+        info = TensorInfo(names[0], shape, "BF16", 1)
+        assert found(dict.fromkeys(names, info)) == [(name, layout) for name in names]
 
 
 def test_qwen3_moe():

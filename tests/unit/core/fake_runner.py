@@ -85,6 +85,8 @@ class FakeRunner:
     """(group, block, offset) -> digest; of a state, offset 0, that of the last token it saw."""
     memory: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Which (group, block) lies at each piece of the memory that groups share."""
+    begun: set[str] = field(default_factory=set)
+    """Media that are half encoded."""
     mute: set[str] = field(default_factory=set)
     """Requests whose next sampling yields no token."""
     broken: set[str] = field(default_factory=set)
@@ -112,8 +114,17 @@ class FakeRunner:
         results = {planned.req_id: self._attend_and_sample(planned) for planned in good}
         empty = [RequestResult(req_id=planned.req_id) for planned in plan.requests]
         return StepResult(
-            step_id=plan.step_id, results=[results.get(entry.req_id, entry) for entry in empty]
+            step_id=plan.step_id,
+            results=[results.get(entry.req_id, entry) for entry in empty],
+            encoded=self._encode(plan),
         )
+
+    def _encode(self, plan: StepPlan) -> list[str]:
+        """Each item takes two steps."""
+        hashes = [item.content_hash for item in plan.encode]
+        done = [content for content in hashes if content in self.begun]
+        self.begun = {content for content in hashes if content not in done}
+        return done
 
     def _prepare(self, planned: PlannedRequest) -> bool:
         """False for a plan that stands on a token that was never sampled (`mute`)."""

@@ -217,7 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan):
         limits = self.scheduler.limits
-        assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
+        assert plan.num_tokens <= limits.max_num_batched_tokens
+        assert plan.num_tokens > 0 or plan.encode
         assert len(plan.requests) <= limits.max_num_reqs
         assert len({planned.req_id for planned in plan.requests}) == len(plan.requests)
         held = {req_id for req_id, _ in self.held}

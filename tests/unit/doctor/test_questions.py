@@ -17,6 +17,7 @@ from pagoda.doctor.compare import comparison
 from pagoda.doctor.engines import check_engine, engine_lines, other_engine
 from pagoda.doctor.gpus import GpuFacts, Gpus
 from pagoda.doctor.hardware import elsewhere, this_machine
+from pagoda.doctor.model_report import lines as report_lines
 from pagoda.doctor.plot import draw
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import (
@@ -75,19 +76,22 @@ def test_on_a_cpu(tmp_path, config, quantization, memory, fits):
 def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
     subject = subject_of(tmp_path, QWEN3_5)
     assert subject.drafts
-    lines = {}
     for gpus, mode, words in (
         ("a100-80g", "auto", "3 tokens drafted at a time: --mode auto on 1 device"),
         ("3090x4", "auto", "4 tokens drafted at a time: --mode auto on 4 devices"),
         ("3090x4", "stable", "3 tokens"), ("a100-80g", "fast", "4 tokens"),
     ):  # fmt: skip
-        made = answer(subject, elsewhere(gpus), asked(subject, max_model_len=4096))
-        lines[gpus, mode] = "\n".join(engine_lines(other_engine("vllm", made, mode)))
-        assert words in lines[gpus, mode]
+        question = asked(subject, max_model_len=4096)
+        made = answer(subject, elsewhere(gpus), question, mode=mode)
+        assert words in "\n".join(engine_lines(other_engine("vllm", made)))
     monkeypatch.setenv("PAGODA_SPEC_TOKENS", "2")
+    made = answer(subject, elsewhere("b200"), question, mode="fast")
     assert "2 tokens drafted at a time: PAGODA_SPEC_TOKENS" in "\n".join(
-        engine_lines(other_engine("vllm-0.21", made, "fast"))
+        engine_lines(other_engine("vllm-0.21", made))
     )
+    assert "2 tokens at a time suit it" in "\n".join(report_lines(made, [], False, 200))
+    with pytest.raises(ConfigError, match="--mode turbo"):
+        answer(subject, elsewhere("b200"), question, mode="turbo")
     plain = subject_of(tmp_path, LLAMA)
     made = answer(plain, elsewhere("3090"), asked(plain))
     assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made)))
@@ -211,6 +215,6 @@ def test_what_cannot_be_answered_is_one_line(words, error, capsys, laptop_only):
 
 def test_a_question_is_put_to_all_models_alike(tmp_path):
     subject_of(tmp_path, LLAMA)
-    question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), "3090", None)
+    question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
     (made,) = ask.answers(question, [str(tmp_path)], None)
     assert made.speed is not None and made.speed.decode > 100

@@ -1,10 +1,6 @@
 """config.json of models whose start-ups were measured, less what no size follows from."""
 
-from dataclasses import replace
 from typing import Any
-
-from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RopeSpec
 
 
 def _text(
@@ -107,46 +103,3 @@ LLAMA31_8B = _text(
         "original_max_position_embeddings": 8192,
     },
 )  # fmt: skip
-
-GEMMA4_TOWER = {
-    "model_type": "gemma4_vision", "hidden_size": 1152, "intermediate_size": 4304,
-    "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72,
-    "patch_size": 16, "position_embedding_size": 10240,
-}  # fmt: skip
-GEMMA4_CONFIG = {"vision_config": GEMMA4_TOWER}
-
-
-def gemma4(
-    hidden: int, layers: int, heads: int, kv_heads: int, global_kv_heads: int, wide: int,
-    experts: MoeSpec | None = None,
-) -> ModelSpec:  # fmt: skip
-    """Five layers with a window of 1024 to one global one, whose heads are twice as wide."""
-    dense = spec_for(
-        _text(
-            hidden, layers, heads, kv_heads, wide, 262144, architectures=["LlamaForCausalLM"],
-            head_dim=256, max_position_embeddings=262144, tie_word_embeddings=True,
-        ),
-        {},
-        (),
-    )  # fmt: skip
-
-    def layer(index: int) -> LayerSpec:
-        is_global = index % 6 == 5
-        head_dim = 512 if is_global else 256
-        mixer = AttentionSpec(
-            "full" if is_global else "sliding",
-            heads,
-            global_kv_heads if is_global else kv_heads,
-            head_dim,
-            1.0,
-            RopeSpec(1e6 if is_global else 1e4, head_dim),
-            window=None if is_global else 1024,
-            qk_norm=True,
-        )
-        return LayerSpec(mixer, MlpSpec(wide, "gelu_tanh"), experts)
-
-    return replace(dense, layers=tuple(layer(index) for index in range(layers)))
-
-
-GEMMA4_26B = gemma4(2816, 30, 16, 8, 2, 2112, MoeSpec(128, 8, 704, renormalize=True))
-GEMMA4_31B = gemma4(5376, 60, 32, 16, 4, 21504)

@@ -13,6 +13,7 @@ from pagoda.planner.vllm.cache import pool
 from pagoda.planner.vllm.plan import VllmPlan, plan_vllm
 from pagoda.planner.vllm.setup import VllmSetup, resolved
 from pagoda.weights.checkpoint import TensorInfo
+from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
 from tests.unit.planner import published
 
 GIB = 1 << 30
@@ -37,11 +38,7 @@ class Case:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.model if isinstance(self.model, ModelSpec) else spec_for(self.model, {}, ())
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return published.GEMMA4_CONFIG if isinstance(self.model, ModelSpec) else self.model
+        return spec_for(self.model, {}, ())
 
     @property
     def setup(self) -> VllmSetup:
@@ -49,7 +46,7 @@ class Case:
         return VllmSetup(self.version, gpu.memory, gpu.capability, **self.flags)
 
     def plan(self) -> VllmPlan:
-        return plan_vllm(self.spec, {}, self.setup, self.config)
+        return plan_vllm(self.spec, {}, self.setup, self.model)
 
 
 CASES = {
@@ -58,7 +55,7 @@ CASES = {
         {"gpu_memory_utilization": 0.65, "max_model_len": 131072},
     ),
     "A2": Case(
-        published.GEMMA4_26B, "A100-80G", "0.19.0", 48.5, 21.5, 93_936, "6.96",
+        GEMMA4_26B_A4B, "A100-80G", "0.19.0", 48.5, 21.5, 93_936, "6.96",
         {"max_model_len": 131072, "enforce_eager": True},
     ),
     "B1": Case(
@@ -83,7 +80,7 @@ def test_weights_are_within_a_thousandth_of_the_log(case):
 
 @each_case
 def test_tokens_follow_from_the_logged_memory(case):
-    run = resolved(case.setup, case.spec, case.config)
+    run = resolved(case.setup, case.spec, case.model)
     low, high = (
         pool(case.spec, run, int((case.available + error) * GIB)) for error in (-0.005, 0.005)
     )
@@ -94,7 +91,7 @@ def test_tokens_follow_from_the_logged_memory(case):
 
 @each_case
 def test_concurrency_follows_from_the_logged_tokens(case):
-    run = resolved(case.setup, case.spec, case.config)
+    run = resolved(case.setup, case.spec, case.model)
     one = pool(case.spec, run, 0)
     blocks = case.tokens // one.block * len(one.groups)
     found = pool(case.spec, run, blocks * one.block_bytes)
@@ -125,7 +122,7 @@ def test_graphs_lie_within_their_bounds(name, gib):
 @pytest.mark.parametrize(("name", "count"), [("A1", 83 + 35), ("B1", 67 + 35), ("D1", 35)])
 def test_graphs_are_as_many_as_logged(name, count):
     case = CASES[name]
-    assert graph_count(case.spec, resolved(case.setup, case.spec, case.config)) == count
+    assert graph_count(case.spec, resolved(case.setup, case.spec, case.model)) == count
 
 
 @pytest.mark.parametrize(
@@ -133,8 +130,8 @@ def test_graphs_are_as_many_as_logged(name, count):
 )
 def test_the_encoders_budget_is_the_logged_one(name, budget, gib):
     case = CASES[name]
-    run = resolved(case.setup, case.spec, case.config)
-    encoder = profiled_encoder(case.spec, run, case.config)
+    run = resolved(case.setup, case.spec, case.model)
+    encoder = profiled_encoder(case.spec, run)
     assert (encoder and encoder.budget) == budget
     if gib:
         # What it keeps, with an item's own outputs and pixels.
@@ -209,9 +206,10 @@ def test_tokens_of_recurrent_models_in_public_logs(blocks, drafted, length, toke
 def test_tokens_of_gemma_in_a_public_log():
     """Gemma 4 31B on a GB10, vLLM 0.21 or later: 58,441 blocks are 1,563,739 tokens, 5.97x."""
     setup = VllmSetup("0.21", 100 * GIB, max_model_len=262144, max_num_batched_tokens=4096)
-    run = resolved(setup, published.GEMMA4_31B, None)
-    one = pool(published.GEMMA4_31B, run, 0)
-    found = pool(published.GEMMA4_31B, run, 58_441 * one.block_bytes)
+    spec = spec_for(GEMMA4_31B, {}, ())
+    run = resolved(setup, spec, None)
+    one = pool(spec, run, 0)
+    found = pool(spec, run, 58_441 * one.block_bytes)
     assert found.tokens == 1_563_739
     assert f"{found.concurrency:.2f}" == "5.97"
     # Five groups with windows, and a global one whose blocks hold twice as many tokens.
@@ -254,9 +252,10 @@ def test_fp8_checkpoints_get_marlins_scales_on_older_gpus():
     assert sizes[1] - sizes[0] == pytest.approx(nbytes // 128 * 2, abs=1 << 20)
 
 
-def test_towers_come_from_the_config_or_the_headers_or_are_missed():
-    spec = replace(published.GEMMA4_26B, ignored_weights=("model.vision_tower.*",))
+def test_towers_come_from_the_spec_or_the_headers_or_are_missed():
     setup = CASES["A2"].setup
+    seeing = spec_for(GEMMA4_26B_A4B, {}, ())
+    spec = replace(seeing, vision=None, ignored_weights=("model.vision_tower.*",))
     shape = (27, 1152, 4304)
     header = {"model.vision_tower.x": TensorInfo("model.vision_tower.x", shape, "BF16", 0)}
     without = plan_vllm(spec, {}, setup)
@@ -265,7 +264,7 @@ def test_towers_come_from_the_config_or_the_headers_or_are_missed():
     assert named.weights.likely - without.weights.likely == pytest.approx(
         2 * 27 * 1152 * 4304, abs=2 << 20
     )
-    known = plan_vllm(spec, {}, setup, published.GEMMA4_CONFIG)
+    known = plan_vllm(seeing, {}, setup, GEMMA4_26B_A4B)
     # 27 layers of 4 * 1152^2 and 3 * 1152 * 4304, patches, positions and the projection.
     numbers = 27 * (4 * 1152**2 + 3 * 1152 * 4304) + 1152 * (768 + 2 * 10240 + 2816)
     added = known.weights.likely - without.weights.likely

@@ -68,6 +68,11 @@ def device_facts() -> DeviceFacts:
     return replace(cpu_facts(), packed_storages=packed_storages())
 
 
+def activation(name: str) -> Any:
+    """The `_native.Activation` of that name; only where `native()` is there."""
+    return getattr(_native.Activation, name)
+
+
 def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     """Room for a `_native.PackedMatrix`; only where `native()` is there."""
     return _native.PackedMatrix(storage, rows, columns)

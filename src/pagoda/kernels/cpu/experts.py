@@ -42,6 +42,7 @@ def mix(
     down: PackedExperts,
     gating: Gating,
     first: int,
+    weighs_inputs: bool,
 ) -> Tensor:
     wide = x.float().contiguous()
     tokens, hidden = x.shape
@@ -56,7 +57,8 @@ def mix(
     packed.native().experts(
         wide.data_ptr(), tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], first, up.count,
         list(up.parts), _address(up.bias), down.parts[0], _address(down.bias),
-        (up.rows, down.rows), gating.alpha, gating.limit, out.data_ptr(),
+        (up.rows, down.rows), cpu.activation(gating.activation), gating.alpha, gating.limit,
+        weighs_inputs, out.data_ptr(),
     )  # fmt: skip
     return out.to(x.dtype)
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from pagoda.kernels import cpu
 from pagoda.kernels.cpu._native import (
     MAX_KEY_DIM,
     MAX_TOP_K,
@@ -15,6 +16,9 @@ from pagoda.kernels.cpu._native import (
     Scoring,
 )
 from pagoda.kernels.cpu._native import StateSlots as NativeSlots
+from pagoda.kernels.cpu.check import check as _check
+from pagoda.kernels.cpu.check import check_rows as _check_rows
+from pagoda.kernels.cpu.check import dims as _dims
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
@@ -51,21 +55,32 @@ class CpuOps:
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
         y = empty((rows, size))
-        self._native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, size, eps)
+        self._native.rms_norm(
+            x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, size, eps, 0, 1.0
+        )
         return y
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        added: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), residual); x is added to `residual` in place."""
+        """As `kernels.ops.add_rms_norm`; `residual` becomes the sum in place."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("residual", residual, torch.float32, (rows, size))
         _check("weight", weight, torch.float32, (size,))
+        if added is not None:
+            _check("added", added, torch.float32, (size,))
         y = empty((rows, size))
         self._native.rms_norm(
-            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps
-        )
+            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, eps,
+            _address(added), scale,
+        )  # fmt: skip
         return y, residual
 
     def rotary_store(
@@ -81,32 +96,42 @@ class CpuOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 0.0,
+        q_scales: Tensor | None = None,
+        norm_values: bool = False,
+        values_are_keys: bool = False,
     ) -> None:
         """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
         in place (cos_sin None: not), and write k and v to their slots of the caches.
 
-        qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; positions and
-        slot_mapping int64 [tokens]; cos_sin and caches as in `kernels.ops`.
+        qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; with `values_are_keys`
+        it has no v, which is k as it came. With `norm_values` each head of v is normalized, too.
+        positions and slot_mapping int64 [tokens]; cos_sin, q_scales and caches as in
+        `kernels.ops`.
         """
         kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
         rows, _ = _dims("qkv", qkv, 2)
-        _check_rows("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim))
+        parts = heads + kv_heads * (1 if values_are_keys else 2)
+        _check_rows("qkv", qkv, (rows, parts * dim))
         _check("slot_mapping", slot_mapping, torch.int64, (rows,))
+        if cos_sin is not None or q_scales is not None:
+            _check("positions", positions, torch.int64, (rows,))
         rotary_dim = 0
         if cos_sin is not None:
-            _check("positions", positions, torch.int64, (rows,))
             _, rotary_dim = _dims("cos_sin", cos_sin, 2)
             _check("cos_sin", cos_sin, torch.float32)
             if rotary_dim % 2 or rotary_dim > dim:
                 raise ValueError(f"cos_sin has {rotary_dim} columns; heads of {dim} need an even "
                                  f"number up to {dim}.")  # fmt: skip
+        if q_scales is not None:
+            _check("q_scales", q_scales, torch.float32)
         for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
             if weight is not None:
                 _check(name, weight, torch.float32, (dim,))
         self._native.rotary_store(
             qkv.data_ptr(), rows, qkv.stride(0), heads, _cache(k_cache, v_cache),
             slot_mapping.data_ptr(), _address(positions), _address(cos_sin), rotary_dim,
-            _address(q_norm), _address(k_norm), eps,
+            _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
+            values_are_keys,
         )  # fmt: skip
 
     def paged_attention(
@@ -120,7 +145,9 @@ class CpuOps:
         *,
         scale: float,
         window: int | None = None,
+        chunked: bool = False,
         sinks: Tensor | None = None,
+        sees_until: Tensor | None = None,
         both_ways: bool = False,
     ) -> Tensor:
         """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
@@ -136,13 +163,15 @@ class CpuOps:
         _check("kv_lens", kv_lens, torch.int32, (reqs,))
         if sinks is not None:
             _check("sinks", sinks, torch.float32, (heads,))
+        if sees_until is not None:
+            _check("sees_until", sees_until, torch.int32, (rows,))
         cache = _cache(k_cache, v_cache)
         out = empty((rows, heads, dim))
         self._native.paged_attention(
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * v_cache.shape[2], scale, window or 0, _address(sinks), out.data_ptr(),
-            both_ways,
+            max_blocks * v_cache.shape[2], scale, window or 0, chunked and window is not None,
+            _address(sinks), out.data_ptr(), both_ways, _address(sees_until),
         )  # fmt: skip
         return out
 
@@ -183,6 +212,14 @@ class CpuOps:
         self._native.scale(x.data_ptr(), y.data_ptr(), rows, size, factor)
         return y
 
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap) of x [rows, size]."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        y = empty((rows, size))
+        self._native.soft_cap(x.data_ptr(), y.data_ptr(), rows, size, cap)
+        return y
+
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
     ) -> Tensor:
@@ -200,14 +237,16 @@ class CpuOps:
         )  # fmt: skip
         return y
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """silu(a) * b for x [rows, 2 * size] = [a, b]."""
+    def activate_and_mul(self, x: Tensor, kind: str) -> Tensor:
+        """silu (or gelu_tanh) of a, times b, for x [rows, 2 * size] = [a, b]."""
         rows, width = _dims("x", x, 2)
         _check("x", x, torch.float32)
         if width % 2:
             raise ValueError(f"x has {width} columns; gate and up need an even number.")
         y = empty((rows, width // 2))
-        self._native.silu_and_mul(x.data_ptr(), y.data_ptr(), rows, width // 2)
+        self._native.activate_and_mul(
+            x.data_ptr(), y.data_ptr(), rows, width // 2, cpu.activation(kind)
+        )
         return y
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -218,6 +257,21 @@ class CpuOps:
         y = empty((rows, size))
         self._native.sigmoid_mul(
             x.data_ptr(), gate.data_ptr(), gate.stride(0), y.data_ptr(), rows, size
+        )
+        return y
+
+    def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+        """As `kernels.ops.add_gated`."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("added", added, torch.float32, (rows, size))
+        stride = 0
+        if gate is not None:
+            _check_rows("gate", gate, (rows, 1))
+            stride = gate.stride(0)
+        y = empty((rows, size))
+        self._native.add_gated(
+            x.data_ptr(), added.data_ptr(), _address(gate), stride, y.data_ptr(), rows, size
         )
         return y
 
@@ -289,17 +343,24 @@ class CpuOps:
         return out
 
     def route(
-        self, logits: Tensor, top_k: int, scoring: str, renormalize: bool
+        self,
+        logits: Tensor,
+        top_k: int,
+        scoring: str,
+        renormalize: bool,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `kernels.ops.route`."""
         rows, count = _dims("logits", logits, 2)
-        _check("logits", logits, torch.float32)
+        _check_rows("logits", logits, (rows, count))
         if not 1 <= top_k <= count:
             raise ValueError(f"top_k is {top_k}; there are {count} experts.")
+        if scales is not None:
+            _check("scales", scales, torch.float32, (count,))
         ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
         self._native.route(
-            logits.data_ptr(), rows, count, top_k, getattr(Scoring, scoring), renormalize,
-            ids.data_ptr(), weights.data_ptr(),
+            logits.data_ptr(), rows, logits.stride(0), count, top_k, getattr(Scoring, scoring),
+            renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales),
         )  # fmt: skip
         return ids, weights
 
@@ -415,34 +476,3 @@ def _float_type(name: str, tensor: Tensor) -> FloatType:
     if found is None:
         raise ValueError(f"{name} is {tensor.dtype}; it must be float32, bfloat16 or float16.")
     return found
-
-
-def _dims(name: str, tensor: Tensor, count: int) -> tuple[int, ...]:
-    if tensor.dim() != count:
-        raise ValueError(f"{name} has {tensor.dim()} dimensions; it must have {count}.")
-    return tuple(tensor.shape)
-
-
-def _check(
-    name: str, tensor: Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...] = ()
-) -> None:
-    """Dtype (None: any), shape (empty: any), contiguous, in the CPU's memory."""
-    if tensor is None:
-        raise ValueError(f"{name} is missing.")
-    if not tensor.is_cpu:
-        raise ValueError(f"{name} is on {tensor.device}; the native kernels need it on the CPU.")
-    if dtype is not None and tensor.dtype != dtype:
-        raise ValueError(f"{name} is {tensor.dtype}; it must be {dtype}.")
-    if shape and tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} is not contiguous; its strides are {tensor.stride()}.")
-
-
-def _check_rows(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> None:
-    """As `_check`, but rows may lie any stride apart."""
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
-    _check(name, tensor[0] if len(tensor) else tensor, dtype)

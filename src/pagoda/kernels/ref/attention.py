@@ -39,15 +39,22 @@ def rotary_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: tuple[Tensor, Tensor, float, bool] | None,
+    q_scales: Tensor | None,
+    values_are_keys: bool,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    q, k, v = qkv.unflatten(-1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
+    parts = qkv.unflatten(-1, (-1, dim))
+    heads = parts.shape[1] - kv_heads * (1 if values_are_keys else 2)
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, -kv_heads:]
     if norms is not None:
-        q, k = rms_norm(q, norms[0], norms[2]), rms_norm(k, norms[1], norms[2])
+        q_weight, k_weight, eps, values = norms
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+        v = rms_norm(v, torch.ones_like(k_weight), eps) if values else v
     if cos_sin is not None:
         q, k = rotary(q, k, positions, cos_sin)
+    if q_scales is not None:
+        q = (q * q_scales[positions, None, None]).to(q.dtype)
     store_kv(k, v, k_cache, v_cache, slot_mapping)
     return q
 
@@ -70,10 +77,12 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     sinks: Tensor | None = None,
+    sees_until: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
-    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, sinks)
+    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()
     singles = []
     for req, kv_len in enumerate(lens):
@@ -81,7 +90,8 @@ def paged_attention(
         if end - begin == 1:
             singles.append(req)
         elif end > begin:
-            out[begin:end] = cache.attend(q[begin:end], block_table[req], kv_len)
+            seen = None if sees_until is None else sees_until[begin:end]
+            out[begin:end] = cache.attend(q[begin:end], block_table[req], kv_len, seen)
     for reqs in cache.batches(singles, lens):
         rows = [starts[req] for req in reqs]
         if len(reqs) == 1:
@@ -103,6 +113,7 @@ class _Cache:
     dtype: torch.dtype
     scale: float
     window: int | None
+    chunked: bool
     sinks: Tensor | None
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
@@ -111,7 +122,7 @@ class _Cache:
         batches: list[list[int]] = []
         room = 0
         shortest = 0.0
-        for req in sorted(reqs, key=lambda req: lens[req], reverse=True):
+        for req in sorted(reqs, key=lambda req: self._span(1, lens[req]), reverse=True):
             span = self._span(1, lens[req])
             if not batches or len(batches[-1]) >= room or span < shortest:
                 batches.append([])
@@ -120,7 +131,9 @@ class _Cache:
             batches[-1].append(req)
         return batches
 
-    def attend(self, q: Tensor, blocks: Tensor, kv_len: int) -> Tensor:
+    def attend(
+        self, q: Tensor, blocks: Tensor, kv_len: int, sees_until: Tensor | None = None
+    ) -> Tensor:
         """Queries [tokens, heads, dim] are the last `tokens` of the request's `kv_len`."""
         num_kv_heads = self.k.shape[1]
         group = q.shape[1] // num_kv_heads
@@ -128,10 +141,13 @@ class _Cache:
         parts = []
         for head in range(0, num_kv_heads, step):
             queries = q[:, head * group : (head + step) * group].transpose(0, 1)
-            parts.append(self._attend_heads(queries, blocks, kv_len, slice(head, head + step)))
+            heads = slice(head, head + step)
+            parts.append(self._attend_heads(queries, blocks, kv_len, heads, sees_until))
         return torch.cat(parts).transpose(0, 1)
 
-    def _attend_heads(self, q: Tensor, blocks: Tensor, kv_len: int, heads: slice) -> Tensor:
+    def _attend_heads(
+        self, q: Tensor, blocks: Tensor, kv_len: int, heads: slice, sees_until: Tensor | None
+    ) -> Tensor:
         """`attend` for q [heads, tokens, dim] and the KV heads they share."""
         num_tokens, block_size = q.shape[1], self.v.shape[2]
         first_block = (kv_len - self._span(num_tokens, kv_len)) // block_size
@@ -153,13 +169,17 @@ class _Cache:
         parts = []
         for begin in range(0, num_tokens, step):
             end = min(begin + step, num_tokens)
-            # Positions of these queries, and the keys any of them sees, both from `base` on.
-            query_at = torch.arange(begin, end, device=q.device) + (kv_len - num_tokens - base)
-            last = kv_len - num_tokens - base + end
-            start = max(0, last - self._span(end - begin, last))
+            # Positions of these queries, and of the keys any of them sees.
+            last = kv_len - num_tokens + end
+            query_at = torch.arange(last - (end - begin), last, device=q.device)
+            start = last - self._span(end - begin, last)
+            ends = query_at + 1
+            if sees_until is not None:
+                ends = sees_until[begin:end]
+                last = int(ends[-1])
             key_at = torch.arange(start, last, device=q.device)
-            mask = self._visible(query_at[:, None], key_at[None])
-            seen = (k[:, start:last], v[:, start:last])
+            mask = self._visible(query_at[:, None], key_at[None], ends[:, None])
+            seen = (k[:, start - base : last - base], v[:, start - base : last - base])
             parts.append(self._sdpa(q[:, begin:end], *seen, mask, sinks))
         return torch.cat(parts, dim=1)
 
@@ -178,7 +198,7 @@ class _Cache:
         key_at = (index[:, :, None] * block_size + offsets).flatten(1)
         # Behind a request's end the table names any block: what is read there is masked.
         used = table.gather(1, index.clamp(max=table.shape[1] - 1))
-        mask = self._visible((ends - 1)[:, None], key_at)
+        mask = self._visible((ends - 1)[:, None], key_at, ends[:, None])
         gathered = (
             rows.unflatten(0, used.shape).transpose(1, 2).flatten(2, 3)
             for rows in self._gather(used.flatten(), slice(None))
@@ -198,11 +218,18 @@ class _Cache:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""
         if self.window is None:
             return kv_len
+        if self.chunked:
+            first = kv_len - num_tokens
+            return num_tokens + first % self.window
         return min(kv_len, self.window + num_tokens - 1)
 
-    def _visible(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        mask = key_at <= query_at
-        return mask if self.window is None else mask & (key_at > query_at - self.window)
+    def _visible(self, query_at: Tensor, key_at: Tensor, ends: Tensor) -> Tensor:
+        mask = key_at < ends
+        if self.window is None:
+            return mask
+        if self.chunked:
+            return mask & (key_at >= query_at - query_at % self.window)
+        return mask & (key_at > query_at - self.window)
 
     def _sinks(self, kv_heads: slice, shape: tuple[int, ...]) -> Tensor | None:
         """Those of the heads that share `kv_heads`, as `shape` [heads, rows] with them has it."""

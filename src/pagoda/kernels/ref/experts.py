@@ -3,19 +3,20 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from pagoda.kernels.ref.activation import activate
 from pagoda.kernels.ref.linear import matmul
 
 Tensor = torch.Tensor
 
 
 class Gating(NamedTuple):
-    """How [gate, up] become one: silu(gate) * up, or with a limit (up + 1) * gate *
+    """How [gate, up] become one: activation(gate) * up, or with a limit (up + 1) * gate *
     sigmoid(alpha * gate), gate at most the limit and up within +- it."""
 
     alpha: float = 1.0
     limit: float = 0.0
+    activation: str = "silu"
 
 
 class PlainExperts(NamedTuple):
@@ -27,7 +28,9 @@ class PlainExperts(NamedTuple):
     """[experts, rows]."""
 
 
-def route(logits: Tensor, top_k: int, scoring: str, renormalize: bool) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, top_k: int, scoring: str, renormalize: bool, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     ids = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
     chosen = logits.gather(1, ids)
@@ -35,7 +38,9 @@ def route(logits: Tensor, top_k: int, scoring: str, renormalize: bool) -> tuple[
         weights = logits.softmax(-1).gather(1, ids)
     else:
         weights = chosen.softmax(-1) if scoring == "topk_softmax" else chosen.sigmoid()
-    return ids, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return ids, weights if scales is None else weights * scales[ids]
 
 
 def mix(
@@ -46,14 +51,17 @@ def mix(
     down: PlainExperts,
     gating: Gating,
     first: int,
+    weighs_inputs: bool,
 ) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(up.weight)):
         rows, places = torch.where(ids == first + expert)
         if len(rows):
-            inner = gate(_multiply(x[rows], up, expert), gating)
+            share = weights[rows, places, None]
+            given = (x[rows] * share).to(x.dtype) if weighs_inputs else x[rows]
+            inner = gate(_multiply(given, up, expert), gating)
             y = _multiply(inner, down, expert).float()
-            out.index_add_(0, rows, y * weights[rows, places, None])
+            out.index_add_(0, rows, y if weighs_inputs else y * share)
     return out.to(x.dtype)
 
 
@@ -61,7 +69,7 @@ def gate(x: Tensor, gating: Gating) -> Tensor:
     """x = [gate, up] on the last dimension."""
     gate, up = x.chunk(2, dim=-1)
     if not gating.limit:
-        return F.silu(gate) * up
+        return activate(gate, gating.activation) * up
     gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
     return gate * torch.sigmoid(gating.alpha * gate) * (up + 1)
 

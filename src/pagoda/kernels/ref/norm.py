@@ -11,9 +11,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = x.to(residual.dtype) + residual
+    wide = x.to(residual.dtype)
+    total = wide + residual if added is None else (rms_norm(wide, added, eps) + residual) * scale
     return rms_norm(total, weight, eps).to(x.dtype), total
 
 

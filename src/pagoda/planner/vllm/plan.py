@@ -98,7 +98,7 @@ def plan_vllm(
     run = resolved(setup, spec, config)
     stages = stage_layers(len(spec.layers), run.stages)
     stored = storage(spec, tensors, run)
-    peaks = [activation_peak(spec, run, config, held, stored) for held in stages]
+    peaks = [activation_peak(spec, run, held, stored) for held in stages]
     weights = [stage_weights(spec, tensors, run, config, held) for held in stages]
     graphs = graph_memory(spec, run)
     low, likely, high = (round(gib * _GIB) for gib in run.version.non_torch)
@@ -113,7 +113,7 @@ def plan_vllm(
     ]
     least, middle, most = pools
     tightest = plans[0 if middle is None else middle.stage]
-    notes = [] if knows_towers(spec, tensors, config) else [_NO_TOWER]
+    notes = [] if knows_towers(spec, tensors) else [_NO_TOWER]
     found = VllmPlan(
         run, tightest.weights, tightest.activations, non_torch, graphs, middle,
         None if least is None or most is None else (least, most), (),

@@ -13,7 +13,6 @@ from pagoda.planner.estimate import Estimate
 from pagoda.planner.tensors import ModelTensor, Part, model_tensors
 from pagoda.planner.vllm.allocator import allocated
 from pagoda.planner.vllm.setup import Run
-from pagoda.planner.vllm.towers import tower_shapes
 from pagoda.weights.checkpoint import TensorInfo
 
 # Rows of the vocabulary are padded to a multiple of this before ranks share them.
@@ -61,9 +60,7 @@ def stage_weights(
         listed += list(_drafter(spec)) * run.drafters
     towers: list[int] = []
     if held.start == 0 and spec.vision is None:
-        shapes = [info.shape for info in _left_out(spec, tensors)]
-        shapes = shapes or tower_shapes(config, spec.hidden_size)
-        towers = [prod(shape) * run.width for shape in shapes]
+        towers = [prod(info.shape) * run.width for info in _left_out(spec, tensors)]
     sizes = [size for tensor in listed for size in _bytes(tensor, spec, run, method)]
     total = allocated([*towers, *sizes, *buffers])
     if method != "int4":
@@ -236,13 +233,11 @@ def _left_out(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[Tensor
     ]
 
 
-def knows_towers(
-    spec: ModelSpec, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any] | None
-) -> bool:
+def knows_towers(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> bool:
     """False for a checkpoint that has a tower of unknown size."""
     if spec.vision is not None or not any("vision" in name for name in spec.ignored_weights):
         return True
-    return bool(tensors) or bool(tower_shapes(config, spec.hidden_size))
+    return bool(tensors)
 
 
 def _header_sizes(

@@ -40,7 +40,11 @@ class ChatBody(GenerationBody):
     """All but the messages."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **UNSUPPORTED_GENERATION,
+        **{
+            name: harmless
+            for name, harmless in UNSUPPORTED_GENERATION.items()
+            if name not in ("media_io_kwargs", "mm_processor_kwargs")
+        },
         "audio": (),
         # A template from a request is code; only the operator chooses it.
         "chat_template": (),
@@ -72,6 +76,12 @@ class ChatBody(GenerationBody):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    media_io_kwargs: dict[str, Any] = Field(
+        {}, description='`{"video": {"fps": 1, "num_frames": 16}}`: which frames are looked at.'
+    )
+    mm_processor_kwargs: dict[str, Any] = Field(
+        {}, description="`fps` and `num_frames` of videos; these count more."
+    )
     return_prompt_text: bool = False
 
     @property

@@ -258,7 +258,7 @@ class Success(msgspec.Struct):
 
 class ModelArchitecture(msgspec.Struct):
     input_modalities: list[str]
-    """`text`, and `image` for a model that sees."""
+    """`text`, and `image` and `video` for a model that sees."""
     output_modalities: list[str]
 
 

@@ -1,13 +1,15 @@
 """`truncation: "auto"`: a conversation that is too long loses its oldest turns."""
 
+from functools import partial
+
 from pagoda.engine.directory import ServedModel
 from pagoda.server.chat_job import render_chat
-from pagoda.server.media import with_images
+from pagoda.server.media import MediaLoader
 from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.chat import ChatCompletionRequest
 
 
-async def drop_oldest(chat: ChatCompletionRequest, served: ServedModel) -> None:
+async def drop_oldest(chat: ChatCompletionRequest, served: ServedModel, media: MediaLoader) -> None:
     """Leave out whole turns, each from a user's message to the next one's, but never the system
     message or the last turn. In place."""
     # Half of the context at most is kept free for an answer.
@@ -19,7 +21,7 @@ async def drop_oldest(chat: ChatCompletionRequest, served: ServedModel) -> None:
     low, high = 0, len(turns)
     while low < high:
         middle = (low + high) // 2
-        if await _fits(_without(chat, first, turns, middle), served, room):
+        if await _fits(_without(chat, first, turns, middle), served, room, media):
             high = middle
         else:
             low = middle + 1
@@ -34,7 +36,9 @@ def _without(
     return chat.model_copy(update={"messages": kept})
 
 
-async def _fits(chat: ChatCompletionRequest, served: ServedModel, room: int) -> bool:
+async def _fits(
+    chat: ChatCompletionRequest, served: ServedModel, room: int, media: MediaLoader
+) -> bool:
     text = await render_chat(chat, served)
-    ids = await tokenize(served, text, add_special_tokens=False)
-    return len((await with_images(served, ids, chat.messages)).ids) <= room
+    encode = partial(tokenize, served, add_special_tokens=False)
+    return len((await media.prompt(text, chat.messages, encode)).ids) <= room

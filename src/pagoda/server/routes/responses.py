@@ -16,6 +16,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.chat_job import ChatJob, chat_job, chat_prompt, render_chat
 from pagoda.server.context import Context, ReplyHead, context_of
+from pagoda.server.media import MediaLoader
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
@@ -82,10 +83,10 @@ async def _reply(
 async def count_input(request: Request) -> Response:
     body = await read_body(request, CountInputRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _ = await _chat(request, body, served)
+    chat, _, media = await _chat(request, body, served)
     with errors_about(NAMES):
         text = await unless_refused(chat, lambda: render_chat(chat, served))
-        prompt = await chat_prompt(chat, served, chat.messages, text)
+        prompt = await chat_prompt(chat, served, chat.messages, text, media)
     return json_reply(InputTokenCount(input_tokens=len(prompt.ids)))
 
 
@@ -94,10 +95,10 @@ async def render_response(request: Request) -> Response:
     """What the engine would get."""
     body = await read_body(request, ResponsesRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _ = await _chat(request, body, served)
+    chat, _, media = await _chat(request, body, served)
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
-        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head))
+        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head, media))
     return json_reply(shown)
 
 
@@ -171,11 +172,12 @@ async def _job(
     if body.background:
         responses_of(request).check_room()
     served = await context.served(request, body.model)
-    chat, items = await _chat(request, body, served)
+    chat, items, media = await _chat(request, body, served)
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
         job = await unless_refused(
-            chat, lambda: chat_job(chat, served, head, context.metrics, fits_length=True)
+            chat,
+            lambda: chat_job(chat, served, head, context.metrics, fits_length=True, media=media),
         )
     log_request(context.config, head.id, job.generation)
     return job, items
@@ -183,8 +185,9 @@ async def _job(
 
 async def _chat(
     request: Request, body: CountInputRequest, served: ServedModel
-) -> tuple[ChatCompletionRequest, list[dict[str, Any]]]:
-    """The request as one of the chat API, and its input items."""
+) -> tuple[ChatCompletionRequest, list[dict[str, Any]], MediaLoader]:
+    """The request as one of the chat API, its input items, and what has loaded their pictures."""
+    media = MediaLoader(served)
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         earlier = await responses_of(request).conversation(body.previous_response_id)
@@ -192,8 +195,8 @@ async def _chat(
     with errors_about(NAMES):
         chat = chat_request(body, earlier, items, request.url.path)
         if body.truncation == "auto":
-            await unless_refused(chat, lambda: drop_oldest(chat, served))
-    return chat, items
+            await unless_refused(chat, lambda: drop_oldest(chat, served, media))
+    return chat, items, media
 
 
 def _new_response(job: ChatJob, body: ResponsesRequest) -> ResponseObject:

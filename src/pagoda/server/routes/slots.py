@@ -36,7 +36,9 @@ async def props(request: Request) -> Response:
             total_slots=_num_slots(served),
             model_alias=served.names[0],
             model_path=served.root,
-            modalities=Modalities(vision="image" in served.modalities),
+            modalities=Modalities(
+                vision="image" in served.modalities, video="video" in served.modalities
+            ),
             chat_template=served.chat_template.source if served.chat_template else "",
             bos_token=names.get("bos_token", ""),
             eos_token=names.get("eos_token", ""),

@@ -1,6 +1,7 @@
 """POST /tokenize and POST /detokenize, in vLLM's and in llama-server's words."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.context import context_of
-from pagoda.server.media import with_images
+from pagoda.server.media import MediaLoader
 from pagoda.server.messages import render_prompt
 from pagoda.server.openapi import describe
 from pagoda.server.prompts import tokenize
@@ -68,8 +69,8 @@ async def _encode(body: TokenizeRequest, served: ServedModel) -> list[int]:
             continue_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
         )
-        ids = await tokenize(served, text, add_special_tokens=bool(special))
-        return (await with_images(served, ids, body.messages)).ids
+        encode = partial(tokenize, served, add_special_tokens=bool(special))
+        return (await MediaLoader(served).prompt(text, body.messages, encode)).ids
     if body.content is not None:
         return await tokenize(
             served,

@@ -20,6 +20,8 @@ class ProcessedImage:
     pixels: Pixels
     grid: Grid
     """Frames, rows and columns of tokens."""
+    in_a_row: bool = False
+    """Positions of its tokens are those of text."""
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +44,9 @@ class ImageProcessor(ABC):
     picture until it is expanded."""
     placeholder: str
     """What templates that take strings get for a picture; has `token` once."""
+    begin: str = ""
+    end: str = ""
+    """Texts of tokens that a prompt is given around a picture's."""
 
     @abstractmethod
     def process(self, picture: Pixels) -> ProcessedImage:

@@ -1,7 +1,8 @@
 """Bytes that somebody sent -> pixels, within bounds."""
 
 import io
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -30,27 +31,35 @@ def decode_image(data: bytes) -> Pixels:
         raise RequestError(
             f"An image has {format_bytes(len(data))}; at most {format_bytes(MAX_BYTES)} are taken."
         )
+    with readable("An image", data, _FORMATS) as image:
+        image.load()
+        return to_pixels(image)
+
+
+@contextmanager
+def readable(what: str, data: bytes, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    """The open image; what is wrong with it, now or while it is read, becomes a RequestError."""
     try:
-        with warnings.catch_warnings():
-            # Pillow's own words about large images; the bound here is lower than its error's.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                _check_size(*image.size)
-                return _pixels(image)
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            check_size(*image.size)
+            yield image
     except UnidentifiedImageError:
         raise RequestError(
-            f"What was sent as an image is none of {', '.join(_FORMATS)}; convert it."
+            f"What was sent as {what.lower()} is none of {', '.join(formats)}; convert it."
         ) from None
-    except Image.DecompressionBombError:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        # Where warnings are errors; pillow gives both above a bound that is higher than the one
+        # here. Filters would belong to the whole process, and this runs on several threads.
         raise _too_large() from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
         # Pillow's decoders raise any of these for damaged files.
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"An image can't be read, it is damaged or cut off: {error}.") from None
+        raise RequestError(f"{what} can't be read, it is damaged or cut off: {error}.") from None
 
 
-def _check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int) -> None:
+    """RequestError for more than MAX_PIXELS, and for none."""
     if width * height > MAX_PIXELS:
         raise _too_large()
     if min(width, height) < 1:
@@ -61,8 +70,8 @@ def _too_large() -> RequestError:
     return RequestError(f"An image has more than {MAX_PIXELS:,} pixels; send a smaller one.")
 
 
-def _pixels(image: Image.Image) -> Pixels:
-    image.load()
+def to_pixels(image: Image.Image) -> Pixels:
+    """Of an image that is loaded, as of `decode_image`."""
     turned = ImageOps.exif_transpose(image)
     if turned.mode.startswith("I;16") or turned.mode == "I":
         # 16 bits: pillow would clip all that is above 255 to white.

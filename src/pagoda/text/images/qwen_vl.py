@@ -13,8 +13,8 @@ from pagoda.arch.read import MAX_WIDTH, Reader
 from pagoda.base.errors import RequestError
 from pagoda.text.images.base import Grid, ImageProcessor, Pixels, ProcessedImage
 
-_MAX_PIXELS = 1 << 40
-_MAX_ASPECT = 200
+MAX_PIXELS = 1 << 40
+MAX_ASPECT = 200
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def fitting_size(
 ) -> tuple[int, int]:
     """(height, width) in multiples of `unit` with a product between the bounds, and nearly the
     shape it was. RequestError for a strip."""
-    if max(height, width) > _MAX_ASPECT * min(height, width):
+    if max(height, width) > MAX_ASPECT * min(height, width):
         raise RequestError(
             f"An image of {width} x {height} pixels is too long and narrow; at most "
-            f"{_MAX_ASPECT} to 1 is taken."
+            f"{MAX_ASPECT} to 1 is taken."
         )
     # Python rounds halves to even, and so do those that the models were trained with.
     rows, columns = round(height / unit), round(width / unit)
@@ -93,14 +93,14 @@ def fitting_size(
 def from_config(reader: Reader) -> QwenImageProcessor:
     """By preprocessor_config.json; what it leaves out is Qwen3-VL's."""
     size = reader.section("size") or reader
-    smallest = size.integer("shortest_edge", _MAX_PIXELS, 1 << 16)
-    largest = size.integer("longest_edge", _MAX_PIXELS, 1 << 24)
+    smallest = size.integer("shortest_edge", MAX_PIXELS, 1 << 16)
+    largest = size.integer("longest_edge", MAX_PIXELS, 1 << 24)
     return QwenImageProcessor(
         patch_size=reader.integer("patch_size", MAX_WIDTH, 16),
         temporal_patch=reader.integer("temporal_patch_size", MAX_WIDTH, 2),
         merge=reader.integer("merge_size", MAX_WIDTH, 2),
-        min_pixels=reader.integer("min_pixels", _MAX_PIXELS, smallest),
-        max_pixels=reader.integer("max_pixels", _MAX_PIXELS, largest),
+        min_pixels=reader.integer("min_pixels", MAX_PIXELS, smallest),
+        max_pixels=reader.integer("max_pixels", MAX_PIXELS, largest),
         mean=_three(reader, "image_mean"),
         std=_three(reader, "image_std"),
     )
@@ -113,8 +113,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
         patch_size=reader.integer("patch_size", MAX_WIDTH),
         temporal_patch=2,
         merge=reader.integer("spatial_merge_size", MAX_WIDTH, 2),
-        min_pixels=reader.integer("image_min_pixels", _MAX_PIXELS, 1 << 16),
-        max_pixels=reader.integer("image_max_pixels", _MAX_PIXELS, 1 << 24),
+        min_pixels=reader.integer("image_min_pixels", MAX_PIXELS, 1 << 16),
+        max_pixels=reader.integer("image_max_pixels", MAX_PIXELS, 1 << 24),
         mean=_three(reader, "image_mean"),
         std=_three(reader, "image_std"),
     )

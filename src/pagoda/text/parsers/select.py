@@ -41,6 +41,8 @@ FAMILIES = Registry(
     | {"none": f"{_HERE}.tagged:PLAIN"},
 )
 
+# Llama 3 and 4 write the same calls.
+_LLAMA = re.compile(r"<\|(start_header_id|header_start)\|>")
 _JSON_ARGUMENTS = re.compile(r'arguments\\?"')
 # The first that holds for a template's text decides: its tags are the model's.
 _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -52,7 +54,7 @@ _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("qwen3_coder", lambda text: "<tool_call>" in text and "<parameter=" in text),
     ("generic", lambda text: "<tool_calls>" in text),
     ("hermes", lambda text: "<tool_call>" in text and _JSON_ARGUMENTS.search(text) is not None),
-    ("llama3", lambda text: "<|start_header_id|>" in text and '{"name": function name' in text),
+    ("llama3", lambda text: bool(_LLAMA.search(text)) and '{"name": function name' in text),
     ("generic", lambda text: "</think>" in text or "tools" in text),
 )
 

@@ -66,6 +66,12 @@ def test_every_real_template_chooses_its_family(templates):
     }
 
 
+@pytest.mark.parametrize("header", ["<|start_header_id|>", "<|header_start|>", "<|im_start|>"])
+def test_llamas_of_both_headers_write_the_same_calls(header):
+    text = header + 'system: {% if tools %} as {"name": function name, "parameters": ...}'
+    assert detect(text) == ("generic" if "im" in header else "llama3")
+
+
 @pytest.mark.parametrize(
     "name",
     [name for family in CHOSEN for name in CHOSEN[family] if family != "none"] + KNOWN_TO_GENERIC,

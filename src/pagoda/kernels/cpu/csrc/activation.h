@@ -85,11 +85,24 @@ void scale(const Scale& op, int64_t rows, Pool& pool) {
     });
 }
 
-void silu_and_mul(const SiluAndMul& op, int64_t rows, Pool& pool) {
+// cap - 2 cap / (1 + exp(2 x / cap)).
+void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
+        const Floats cap = Floats::all(op.cap), twice = Floats::all(2.0f * op.cap);
+        const Floats inverse = Floats::all(2.0f / op.cap), one = Floats::all(1.0f);
+        map_row(op.x + row * op.size, op.y + row * op.size, op.size,
+                [=](Floats v) { return cap - twice / (one + exp(v * inverse)); });
+    });
+}
+
+void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         const float* gate = op.x + row * 2 * op.size;
-        gate_row(gate + op.size, gate, op.y + row * op.size, op.size,
-                 [](Floats v) { return silu(v); });
+        const float* up = gate + op.size;
+        float* y = op.y + row * op.size;
+        if (op.activation == Activation::kSilu)
+            gate_row(up, gate, y, op.size, [](Floats v) { return silu(v); });
+        else gate_row(up, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
     });
 }
 
@@ -97,6 +110,24 @@ void sigmoid_mul(const SigmoidMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         gate_row(op.x + row * op.size, op.gate + row * op.gate_stride, op.y + row * op.size,
                  op.size, [](Floats v) { return sigmoid(v); });
+    });
+}
+
+void add_gated(const AddGated& op, int64_t rows, Pool& pool) {
+    run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
+        const float* x = op.x + row * op.size;
+        const float* added = op.added + row * op.size;
+        float* y = op.y + row * op.size;
+        Floats factor = Floats::all(1.0f);
+        if (op.gate != nullptr) factor = sigmoid(Floats::all(op.gate[row * op.gate_stride]));
+        const int64_t whole = op.size - op.size % Floats::kSize, rest = op.size - whole;
+        for (int64_t i = 0; i < whole; i += Floats::kSize)
+            Floats::fma(Floats::load(added + i), factor, Floats::load(x + i)).store(y + i);
+        if (rest == 0) return;
+        float lanes[Floats::kSize];
+        Floats::fma(load_first(added + whole, rest), factor, load_first(x + whole, rest))
+            .store(lanes);
+        for (int64_t i = 0; i < rest; ++i) y[whole + i] = lanes[i];
     });
 }
 

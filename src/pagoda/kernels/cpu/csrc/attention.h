@@ -16,6 +16,7 @@ namespace {
 constexpr float kHidden = -__builtin_inff();
 
 inline int64_t first_visible(const PagedAttention& op, int64_t position) {
+    if (op.chunked) return position - position % op.window;
     return op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
 }
 
@@ -29,6 +30,11 @@ struct QueryTile {
     int64_t begin;     // the keys that any of them sees
     int64_t end;
 };
+
+// Behind the last key that a query of a tile sees.
+inline int64_t end_of_sight(const PagedAttention& op, const QueryTile& tile, int64_t token) {
+    return op.sees_until != nullptr ? op.sees_until[tile.row + token] : tile.position + token + 1;
+}
 
 struct Range {
     int64_t begin;
@@ -153,7 +159,8 @@ class AttentionPlan {
         tile.tokens = first + share.tile_tokens < count ? share.tile_tokens : count - first;
         tile.position = op_.kv_lens[share.req] - count + first;
         tile.begin = first_visible(op_, tile.position);
-        tile.end = op_.both_ways ? op_.kv_lens[share.req] : tile.position + tile.tokens;
+        tile.end = op_.both_ways ? op_.kv_lens[share.req]
+                                 : end_of_sight(op_, tile, tile.tokens - 1);
         return tile;
     }
 
@@ -368,7 +375,7 @@ class AttentionWorker {
     Range visible(int64_t token, int64_t at) const {
         const int64_t position = tile_.position + token;
         const int64_t begin = first_visible(op_, position) - at;
-        const int64_t end = (op_.both_ways ? tile_.end : position + 1) - at;
+        const int64_t end = (op_.both_ways ? tile_.end : end_of_sight(op_, tile_, token)) - at;
         return {begin > 0 ? begin : 0, end < kTileKeys ? end : kTileKeys};
     }
 

@@ -75,10 +75,11 @@ class Native {
     int num_threads() const { return pool_->num_threads(); }
 
     void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t y, int64_t rows,
-                  int64_t size, float eps) {
+                  int64_t size, float eps, uintptr_t added, float scale) {
         compute("rms_norm", kernels_->rms_norm,
                 RmsNorm{pointer<const float>(x), pointer<float>(residual),
-                        pointer<const float>(weight), pointer<float>(y), size, eps},
+                        pointer<const float>(weight), pointer<float>(y), size, eps,
+                        pointer<const float>(added), scale},
                 rows);
     }
 
@@ -125,11 +126,13 @@ class Native {
         });
     }
 
-    void route(uintptr_t logits, int64_t rows, int64_t experts, int64_t top_k, Scoring scoring,
-               bool renormalize, uintptr_t ids, uintptr_t weights) {
+    void route(uintptr_t logits, int64_t rows, int64_t stride, int64_t experts, int64_t top_k,
+               Scoring scoring, bool renormalize, uintptr_t ids, uintptr_t weights,
+               uintptr_t scales) {
         compute("route", kernels_->route,
-                Route{pointer<const float>(logits), experts, top_k, scoring, renormalize,
-                      pointer<int64_t>(ids), pointer<float>(weights)},
+                Route{pointer<const float>(logits), stride, experts, top_k, scoring, renormalize,
+                      pointer<int64_t>(ids), pointer<float>(weights),
+                      pointer<const float>(scales)},
                 rows);
     }
 
@@ -137,7 +140,8 @@ class Native {
     void experts(uintptr_t x, int64_t rows, uintptr_t ids, uintptr_t weights, int64_t top_k,
                  int64_t first, int64_t count, const std::vector<const PackedMatrix*>& up,
                  uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
-                 std::pair<int64_t, int64_t> sizes, float alpha, float limit, uintptr_t out) {
+                 std::pair<int64_t, int64_t> sizes, Activation activation, float alpha,
+                 float limit, bool weighs_inputs, uintptr_t out) {
         if (up.size() != 2 || up[0]->columns() != up[1]->columns() ||
             down.columns() != sizes.first)
             throw nb::value_error("the experts' matrices do not fit together");
@@ -150,7 +154,7 @@ class Native {
                           pointer<const float>(up_bias)},
                          {views->data() + 2, 1, sizes.second, down.columns(),
                           pointer<const float>(down_bias)},
-                         alpha, limit, pointer<float>(out), nullptr};
+                         alpha, limit, weighs_inputs, pointer<float>(out), nullptr, activation};
         const Kernels* kernels = kernels_;
         compute("experts", [op, views, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             Experts step = op;
@@ -164,12 +168,13 @@ class Native {
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
-                      float eps) {
+                      float eps, uintptr_t q_scales, bool norm_values, bool values_are_keys) {
         compute(
             "rotary_store", kernels_->rotary_store,
             RotaryStore{pointer<float>(qkv), stride, heads, cache, pointer<const int64_t>(slots),
              pointer<const int64_t>(positions), pointer<const float>(cos_sin), rotary_dim,
-             pointer<const float>(q_norm), pointer<const float>(k_norm), eps},
+             pointer<const float>(q_norm), pointer<const float>(k_norm), eps,
+             pointer<const float>(q_scales), norm_values, values_are_keys},
             rows);
     }
 
@@ -177,15 +182,15 @@ class Native {
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
-                         int64_t max_kv_len, float scale, int64_t window, uintptr_t sinks,
-                         uintptr_t out, bool both_ways) {
+                         int64_t max_kv_len, float scale, int64_t window, bool chunked,
+                         uintptr_t sinks, uintptr_t out, bool both_ways, uintptr_t sees_until) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
-            max_reqs, scale, window, pointer<const float>(sinks), both_ways, pointer<float>(out),
-            nullptr, bytes};
+            max_reqs, scale, window, chunked, pointer<const float>(sinks), both_ways,
+            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until)};
         const Kernels* kernels = kernels_;
         compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
@@ -194,9 +199,11 @@ class Native {
         }, rows, [bytes](int64_t) { return bytes; });
     }
 
-    void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size) {
-        compute("silu_and_mul", kernels_->silu_and_mul,
-                SiluAndMul{pointer<const float>(x), pointer<float>(y), size}, rows);
+    void activate_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size,
+                          Activation activation) {
+        compute("activate_and_mul", kernels_->activate_and_mul,
+                ActivateAndMul{pointer<const float>(x), pointer<float>(y), size, activation},
+                rows);
     }
 
     void sigmoid_mul(uintptr_t x, uintptr_t gate, int64_t gate_stride, uintptr_t y, int64_t rows,
@@ -204,6 +211,14 @@ class Native {
         compute("sigmoid_mul", kernels_->sigmoid_mul,
                 SigmoidMul{pointer<const float>(x), pointer<const float>(gate), gate_stride,
                            pointer<float>(y), size},
+                rows);
+    }
+
+    void add_gated(uintptr_t x, uintptr_t added, uintptr_t gate, int64_t gate_stride, uintptr_t y,
+                   int64_t rows, int64_t size) {
+        compute("add_gated", kernels_->add_gated,
+                AddGated{pointer<const float>(x), pointer<const float>(added),
+                         pointer<const float>(gate), gate_stride, pointer<float>(y), size},
                 rows);
     }
 
@@ -252,6 +267,11 @@ class Native {
     void scale(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, float factor) {
         compute("scale", kernels_->scale,
                 Scale{pointer<const float>(x), pointer<float>(y), size, factor}, rows);
+    }
+
+    void soft_cap(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, float cap) {
+        compute("soft_cap", kernels_->soft_cap,
+                SoftCap{pointer<const float>(x), pointer<float>(y), size, cap}, rows);
     }
 
     void layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t y,
@@ -391,6 +411,9 @@ NB_MODULE(_native, module) {
         .value("bfloat16", CacheType::kBFloat16)
         .value("float16", CacheType::kFloat16)
         .value("int8", CacheType::kInt8);
+    nb::enum_<Activation>(module, "Activation")
+        .value("silu", Activation::kSilu)
+        .value("gelu_tanh", Activation::kGeluTanh);
     nb::enum_<Scoring>(module, "Scoring")
         .value("softmax", Scoring::kSoftmax)
         .value("topk_softmax", Scoring::kTopKSoftmax)
@@ -441,13 +464,15 @@ NB_MODULE(_native, module) {
         .def("experts", &Native::experts)
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
-        .def("silu_and_mul", &Native::silu_and_mul)
+        .def("activate_and_mul", &Native::activate_and_mul)
         .def("sigmoid_mul", &Native::sigmoid_mul)
+        .def("add_gated", &Native::add_gated)
         .def("gated_rms_norm", &Native::gated_rms_norm)
         .def("causal_conv", &Native::causal_conv)
         .def("gated_delta_rule", &Native::gated_delta_rule)
         .def("gelu", &Native::gelu)
         .def("scale", &Native::scale)
+        .def("soft_cap", &Native::soft_cap)
         .def("layer_norm", &Native::layer_norm)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)

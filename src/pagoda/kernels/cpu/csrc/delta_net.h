@@ -105,14 +105,7 @@ constexpr float kUnitEps = 1e-6f;  // as in the reference implementations
 // x = x / length of x * factor.
 inline void unit_head(float* x, int64_t dim, float factor) {
     const int64_t whole = dim - dim % Floats::kSize;
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += Floats::kSize) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < dim; ++i) total += x[i] * x[i];
-    factor /= std::sqrt(total + kUnitEps);
+    factor /= std::sqrt(sum_of_squares(x, dim) + kUnitEps);
     for (int64_t i = 0; i < whole; i += Floats::kSize)
         (Floats::load(x + i) * Floats::all(factor)).store(x + i);
     for (int64_t i = whole; i < dim; ++i) x[i] *= factor;

@@ -24,7 +24,7 @@ inline float score_sum(const Route& op, const float* logits, const float* chosen
 }
 
 void route_row(const Route& op, int64_t row) {
-    const float* logits = op.logits + row * op.experts;
+    const float* logits = op.logits + row * op.stride;
     int64_t* ids = op.ids + row * op.top_k;
     float* weights = op.weights + row * op.top_k;
     int64_t count = 0;
@@ -44,10 +44,13 @@ void route_row(const Route& op, int64_t row) {
         const float top = weights[0], sum = score_sum(op, logits, weights);
         for (int64_t k = 0; k < count; ++k) weights[k] = std::exp(weights[k] - top) / sum;
     }
-    if (!op.renormalize) return;
-    float sum = 0;
-    for (int64_t k = 0; k < count; ++k) sum += weights[k];
-    for (int64_t k = 0; k < count; ++k) weights[k] /= sum;
+    if (op.renormalize) {
+        float sum = 0;
+        for (int64_t k = 0; k < count; ++k) sum += weights[k];
+        for (int64_t k = 0; k < count; ++k) weights[k] /= sum;
+    }
+    if (op.scales == nullptr) return;
+    for (int64_t k = 0; k < count; ++k) weights[k] *= op.scales[ids[k]];
 }
 
 void route(const Route& op, int64_t rows, Pool& pool) {
@@ -129,6 +132,8 @@ class ExpertPlan {
 
     int64_t token(int64_t place) const { return sorted_[place] / op_.top_k; }
     float weight(int64_t place) const { return op_.weights[sorted_[place]]; }
+    float input_weight(int64_t place) const { return op_.weighs_inputs ? weight(place) : 1.0f; }
+    float output_weight(int64_t place) const { return op_.weighs_inputs ? 1.0f : weight(place); }
     const ExpertRun& run(int64_t index) const { return runs_[index]; }
 
     // The products of one expert, x being the round's rows; bias apart.
@@ -176,7 +181,8 @@ int64_t experts_scratch_bytes(const Experts& op, int64_t rows) {
 }
 
 inline Floats gated(const Experts& op, Floats gate, Floats up) {
-    if (op.limit == 0.0f) return silu(gate) * up;
+    if (op.limit == 0.0f)
+        return (op.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
     const Floats limit = Floats::all(op.limit);  // first: NaN is then what stays
     gate = min(limit, gate);
     up = max(Floats::all(-op.limit), min(limit, up));
@@ -253,7 +259,7 @@ void add_round(const ExpertPlan& plan, const Experts& op, int64_t begin, int64_t
         float* out = op.out + row * size;
         for (const int32_t* place = plan.begin(row); place != plan.end(row); ++place) {
             if (*place < begin || *place >= end) continue;
-            const Floats weight = Floats::all(plan.weight(*place));
+            const Floats weight = Floats::all(plan.output_weight(*place));
             const float* y = plan.hidden + (*place - begin) * size;
             int64_t i = 0;
             for (; i + Floats::kSize <= size; i += Floats::kSize)
@@ -265,6 +271,14 @@ void add_round(const ExpertPlan& plan, const Experts& op, int64_t begin, int64_t
             for (int64_t k = i; k < size; ++k) out[k] = lanes[k - i];
         }
     });
+}
+
+// The input of the pair at `place`, as row `to` of the round.
+inline void copy_input(const ExpertPlan& plan, const Experts& op, int64_t place, int64_t to) {
+    const int64_t size = op.up.columns;
+    const float* x = op.x + plan.token(place) * size;
+    const float weight = plan.input_weight(place);
+    std::transform(x, x + size, plan.hidden + to * size, [weight](float v) { return v * weight; });
 }
 
 void experts(const Experts& op, int64_t rows, Pool& pool) {
@@ -279,9 +293,7 @@ void experts(const Experts& op, int64_t rows, Pool& pool) {
     for (int64_t begin = 0; begin < plan.num_pairs;) {
         const int64_t end = plan.next_round(begin);
         plan.run_tiles(pool, [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i)
-                std::copy_n(op.x + plan.token(begin + i) * op.up.columns, op.up.columns,
-                            plan.hidden + i * op.up.columns);
+            for (int64_t i = first; i < last; ++i) copy_input(plan, op, begin + i, i);
             convert_rows(up, first, last, up_blocks);
         });
         multiply_runs(plan, op.up, up_blocks, plan.inner, pool);

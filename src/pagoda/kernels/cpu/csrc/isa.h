@@ -11,7 +11,7 @@
 namespace pagoda {
 
 // y = x / rms(x) * weight per row; with a residual, x + residual is stored there first and
-// normalised. fp32 throughout.
+// normalised; with `added` as well, (x / rms(x) * added + residual) * scale. fp32 throughout.
 struct RmsNorm {
     const float* x;         // [rows, size]
     float* residual;        // [rows, size] or null
@@ -19,6 +19,8 @@ struct RmsNorm {
     float* y;               // [rows, size]
     int64_t size;
     float eps;
+    const float* added = nullptr;  // [size] or null
+    float scale = 1.0f;
 };
 
 // out[t, :] = the matrices' rows, one matrix after another, times x[t], plus bias. Activations are
@@ -59,9 +61,11 @@ struct Experts {
     ExpertMatrices up;
     ExpertMatrices down;          // one part, its columns are up's rows
     float alpha;                  // (up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`
-    float limit;                  // and up within +-limit; 0: silu(gate) * up
+    float limit;                  // and up within +-limit; 0: activation(gate) * up
+    bool weighs_inputs;           // a weight is x's, and not that of what an expert makes of it
     float* out;                   // [rows, down.rows]
     uint8_t* scratch;             // `experts_scratch_bytes`, aligned to 64
+    Activation activation = Activation::kSilu;
 };
 
 struct Kernels {
@@ -74,13 +78,15 @@ struct Kernels {
     void (*route)(const Route&, int64_t rows, Pool&);
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
-    void (*silu_and_mul)(const SiluAndMul&, int64_t rows, Pool&);
+    void (*activate_and_mul)(const ActivateAndMul&, int64_t rows, Pool&);
     void (*sigmoid_mul)(const SigmoidMul&, int64_t rows, Pool&);
+    void (*add_gated)(const AddGated&, int64_t rows, Pool&);
     void (*gated_rms_norm)(const GatedRmsNorm&, int64_t rows, Pool&);
     void (*causal_conv)(const CausalConv&, int64_t rows, Pool&);
     void (*gated_delta_rule)(const GatedDeltaRule&, int64_t rows, Pool&);
     void (*gelu)(const Gelu&, int64_t rows, Pool&);
     void (*scale)(const Scale&, int64_t rows, Pool&);
+    void (*soft_cap)(const SoftCap&, int64_t rows, Pool&);
     void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);

@@ -28,7 +28,8 @@ struct KvCache {
 
 // Per row of [heads of q, kv_heads of k, kv_heads of v] x dim: normalises each head of q and k
 // (where weights are given), rotates both in place (arXiv 2104.09864, pairs half of rotary_dim
-// apart), and writes k and v, rounded to nearest even, to their slots.
+// apart), and writes k and v, rounded to nearest even, to their slots. With `values_are_keys` a
+// row has no v: it is k as it came.
 struct RotaryStore {
     float* qkv;                // [rows, stride]
     int64_t stride;
@@ -41,6 +42,9 @@ struct RotaryStore {
     const float* q_norm;       // [dim] or null
     const float* k_norm;       // [dim] or null
     float eps;
+    const float* q_scales;     // [positions], what q is multiplied with at last, or null
+    bool norm_values = false;  // v / rms(v), without weights
+    bool values_are_keys = false;
 };
 
 // Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
@@ -59,18 +63,25 @@ struct PagedAttention {
     int64_t max_reqs;
     float scale;
     int64_t window;              // keys that a query sees, itself included; 0: all
+    bool chunked;                // the window begins at the last multiple of its size
     const float* sinks;          // [heads], a logit of each beside its keys', or null
     bool both_ways;              // without a window
     float* out;                  // [rows, heads * dim]
     void* scratch;               // see paged_attention_scratch
     int64_t scratch_bytes;
+    // [rows] or null: how many of the request's keys a query sees, if not just those up to its
+    // own; never falling within a request, and at most its kv_lens.
+    const int32_t* sees_until = nullptr;
 };
 
-// y = silu(a) * b for x = [a, b].
-struct SiluAndMul {
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// y = activation(a) * b for x = [a, b].
+struct ActivateAndMul {
     const float* x;  // [rows, 2 * size]
     float* y;        // [rows, size]
     int64_t size;
+    Activation activation;
 };
 
 // y = x * sigmoid(gate).
@@ -79,6 +90,16 @@ struct SigmoidMul {
     const float* gate;  // [rows, size], gate_stride apart
     int64_t gate_stride;
     float* y;           // [rows, size]
+    int64_t size;
+};
+
+// y = x + added, which is multiplied by the sigmoid of its row's gate, if there is one.
+struct AddGated {
+    const float* x;      // [rows, size]
+    const float* added;  // [rows, size]
+    const float* gate;   // [rows], gate_stride apart, or null
+    int64_t gate_stride;
+    float* y;            // [rows, size]
     int64_t size;
 };
 
@@ -161,6 +182,14 @@ struct Scale {
     float factor;
 };
 
+// y = cap * tanh(x / cap).
+struct SoftCap {
+    const float* x;  // [rows, size]
+    float* y;        // [rows, size]
+    int64_t size;
+    float cap;
+};
+
 // y = (x - mean) / sqrt(variance + eps) * weight + bias per row, of x + residual where there is
 // one (arXiv 1607.06450).
 struct LayerNorm {
@@ -207,13 +236,15 @@ enum class Scoring : int32_t { kSoftmax = 0, kTopKSoftmax = 1, kSigmoid = 2 };
 // The `top_k` experts of the largest logits of each row, falling, the lower ids first of equals,
 // and their weights: shares of a softmax over all experts or over these, or sigmoids.
 struct Route {
-    const float* logits;  // [rows, experts]
+    const float* logits;  // [rows, experts], stride apart
+    int64_t stride;
     int64_t experts;
     int64_t top_k;        // 1 to `experts`
     Scoring scoring;
     bool renormalize;     // weights are divided by their sum
     int64_t* ids;         // [rows, top_k]
     float* weights;       // [rows, top_k]
+    const float* scales = nullptr;  // [experts], by which weights are multiplied at last, or null
 };
 
 // Logits of tokens whose bit is not set become -infinity.

@@ -3,10 +3,35 @@
 #pragma once
 
 #include "isa.h"
-#include "simd.h"
+#include "vector_math.h"
 
 namespace pagoda {
 namespace {
+
+// 1 / rms(x).
+inline float rms_factor(const float* x, int64_t size, float eps) {
+    return 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
+}
+
+// residual = x + residual, or (x * factor * added + residual) * scale.
+inline void add_to_residual(const RmsNorm& op, const float* x, float* residual) {
+    constexpr int kStep = Floats::kSize;
+    const int64_t whole = op.size - op.size % kStep;
+    if (op.added == nullptr) {
+        for (int64_t i = 0; i < whole; i += kStep)
+            (Floats::load(x + i) + Floats::load(residual + i)).store(residual + i);
+        for (int64_t i = whole; i < op.size; ++i) residual[i] += x[i];
+        return;
+    }
+    const float factor = rms_factor(x, op.size, op.eps);
+    const Floats factors = Floats::all(factor), scale = Floats::all(op.scale);
+    for (int64_t i = 0; i < whole; i += kStep) {
+        const Floats normed = Floats::load(x + i) * factors * Floats::load(op.added + i);
+        ((normed + Floats::load(residual + i)) * scale).store(residual + i);
+    }
+    for (int64_t i = whole; i < op.size; ++i)
+        residual[i] = (x[i] * factor * op.added[i] + residual[i]) * op.scale;
+}
 
 void rms_norm_row(const RmsNorm& op, int64_t row) {
     const float* x = op.x + row * op.size;
@@ -15,19 +40,10 @@ void rms_norm_row(const RmsNorm& op, int64_t row) {
     const int64_t whole = op.size - op.size % kStep;
     if (op.residual != nullptr) {
         float* residual = op.residual + row * op.size;
-        for (int64_t i = 0; i < whole; i += kStep)
-            (Floats::load(x + i) + Floats::load(residual + i)).store(residual + i);
-        for (int64_t i = whole; i < op.size; ++i) residual[i] += x[i];
+        add_to_residual(op, x, residual);
         x = residual;
     }
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += kStep) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < op.size; ++i) total += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt(total / static_cast<float>(op.size) + op.eps);
+    const float factor = rms_factor(x, op.size, op.eps);
     const Floats factors = Floats::all(factor);
     for (int64_t i = 0; i < whole; i += kStep)
         (Floats::load(x + i) * factors * Floats::load(op.weight + i)).store(y + i);

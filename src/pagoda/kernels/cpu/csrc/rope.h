@@ -3,26 +3,27 @@
 
 #include "int8_row.h"
 #include "isa.h"
+#include "norm.h"
 #include "vector_math.h"
 
 namespace pagoda {
 namespace {
 
-// x = x / rms(x) * weight.
-inline void norm_head(float* x, const float* weight, int64_t dim, float eps) {
+// x = x * factor * weight; null: no weight.
+inline void scale_head(float* x, float factor, const float* weight, int64_t dim) {
     const int64_t whole = dim - dim % Floats::kSize;
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += Floats::kSize) {
-        const Floats part = Floats::load(x + i);
-        squares = Floats::fma(part, part, squares);
-    }
-    float total = sum(squares);
-    for (int64_t i = whole; i < dim; ++i) total += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt(total / static_cast<float>(dim) + eps);
     const Floats factors = Floats::all(factor);
-    for (int64_t i = 0; i < whole; i += Floats::kSize)
-        (Floats::load(x + i) * factors * Floats::load(weight + i)).store(x + i);
-    for (int64_t i = whole; i < dim; ++i) x[i] = x[i] * factor * weight[i];
+    for (int64_t i = 0; i < whole; i += Floats::kSize) {
+        const Floats scaled = Floats::load(x + i) * factors;
+        (weight == nullptr ? scaled : scaled * Floats::load(weight + i)).store(x + i);
+    }
+    for (int64_t i = whole; i < dim; ++i)
+        x[i] = weight == nullptr ? x[i] * factor : x[i] * factor * weight[i];
+}
+
+// x = x / rms(x) * weight; null: no weight.
+inline void norm_head(float* x, const float* weight, int64_t dim, float eps) {
+    scale_head(x, rms_factor(x, dim, eps), weight, dim);
 }
 
 inline void rotate_head(float* x, const float* cos, const float* sin, int64_t half) {
@@ -74,30 +75,39 @@ template <typename T>
 void rotary_store_row(const RotaryStore& op, int64_t row) {
     const KvCache& cache = op.cache;
     const int64_t dim = cache.dim, half = op.rotary_dim / 2;
+    const int64_t block = op.slots[row] / cache.block_size;
+    const int64_t offset = op.slots[row] % cache.block_size;
+    T* const keys = reinterpret_cast<T*>(static_cast<char*>(cache.k) + block * cache.block_bytes);
+    T* const values = reinterpret_cast<T*>(static_cast<char*>(cache.v) + block * cache.block_bytes);
+    const int64_t size = row_size<T>(dim), head_size = cache.block_size * size;
     float* q = op.qkv + row * op.stride;
     float* k = q + op.heads * dim;
-    const float* v = k + cache.kv_heads * dim;
+    float* v = op.values_are_keys ? k : k + cache.kv_heads * dim;
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+        if (op.norm_values) norm_head(v + head * dim, nullptr, dim, op.eps);
+        store_value(v + head * dim, dim, values + head * head_size + offset * size);
+    }
     if (op.q_norm != nullptr)
         for (int64_t head = 0; head < op.heads; ++head)
             norm_head(q + head * dim, op.q_norm, dim, op.eps);
     if (op.k_norm != nullptr)
-        for (int64_t head = 0; head < cache.kv_heads; ++head)
-            norm_head(k + head * dim, op.k_norm, dim, op.eps);
+        for (int64_t head = 0; head < cache.kv_heads; ++head) {
+            // Where values are keys, their norm has divided these already.
+            if (op.values_are_keys && op.norm_values)
+                scale_head(k + head * dim, 1.0f, op.k_norm, dim);
+            else norm_head(k + head * dim, op.k_norm, dim, op.eps);
+        }
     if (op.cos_sin != nullptr) {
         const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
         for (int64_t head = 0; head < op.heads + cache.kv_heads; ++head)
             rotate_head(q + head * dim, cos, cos + half, half);
     }
-    const int64_t block = op.slots[row] / cache.block_size;
-    const int64_t offset = op.slots[row] % cache.block_size;
-    T* const keys = reinterpret_cast<T*>(static_cast<char*>(cache.k) + block * cache.block_bytes);
-    T* const values = reinterpret_cast<T*>(static_cast<char*>(cache.v) + block * cache.block_bytes);
-    const int64_t size = row_size<T>(dim);
-    for (int64_t head = 0; head < cache.kv_heads; ++head) {
-        const int64_t place = head * cache.block_size * size;
-        store_key(k + head * dim, cache, keys + place, offset);
-        store_value(v + head * dim, dim, values + place + offset * size);
+    if (op.q_scales != nullptr) {
+        const float factor = op.q_scales[op.positions[row]];
+        for (int64_t i = 0; i < op.heads * dim; ++i) q[i] *= factor;
     }
+    for (int64_t head = 0; head < cache.kv_heads; ++head)
+        store_key(k + head * dim, cache, keys + head * head_size, offset);
 }
 
 template <typename T>

@@ -306,6 +306,18 @@ inline Floats load_first(const T* p, int64_t count) {
     return Floats::load(lanes);
 }
 
+inline float sum_of_squares(const float* x, int64_t size) {
+    const int64_t whole = size - size % Floats::kSize;
+    Floats squares = Floats::zero();
+    for (int64_t i = 0; i < whole; i += Floats::kSize) {
+        const Floats part = Floats::load(x + i);
+        squares = Floats::fma(part, part, squares);
+    }
+    float total = sum(squares);
+    for (int64_t i = whole; i < size; ++i) total += x[i] * x[i];
+    return total;
+}
+
 // 2^(whole + part) for whole numbers from -127 on, and part from -0.5 to 0.5. Relative error
 // 1.6e-7: minimax polynomial (Lawson's iteration) with 2^0 = 1 exactly; 0 below 2^-126.
 inline Floats power_of_two(Floats whole, Floats part) {
