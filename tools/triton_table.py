@@ -102,7 +102,7 @@ def main() -> int:
             print(*row, row.problem, sep="\t", flush=True)
             rows.append(row)
     if options.write:
-        PAGE.write_text(_page(rows))
+        PAGE.write_text(_page(rows, options.only))
     return 1 if any(row.problem for row in rows) else 0
 
 
@@ -170,13 +170,13 @@ def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any
     return types, constants, known
 
 
-def _page(rows: list[Row]) -> str:
+def _page(rows: list[Row], only: str) -> str:
     lines = [
         "# What the Triton kernels need",
         "",
         f"Compiled without a GPU by Triton {triton.__version__}; `python tools/triton_table.py "
-        "--write` makes this page. Registers are a thread's, spilled and shared bytes a thread's "
-        "and a program's. How fast they are: not run on hardware.",
+        f"{only and f'--only {only!r} '}--write` makes this page. Registers and spilled bytes are "
+        "a thread's, shared bytes a program's. How fast they are: not run on hardware.",
         "",
         "| kernel | form | activations | target | registers | spilled | shared | reason |",
         "| --- | --- | --- | --- | --: | --: | --: | --- |",

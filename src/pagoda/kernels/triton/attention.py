@@ -118,12 +118,14 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     target = capability(q)
     if target < 80 or q.dtype == torch.float32:  # no tensor cores: the tile is in registers
         return Form(at_least, 16, 8 if q.shape[2] > 128 else 4, 1, 32)
-    keys = 64 if wide <= 256 else 32
-    roomy = target in (80, 90, 100)
+    keys = 32 if wide > 256 or cache.storage == "int8" else 64
     if few:
-        return Form(at_least, keys if wide <= 512 else 16, 4, 3 if roomy else 2)
-    rows = 128 if target in (90, 100) and wide <= 256 else 64 if wide <= 512 else 32
-    return Form(max(at_least, rows), keys, 8 if rows == 128 or wide > 256 else 4, 2)
+        stages = 3 if target in (80, 90, 100) else 2
+        return Form(at_least, keys, 8 if wide > 256 else 4, stages)
+    if wide > 256:
+        return Form(max(at_least, 64 if wide <= 512 else 32), 16, 8, 2)
+    rows = max(at_least, 128 if target in (90, 100) else 64)
+    return Form(rows, keys, 8 if rows > 64 else 4, 2)
 
 
 def _encoder_form(q: Tensor) -> Form:
