@@ -5,6 +5,7 @@ Files here begin with `pytest.importorskip("triton", reason="triton is not insta
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +19,15 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs(device: str) -> Iterator[None]:
+    """In torch's deterministic mode `torch.empty` is full of NaN; on CUDA some ops refuse it."""
+    torch.manual_seed(5)
+    torch.use_deterministic_algorithms(device == "cpu")
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def pytest_collection_modifyitems(items):

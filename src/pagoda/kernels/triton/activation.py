@@ -86,24 +86,18 @@ def _map(x, out, size, stride, factor, kind: tl.constexpr, block: tl.constexpr):
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """As `kernels.ops.silu_and_mul`."""
-    return activate_and_mul(x)
-
-
 def activate_and_mul(x: Tensor, kind: str = "silu") -> Tensor:
-    """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""
-    return gate(x, Gating(), kind)
+    """As `kernels.ops.activate_and_mul`."""
+    return gate(x, Gating(activation=kind))
 
 
-def gate(x: Tensor, gating: Gating, kind: str = "silu") -> Tensor:
-    """x [..., 2 * size] = [gate, up] made one [..., size] as `gating` says; `kind` is the gate's
-    activation where there is no limit."""
+def gate(x: Tensor, gating: Gating) -> Tensor:
+    """As `kernels.ref.experts.gate`: x [..., 2 * size] = [gate, up] made one [..., size]."""
     flat = _rows_of(x)
     rows, size = flat.shape[0], flat.shape[1] // 2
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
     _gate[_grid(rows, size)](
-        flat, out, size, flat.stride(0), gating.alpha, gating.limit, kind=kind,
+        flat, out, size, flat.stride(0), gating.alpha, gating.limit, kind=gating.activation,
         clamps=gating.limit != 0, block=_BLOCK,
     )  # fmt: skip
     return out
@@ -115,8 +109,7 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def add_gated(x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
-    """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
-    apart, `added` is multiplied by its sigmoid."""
+    """As `kernels.ops.add_gated`."""
     return _combined(x, added, gate, "add" if gate is None else "add_gated")
 
 
@@ -131,7 +124,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), in x's dtype."""
+    """As `kernels.ops.soft_cap`."""
     return _mapped(x, "soft_cap", cap)
 
 

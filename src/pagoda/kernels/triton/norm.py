@@ -110,8 +110,7 @@ def add_rms_norm(
     added: Tensor | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """As `kernels.ops.add_rms_norm`; `residual` is overwritten by the sum. With fp32 `added`
-    [size] that is (rms_norm(x, added) + residual) * scale."""
+    """As `kernels.ops.add_rms_norm`; `residual` is overwritten by the sum."""
     flat, sums = _rows_of(x), residual.flatten(0, -2)
     assert sums.data_ptr() == residual.data_ptr() and sums.stride(1) == 1
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -58,8 +58,7 @@ def route(
     renormalize: bool = False,
     scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `kernels.ops.route`; at last, weights are multiplied by the expert's own of fp32
-    `scales` [experts]."""
+    """As `kernels.ops.route`."""
     tokens, experts = logits.shape
     ids = torch.empty((tokens, top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
