@@ -101,6 +101,16 @@ def test_draws_among_equals_and_beyond_the_buffer(monkeypatch, device):
     assert_same_draws(logits, params(*settings, (1.0, 0, 0.5, 1.0)))
 
 
+def test_no_token_beyond_the_limits(monkeypatch, device):
+    """Of equals top-p keeps the first, and the buffer may be too small for the bound's tokens."""
+    monkeypatch.setattr(draw, "_ROOM", 16)
+    monkeypatch.setattr(draw, "_BLOCK", 128)
+    assert_same_draws(torch.zeros(20, 9, device=device), params(*[(1.0, 0, 0.4, 0.0)] * 20))
+    logits = torch.full((12, 40), -50.0, device=device)
+    logits[:, 8:32] = torch.arange(24, device=device) / 100
+    assert_same_draws(logits, params(*[(1.0, 17, 1.0, 0.0)] * 12))
+
+
 def test_draws_where_few_are_allowed(device):
     logits = torch.full((3, 300), -torch.inf, device=device)
     logits[:, [7, 150, 299]] = torch.tensor([1.0, 2.0, 1.5], device=device)
