@@ -111,7 +111,7 @@ def _store_row(places, scales, x, mask, real, STORAGE: tl.constexpr):
         tl.store(places, x.to(places.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotary_store(
     q, k_cache, v_cache, qkv, positions, cos_sin, slot_mapping, q_norm, k_norm, q_scales,
     num_tokens, qkv_row, k_block, v_block, eps,
