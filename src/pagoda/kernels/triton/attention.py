@@ -251,10 +251,9 @@ def _start(sinks, head, real, split, ROWS: tl.constexpr):
     """(largest logit, sum) before any key: the first split has the sinks."""
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    if sinks is not None:  # noqa: SIM102 - known while compiling
-        if split == 0:  # known only while running
-            top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
-            total += 1.0
+    if sinks is not None and split == 0:
+        top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
+        total += 1.0
     return top, total
 
 
@@ -306,7 +305,8 @@ def _paged_attention(
     places_out = rows_out[:, None] * DIM + dims[None, :]
     if req == num_reqs:
         if first_split == 0:
-            tl.store(out + places_out, tl.zeros_like(inside).to(out.dtype.element_ty), mask=inside)
+            nothing = tl.zeros((ROWS, DIM_PAD), out.dtype.element_ty)
+            tl.store(out + places_out, nothing, mask=inside)
             _note(counts, line, head, real, 0)
         return
 
@@ -328,8 +328,7 @@ def _paged_attention(
     q_rows = q + line * q_row + head * q_head
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
-    k_cache += kv_head * HEAD
-    v_cache += kv_head * HEAD
+    k_cache, v_cache = k_cache + kv_head * HEAD, v_cache + kv_head * HEAD
     table = block_table + req.to(tl.int64) * table_row
     for split in range(first_split, splits, tl.num_programs(2)):
         top, total = _start(sinks, head, real, split, ROWS)
