@@ -156,7 +156,8 @@ def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any
     types, constants, known = {}, {}, {}
     for index, param in enumerate(launch.kernel.params):
         value = launch.arguments[param.name]
-        if param.is_constexpr or value is None or (type(value) is int and value == 1):
+        special = type(value) is int and not param.do_not_specialize
+        if param.is_constexpr or value is None or (special and value == 1):
             types[param.name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             types[param.name] = "*" + TYPES[value.dtype]
@@ -165,7 +166,7 @@ def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any
             types[param.name] = "fp32"
         else:
             types[param.name] = "i32" if abs(value) < 1 << 31 else "i64"
-            if value % 16 == 0:
+            if special and value % 16 == 0:
                 known[(index,)] = [["tt.divisibility", 16]]
     return types, constants, known
 

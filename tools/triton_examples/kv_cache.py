@@ -34,5 +34,5 @@ def _store(dtype: torch.dtype, dim: int, storage: torch.dtype) -> None:
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
         torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype), index,
-        torch.empty(64, dim), k, v, index, kv_cache.HeadNorms(norm, norm, 1e-6),
+        torch.empty(64, dim), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
     )  # fmt: skip

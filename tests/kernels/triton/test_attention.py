@@ -8,6 +8,7 @@ from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attentio
 from pagoda.kernels.triton import attention
 from tests.kernels.triton.paged import FP8, MIXES, Case
 
+HALVES = (torch.float16, torch.bfloat16)
 # Of fp32 sums in another order; of weights rounded to half precision.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -25,8 +26,13 @@ def test_equals_reference(device, mix, window):
     check(Case(MIXES[mix], device=device, how={"window": window}))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, *FP8])
-@pytest.mark.parametrize("q_dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("q_dtype", "dtype"),
+    [
+        *[(torch.float32, dtype) for dtype in (torch.bfloat16, torch.float16, torch.int8, *FP8)],
+        *[(half, dtype) for half in HALVES for dtype in (half, torch.int8, *FP8)],
+    ],
+)
 def test_caches(device, dtype, q_dtype):
     check(Case(MIXES["mixed"], dtype=dtype, q_dtype=q_dtype, device=device, how={"window": 37}))
 

@@ -43,10 +43,10 @@ class Step:
     def check(self, device: str, cos_sin: torch.Tensor | None, norms=None) -> None:
         k_ref, v_ref = self.cache(torch.float32 if self.cache_dtype in FP8 else self.cache_dtype)
         expected = ref.rotary_store(
-            self.qkv.clone(), self.positions, cos_sin, k_ref, v_ref, self.slots, norms
+            self.qkv.clone(), self.positions, cos_sin, k_ref, v_ref, self.slots, norms, None, False
         )
         k, v = (cache.to(device) for cache in self.cache(self.cache_dtype))
-        on_device = None if norms is None else (*(w.to(device) for w in norms[:2]), norms[2])
+        on_device = None if norms is None else (*(w.to(device) for w in norms[:2]), *norms[2:])
         q = kv_cache.rotary_store(
             self.qkv.to(device), self.positions.to(device),
             None if cos_sin is None else cos_sin.to(device), k, v, self.slots.to(device), on_device,
@@ -112,22 +112,24 @@ def test_an_int8_row_with_infinity_reads_as_nan(device):
     assert keys[2:4].eq(0).all() and values[2:4].eq(0).all()
 
 
-def test_values_are_keys(device):
-    """Gemma 4: no v of its own, but k as it came, normalized without weights."""
+@pytest.mark.parametrize("norm_values", [False, True])
+def test_values_are_keys(device, norm_values):
+    """Values are keys as they came, normalized without weights or not."""
     step, dim = Step(16, torch.float32, torch.float32), 16
     k_ref, v_ref = step.cache(torch.float32)
-    norms = (step.weights[0], step.weights[1], 1e-6)
     qk = step.qkv[:, : (HEADS + KV_HEADS) * dim]
     plain = qk[:, HEADS * dim :].unflatten(1, (KV_HEADS, dim))
-    values = plain / (plain.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    rms = (plain.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    values = plain / rms if norm_values else plain
     ref.rotary_store(
         torch.cat((qk, values.flatten(1)), 1), step.positions, step.table, k_ref, v_ref,
-        step.slots, norms,
+        step.slots, (*step.weights, 1e-6, False), None, False,
     )  # fmt: skip
     k, v = (cache.to(device) for cache in step.cache(torch.float32))
     kv_cache.rotary_store(
         qk.to(device), step.positions.to(device), step.table.to(device), k, v,
-        step.slots.to(device), (*(w.to(device) for w in norms[:2]), 1e-6, True), True,
+        step.slots.to(device), (*step.weights.to(device), 1e-6, norm_values),
+        values_are_keys=True,
     )  # fmt: skip
     close(k.cpu(), k_ref, torch.float32)
     close(v.cpu(), v_ref, torch.float32)
@@ -140,8 +142,9 @@ def test_query_scales(device):
     on_device = (x.to(device) for x in (step.qkv, step.positions, step.table, k, v, step.slots))
     q = kv_cache.rotary_store(*on_device, q_scales=scales.to(device))
     expected = ref.rotary_store(
-        step.qkv, step.positions, step.table, *step.cache(torch.float32), step.slots, None
-    )
+        step.qkv, step.positions, step.table, *step.cache(torch.float32), step.slots, None, None,
+        False,
+    )  # fmt: skip
     close(q.cpu(), expected * scales[step.positions, None, None], torch.float32)
 
 

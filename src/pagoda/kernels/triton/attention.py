@@ -25,6 +25,8 @@ _SPLIT_QUERIES = 16
 """Requests with more queries than these have tiles enough."""
 _PROGRAMS_PER_PROCESSOR = 4
 _LOG2E = tl.constexpr(1.4426950408889634)
+_CHANGING = ["num_tokens", "num_reqs", "most_splits", "table_row"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 
 
 class Form(NamedTuple):
@@ -236,6 +238,33 @@ def _scores(
 
 
 @triton.jit
+def _places(table, at, end, BLOCK_SIZE: tl.constexpr):
+    """(block's id, place in it) of tokens `at`."""
+    column = at // BLOCK_SIZE
+    # Masked by block, so that a block's tokens are known to have the same id.
+    block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0)
+    return block.to(tl.int64), at % BLOCK_SIZE
+
+
+@triton.jit
+def _start(sinks, head, real, split, ROWS: tl.constexpr):
+    """(largest logit, sum) before any key: the first split has the sinks."""
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if sinks is not None and split == 0:
+        top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
+        total += 1.0
+    return top, total
+
+
+@triton.jit
+def _note(counts, line, head, real, splits):
+    """How many splits each token has, by the program of the first head."""
+    if counts is not None:
+        tl.store(counts + line, tl.zeros(line.shape, tl.int32) + splits, mask=real & (head == 0))
+
+
+@triton.jit
 def _sight(token, real, before, line, sees_until, window, CHUNKED: tl.constexpr):
     """The first key [rows] that each token of a request sees, and the one behind its last."""
     position = before + token
@@ -248,15 +277,14 @@ def _sight(token, real, before, line, sees_until, window, CHUNKED: tl.constexpr)
     return begins, ends
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _paged_attention(
-    out, partial, tops, counts, q, k_cache, v_cache, block_table, query_start, kv_lens,
-    sinks, sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block,
-    v_block, table_row, scale, window,
-    CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
+    out, partial, tops, counts, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
+    sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block, v_block, table_row,
+    scale, window, CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, first_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     req = _request_of(tile, query_start, num_reqs, BLOCK_Q)
@@ -279,8 +307,7 @@ def _paged_attention(
         if first_split == 0:
             nothing = tl.zeros((ROWS, DIM_PAD), out.dtype.element_ty)
             tl.store(out + places_out, nothing, mask=inside)
-            if counts is not None:
-                tl.store(counts + line, tl.zeros((ROWS,), tl.int32), mask=real)
+            _note(counts, line, head, real, 0)
         return
 
     begins, ends = _sight(
@@ -292,45 +319,33 @@ def _paged_attention(
     first = first_seen // KEYS
     size = tl.cdiv(end, KEYS) - first
     share, splits = size, 1
-    if counts is not None:
-        if count <= SPLIT_QUERIES:
-            share = tl.maximum(tl.cdiv(size, MAX_SPLITS), MIN_SPLIT // KEYS)
-            splits = tl.cdiv(size, share)
-        if first_split == 0:
-            number = tl.zeros((ROWS,), tl.int32) + splits
-            tl.store(counts + line, number, mask=real & (head == 0))
+    if counts is not None and count <= SPLIT_QUERIES:
+        share = tl.maximum(tl.cdiv(size, MAX_SPLITS), MIN_SPLIT // KEYS)
+        splits = tl.cdiv(size, share)
+    if first_split == 0:
+        _note(counts, line, head, real, splits)
 
     q_rows = q + line * q_row + head * q_head
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
-    k_cache += kv_head * HEAD
-    v_cache += kv_head * HEAD
+    k_cache, v_cache = k_cache + kv_head * HEAD, v_cache + kv_head * HEAD
     table = block_table + req.to(tl.int64) * table_row
     for split in range(first_split, splits, tl.num_programs(2)):
-        top = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        if sinks is not None:  # noqa: SIM102 - known while compiling
-            if split == 0:  # known only while running
-                top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
-                total += 1.0
+        top, total = _start(sinks, head, real, split, ROWS)
         acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
-        low = first + split * share
-        for index in range(low, tl.minimum(low + share, first + size)):
+        low = split * share
+        for index in range(first + low, first + tl.minimum(low + share, size)):
             at = index * KEYS + tl.arange(0, KEYS)
             seen = (at >= first_seen) & (at < end)
-            column = at // BLOCK_SIZE
-            # Masked by block, so that a block's tokens are known to have the same id.
-            block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0).to(tl.int64)
-            offset = at % BLOCK_SIZE
-            scores = _scores(
+            block, offset = _places(table, at, end, BLOCK_SIZE)
+            logits = (scale * _LOG2E) * _scores(
                 queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
                 BLOCK_SIZE, STORAGE,
             )  # fmt: skip
             values = _value_tile(
                 v_cache, block * v_block, offset, seen, dims, DIM, STORAGE, queries.dtype
             )
-            logits = scores * (scale * _LOG2E)
-            visible = seen[None, :] & (at[None, :] < ends[:, None])
+            visible = at[None, :] < ends[:, None]
             if window is not None:
                 visible &= at[None, :] >= begins[:, None]
             logits = tl.where(visible, logits, float("-inf"))
@@ -345,7 +360,7 @@ def _paged_attention(
             tl.store(partial + part[:, None] * DIM + dims[None, :], acc, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _merge_splits(
     out, partial, tops, counts, most_splits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
@@ -369,7 +384,7 @@ def _merge_splits(
     tl.store(out + row * DIM + dims, (acc / total).to(out.dtype.element_ty), mask=dims < DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _encoder_attention(
     out, q, k, v, query_start, num_tokens, num_reqs, out_row, q_row, q_head, k_row, k_head,
     v_row, v_head, scale,

@@ -1,7 +1,5 @@
 """Norms and rotation of q and k, and the store of K and V in the paged cache."""
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,15 +16,6 @@ _ROUNDER = tl.constexpr(1.5 * 2**23)
 _TINY = tl.constexpr(2.0**-126)
 
 
-class HeadNorms(NamedTuple):
-    """As `ops.HeadNorms`."""
-
-    q: Tensor
-    k: Tensor
-    eps: float
-    values: bool = False
-
-
 def rotary_store(
     qkv: Tensor,
     positions: Tensor,
@@ -34,9 +23,9 @@ def rotary_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
-    values_are_keys: bool = False,
+    norms: tuple[Tensor, Tensor, float, bool] | None = None,
     q_scales: Tensor | None = None,
+    values_are_keys: bool = False,
 ) -> Tensor:
     """As `ops.rotary_store`; q [tokens, heads, dim] is contiguous memory of its own.
 
@@ -47,7 +36,7 @@ def rotary_store(
     tokens, dim, kv_heads = qkv.shape[0], cache.dim, cache.heads
     heads = qkv.shape[1] // dim - kv_heads * (1 if values_are_keys else 2)
     q = torch.empty((tokens, heads, dim), dtype=qkv.dtype, device=qkv.device)
-    q_norm, k_norm, eps, norm_values = HeadNorms(*norms) if norms else (None, None, 0.0, False)
+    q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
     _rotary_store[(triton.cdiv(tokens, _TOKENS), heads + 2 * kv_heads)](
         q, cache.k, cache.v, qkv, positions, cos_sin, slot_mapping, q_norm, k_norm, q_scales,
         tokens, qkv.stride(0), cache.k.stride(0), cache.v.stride(0), eps,
@@ -122,7 +111,7 @@ def _store_row(places, scales, x, mask, real, STORAGE: tl.constexpr):
         tl.store(places, x.to(places.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotary_store(
     q, k_cache, v_cache, qkv, positions, cos_sin, slot_mapping, q_norm, k_norm, q_scales,
     num_tokens, qkv_row, k_block, v_block, eps,
