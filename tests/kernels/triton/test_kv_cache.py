@@ -75,7 +75,7 @@ def test_rotation_and_norms(device, dtype, dim):
         step.check(
             device,
             step.table[:, :rotary_dim].contiguous(),
-            (step.weights[0], step.weights[1], 1e-6),
+            (*step.weights, 1e-6, False),
         )
     step.check(device, step.table)
     step.check(device, None)
