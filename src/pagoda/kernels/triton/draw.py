@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.ref.draw import DrawParams
+from pagoda.kernels.transfer import to_tensor
 
 Tensor = torch.Tensor
 
@@ -221,6 +222,6 @@ def _on_device(params: DrawParams, device: torch.device) -> list[Tensor]:
         params.temperature, params.min_p, params.top_k,
     ]  # fmt: skip
     together = np.concatenate([np.ascontiguousarray(column).view(np.uint8) for column in columns])
-    parts = torch.from_numpy(together).to(device).split([column.nbytes for column in columns])
+    parts = to_tensor(together, device).split([column.nbytes for column in columns])
     kinds = (torch.int64, torch.int64, torch.float64, torch.float32, torch.float32, torch.int32)
     return [part.view(kind) for part, kind in zip(parts, kinds, strict=True)]

@@ -16,7 +16,12 @@ _assumed = 90
 
 def capability(x: torch.Tensor) -> int:
     """Of the GPU that holds `x`, as 90 for 9.0; for a CPU tensor the one that is assumed."""
-    return _capability(x.device.index) if x.is_cuda else _assumed
+    return capability_of(x.device)
+
+
+def capability_of(device: torch.device) -> int:
+    """As `capability`."""
+    return _capability(device.index) if device.type == "cuda" else _assumed
 
 
 def processors(x: torch.Tensor) -> int:
