@@ -61,13 +61,16 @@ class EngineCore:
         *,
         grammars: Grammars | None = None,
         on_shutdown: Callable[[], object] = lambda: None,
+        when_idle: Callable[[], bool] = lambda: False,
         steps_in_flight: int = 1,
     ):
-        """`on_shutdown` is called when no step runs any more, before the executor goes."""
+        """`on_shutdown` is called when no step runs any more, before the executor goes;
+        `when_idle` works for a while for later steps, and says whether more is to be done."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._on_shutdown = on_shutdown
+        self.when_idle = when_idle
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = steps_in_flight

@@ -2,8 +2,8 @@
 
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from pagoda.base.errors import ConfigError
@@ -11,6 +11,8 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, usable_threads
 from pagoda.kernels import cpu
+from pagoda.kernels.transfer import to_tensor as to_tensor
+from pagoda.runtime.graphs import CudaGraphs, GraphMaker
 
 logger = get_logger(__name__)
 
@@ -61,6 +63,18 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Return when everything given to the device is done."""
 
+    def give_back(self) -> None:  # noqa: B027  # only some devices keep any
+        """Let others have memory that is kept for reuse."""
+
+    def peak_of(self, work: Callable[[], object]) -> int | None:
+        """Do `work`; bytes that it took at most beside what was held. None, and nothing is done,
+        where the device does not count them."""
+        return None
+
+    def graph_maker(self) -> Callable[[], GraphMaker] | None:
+        """What makes the maker of a model's graphs; None where steps are not captured so."""
+        return None
+
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros for a long-lived pool."""
@@ -104,13 +118,15 @@ class CudaDevice(Device):
 
     def facts(self) -> DeviceFacts:
         free, total = torch.cuda.mem_get_info(self.torch_device)
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
         return DeviceFacts(
             device=self.name,
             total_memory=total,
             free_memory=free,
             num_threads=usable_threads(),
-            supports_bf16=torch.cuda.get_device_capability(self.torch_device) >= (8, 0),
+            supports_bf16=major >= 8,
             name=torch.cuda.get_device_name(self.torch_device),
+            capability=10 * major + minor,
         )
 
     def memory_used(self) -> int:
@@ -119,13 +135,22 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
+    def peak_of(self, work: Callable[[], object]) -> int | None:
+        self.synchronize()
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+    def graph_maker(self) -> Callable[[], GraphMaker] | None:
+        return lambda: CudaGraphs(self.torch_device)
+
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
-
-
-def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A numpy array on the device; on the CPU it keeps the array's memory where it can."""
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
 def make_device(name: str) -> Device:

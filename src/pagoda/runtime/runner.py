@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,9 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
+from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
+from pagoda.runtime.graphs import GraphMaker
 from pagoda.runtime.inputs import build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
@@ -59,10 +61,14 @@ class ModelRunner:
     """None: requests with pictures are refused."""
     kept_image_bytes: int = 0
     """Of pictures' embeddings that are kept for later steps and requests."""
+    eager: bool = False
+    """Run steps op by op."""
+    captured_bytes: int = 0
+    """Most that captured decode steps may take on a GPU."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
-        self.program: StepProgram | None = None
+        self.program: StepProgram | CapturedSteps | None = None
         self._run: DecodeRun | None = None
         self.media: MediaEncoder | None = None
         if self.images is not None:
@@ -108,7 +114,22 @@ class ModelRunner:
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
         encoded = self._encode_ahead(plan, time.perf_counter() - begun)
+        if isinstance(self.program, CapturedSteps) and self.program.capture_needed():
+            self._run = None  # its arrays may lie where captured steps read
         return StepResult(step_id=plan.step_id, results=list(results.values()), encoded=encoded)
+
+    def work_ahead(self) -> bool:
+        """While no request runs: make later steps faster, for some 100 ms. False when nothing is
+        left to do."""
+        self._run = None
+        return isinstance(self.program, CapturedSteps) and self.program.capture_more()
+
+    def drop_captured(self) -> None:
+        """Before weights or caches move or go: forget what points to them."""
+        if isinstance(self.program, CapturedSteps):
+            self.program.drop()
+            self.device.give_back()
+        self._run = None
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -179,10 +200,28 @@ class ModelRunner:
         self.times.add("media", time.perf_counter() - begun)
         return encoded
 
-    def _record(self) -> StepProgram | None:
+    def _record(self) -> StepProgram | CapturedSteps | None:
+        if self.eager:
+            return None
+        make_graphs = self.device.graph_maker()
+        if make_graphs is not None:
+            return self._captured_steps(make_graphs)
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
         return StepProgram.record(
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
+        )
+
+    def _captured_steps(self, make_graphs: Callable[[], GraphMaker]) -> CapturedSteps:
+        return CapturedSteps(
+            self.model,
+            self.cache,
+            self._block_sizes(),
+            StepLimits(self.max_num_reqs, self.max_num_reqs, self.max_model_len),
+            self.states.has_states,
+            self.device.torch_device,
+            make_graphs,
+            lambda: self.device.facts().free_memory,
+            self.captured_bytes,
         )
 
     def _block_sizes(self) -> list[int]:
@@ -258,7 +297,7 @@ class ModelRunner:
             logits = self.model.compute_logits(_take(hidden_states, samples))
         return Computed(hidden_states, logits)
 
-    def _program_for(self, step: PreparedStep) -> StepProgram | None:
+    def _program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
         program, arrays = self.program, step.arrays
         if program is None or arrays.media:
             return None
