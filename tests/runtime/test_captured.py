@@ -213,8 +213,12 @@ def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_reque
 
 
 def test_nothing_is_captured_where_it_is_not_wanted(make_driver, gpu):
-    assert make_driver(device=gpu, eager=True).runner._record() is None
-    assert isinstance(make_driver(device=gpu).runner._record(), CapturedSteps)
+    def record(**changes):
+        return make_driver(device=gpu, **changes).runner._record()
+
+    assert record(captured_bytes=1, eager=True) is None
+    assert record(captured_bytes=0) is None
+    assert isinstance(record(captured_bytes=1), CapturedSteps)
 
 
 def test_steps_from_before_do_not_show_in_padding(make_captured, make_request):

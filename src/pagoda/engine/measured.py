@@ -29,8 +29,11 @@ _MOST_ENTRIES = 256
 
 
 def measures_steps(config: EngineConfig, resolution: Resolution, device: "Device") -> bool:
-    """Whether the pool's size depends on what a step takes."""
+    """Whether the pool's size depends on what a step takes. (Ranks have to agree on one, and keep
+    the one that was predicted.)"""
     cache = config.cache
+    if config.parallel.tensor_parallel_size > 1:
+        return False
     chosen = cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None
     return device.name != "cpu" and bool(resolution.plan.groups) and not chosen
 

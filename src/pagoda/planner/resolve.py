@@ -124,8 +124,10 @@ def refit(
 
 
 def _captures(config: EngineConfig, attention: str) -> bool:
-    """Torch's attention asks the device for lengths, which no captured step can."""
-    return not config.device.enforce_eager and attention != "torch"
+    """Torch's attention asks the device for lengths, which no captured step can; and ranks that
+    exchange something would have to capture in step."""
+    alone = config.parallel.tensor_parallel_size == 1
+    return alone and not config.device.enforce_eager and attention != "torch"
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:

@@ -64,7 +64,7 @@ class ModelRunner:
     eager: bool = False
     """Run steps op by op."""
     captured_bytes: int = 0
-    """Most that captured decode steps may take on a GPU."""
+    """Most that captured decode steps may take on a GPU; 0 captures none."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
@@ -205,7 +205,7 @@ class ModelRunner:
             return None
         make_graphs = self.device.graph_maker()
         if make_graphs is not None:
-            return self._captured_steps(make_graphs)
+            return self._captured_steps(make_graphs) if self.captured_bytes else None
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
         return StepProgram.record(
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states

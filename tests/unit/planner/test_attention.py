@@ -8,7 +8,8 @@ from pagoda.arch.spec import AttentionSpec, RopeSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.planner.attention import choose_attention
-from tests.unit.planner.test_resolve import GIB, machine, smollm2
+from pagoda.planner.resolve import resolve
+from tests.unit.planner.test_resolve import GIB, configure, machine, smollm2
 
 WINDOW = AttentionSpec("sliding", 8, 2, 64, 0.125, RopeSpec(1e4, 64), window=128, sinks=True)
 
@@ -67,3 +68,23 @@ def test_what_cannot_serve_is_refused_with_its_reason(wanted, capability, dtype,
 
 def test_torch_takes_what_triton_declines():
     assert chosen(facts=gpu(75), dtype="bfloat16")[0] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "captures"),
+    [
+        ({}, True),
+        ({"device": {"enforce_eager": True}}, False),
+        ({"device": {"attention_backend": "torch"}}, False),
+        ({"parallel": {"tensor_parallel_size": 3}}, False),
+    ],
+)
+def test_memory_is_planned_for_captured_steps_where_there_are_any(changes, captures):
+    resolution = resolve(configure(**changes), smollm2(), {}, gpu(90))
+    plan = resolution.plan
+    assert (plan.captured > 0) == captures
+    assert plan.total == plan.weights + plan.activations + plan.process + plan.kv_pool + (
+        plan.captured
+    )
+    assert ("captured steps" in [row["item"] for row in plan.rows()]) == captures
+    assert resolve(configure(), smollm2(), {}, machine()).plan.captured == 0
