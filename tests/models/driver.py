@@ -73,8 +73,9 @@ class Driver:
         assert self.lens[kept] % self.block_size == 0
         self.tables[req] = list(self.tables[kept])
         self.lens[req] = self.lens[kept]
-        self.slots[req] = self.slots[kept]
-        self.kept.add(self.slots[kept])
+        if kept in self.slots:
+            self.slots[req] = self.slots[kept]
+            self.kept.add(self.slots[kept])
 
     def _batch(self, tokens: dict[str, list[int]]) -> ForwardBatch:
         positions, slots, starts, kv_lens = [], [], [0], []

@@ -172,7 +172,9 @@ def randomize(model: PreTrainedModel) -> None:
             number.copy_(1.0 + 0.15 * torch.randn(number.shape))
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalLM:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", **options
+) -> CausalLM:
     """A folder of config.json and safetensors, or a GGUF file, as Pagoda reads it."""
     if folder.suffix == ".gguf":
         checkpoint = GgufCheckpoint(folder)
@@ -181,7 +183,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalL
         files = open_model(folder)
         checkpoint = files.checkpoint
         spec = spec_for(files.config, {}, checkpoint.tensors)
-    return build_model(spec, checkpoint, dtype=dtype, device="cpu", **options)
+    return build_model(spec, checkpoint, dtype=dtype, device=device, **options)
 
 
 def random_ids(count: int, vocab_size: int = 211, seed: int = 1) -> list[int]:

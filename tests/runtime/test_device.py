@@ -3,7 +3,7 @@ import torch
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.machine import cpu_facts
-from pagoda.runtime.device import make_device
+from pagoda.runtime.device import CudaDevice, make_device
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,28 @@ def test_cpu_facts_and_threads():
     finally:
         device.set_threads(before)
     assert device.memory_used() > 0
+
+
+def test_a_gpu_measures_what_work_takes_beside_what_was_held(monkeypatch):
+    calls = []
+    held, peak = 700, 1900
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    device = CudaDevice()
+    assert device.peak_of(lambda: calls.append("work")) == 1200
+    assert calls == ["synchronize", "reset", "work", "synchronize"]
+    assert make_device("cpu").peak_of(lambda: calls.append("cpu")) is None
+    assert calls[-1] != "cpu"
+
+
+@pytest.mark.parametrize(("capability", "number"), [((7, 5), 75), ((12, 0), 120)])
+def test_facts_of_a_gpu(monkeypatch, capability, number):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    facts = CudaDevice().facts()
+    assert (facts.device, facts.free_memory, facts.total_memory) == ("cuda", 3 << 30, 8 << 30)
+    assert facts.capability == number
+    assert facts.supports_bf16 == (number >= 80)

@@ -15,5 +15,7 @@ class DeviceFacts:
     """Threads worth starting: affinity and the container's CPU quota considered."""
     supports_bf16: bool = True
     name: str = ""
+    capability: int = 0
+    """Of a GPU, as 90 for 9.0; 0 where that is not known."""
     packed_storages: frozenset[str] = frozenset()
     """Storage formats that the device's kernels compute with bit for bit as they are stored."""

@@ -89,9 +89,11 @@ class BenchEngine:
 
     def op_times(self, repeats: int = 100) -> dict[str, tuple[int, float]]:
         """Of the last step, computed again and again: calls of each kind of op, and the seconds
-        of all of them together (median). Empty where steps run op by op."""
+        of all of them together (median). Empty where steps run op by op, or as CUDA graphs."""
+        from pagoda.runtime.program import StepProgram
+
         program = self._runner().program
-        if program is None:
+        if not isinstance(program, StepProgram):
             return {}
         replays = [program.profile() for _ in range(repeats)]
         calls = Counter(name for name, _ in replays[0])
@@ -125,6 +127,11 @@ class BenchEngine:
             waiting -= {delta.req_id for delta in deltas if delta.token_ids}
             started = time.perf_counter()
         return time.perf_counter() - started, tokens
+
+    def finish_captures(self) -> None:
+        """Do now what an engine does while it is idle."""
+        while self._core.when_idle():
+            pass
 
     def close(self) -> None:
         self._core.shutdown()

@@ -5,7 +5,9 @@ import importlib
 
 from pagoda.base.errors import ConfigError
 
-USAGE = "{serve,latency,throughput,startup,serving-cost,host-overhead,llama-bench,micro} [flags]"
+USAGE = (
+    "{serve,latency,throughput,startup,serving-cost,host-overhead,llama-bench,micro,gpu} [flags]"
+)
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -17,6 +19,7 @@ KINDS = {
     "host-overhead": "What the engine does for a decode step, the model left out.",
     "llama-bench": "Prompt and generation speed, as llama-bench prints them.",
     "micro": "Each native kernel against what this machine can do at best.",
+    "gpu": "Models of real sizes on this GPU, beside what it can do at best.",
 }
 
 

@@ -279,7 +279,6 @@ _KERNEL = (
     Compat("--cuda-graph-sizes", "*", "none", _NO_COMPILER),
     Compat("--optimization-level", "v", "none", _NO_COMPILER),
     Compat("--performance-mode", "v", "none", "the scheduler has one mode", ("balanced",)),
-    Compat("--attention-backend", "v", "none", _KERNELS, ("auto",)),
     Compat("--attention-config", "j", "none", _KERNELS),
     Compat("--moe-backend", "v", "none", _KERNELS, ("auto",)),
     Compat("--linear-backend", "v", "none", _KERNELS, ("auto",)),

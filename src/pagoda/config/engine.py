@@ -16,6 +16,20 @@ def _length(text: str) -> int | str:
     return "auto" if text in ("auto", "-1") else parse_size(text)
 
 
+_BACKENDS = {
+    "flash-attention": "flash-attn",
+    "sdpa": "torch",
+    "torch-sdpa": "torch",
+    "triton-attn": "triton",
+}
+"""Other names of attention backends, as other engines spell them."""
+
+
+def _backend(text: str) -> str:
+    name = text.lower().replace("_", "-")
+    return _BACKENDS.get(name, name)
+
+
 def _step_bound(text: str) -> float | str:
     if text == "auto":
         return text
@@ -224,6 +238,14 @@ class DeviceConfig(Options):
         aliases=("-t",), parse=_length, bounds=_AT_LEAST_1,
     )  # fmt: skip
     enforce_eager: bool = option(False, "Run steps op by op instead of captured.")
+    attention_backend: str = option(
+        "auto",
+        "What attends to cached tokens: by default a CPU's own kernels and `triton` on a GPU; "
+        "`torch` runs on both and is slower. `flashinfer` and `flash-attn` are refused with the "
+        "reason: they cannot read this cache. The log says what each kind of layer got, and why.",
+        choices=("auto", "triton", "torch", "flashinfer", "flash-attn"),
+        parse=_backend,
+    )
 
 
 _MEDIA_LIMITS = {"image": 64, "video": 8}

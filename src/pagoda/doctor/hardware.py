@@ -40,6 +40,7 @@ def elsewhere(text: str) -> Hardware:
         num_threads=1,
         supports_bf16=gpu.capability >= _BF16,
         name=gpu.name,
+        capability=_number(gpu.capability),
     )
     return Hardware(facts, count, here=False, gpu=gpu, capability=gpu.capability)
 
@@ -66,9 +67,15 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         num_threads=machine.cpu.threads,
         supports_bf16=first.capability >= _BF16,
         name=first.name,
+        capability=_number(first.capability),
     )
     try:
         gpu, _ = find_gpus(first.name)
     except ConfigError:
         gpu = None
     return Hardware(facts, len(alike), here=True, gpu=gpu, capability=first.capability)
+
+
+def _number(capability: tuple[int, int] | None) -> int:
+    """As DeviceFacts has it."""
+    return 0 if capability is None else 10 * capability[0] + capability[1]

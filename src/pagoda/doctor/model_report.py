@@ -12,7 +12,10 @@ from pagoda.doctor.remedies import Remedy
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
 
-_BASES = {"weights": "exact", "KV pool": "exact", "activations": "estimate", "process": "estimate"}
+_BASES = {
+    "weights": "exact", "KV pool": "exact", "activations": "estimate", "captured steps": "at most",
+    "process": "estimate",
+}  # fmt: skip
 
 _COMMAND = "    "
 

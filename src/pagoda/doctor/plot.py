@@ -12,6 +12,7 @@ _WIDTH, _BAR, _GAP, _MARGIN, _LABEL = 900, 36, 34, 24, 22
 # Okabe and Ito's palette, which stays distinct to the colour-blind (jfly.uni-koeln.de/color).
 _COLORS = {
     "weights": "#0072b2", "KV pool": "#009e73", "activations": "#e69f00", "process": "#cc79a7",
+    "captured steps": "#56b4e9",
     "free": "#e8e8e8", "missing": "#d55e00",
 }  # fmt: skip
 _Box = tuple[float, float, float, float]

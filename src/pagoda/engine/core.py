@@ -61,12 +61,15 @@ class EngineCore:
         *,
         grammars: Grammars | None = None,
         on_shutdown: Callable[[], object] = lambda: None,
+        when_idle: Callable[[], bool] = lambda: False,
     ):
-        """`on_shutdown` is called when no step runs any more, before the executor goes."""
+        """`on_shutdown` is called when no step runs any more, before the executor goes;
+        `when_idle` works for a while for later steps, and says whether more is to be done."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._on_shutdown = on_shutdown
+        self.when_idle = when_idle
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = executor.steps_in_flight
@@ -135,6 +138,8 @@ class EngineCore:
 
     def _sleep(self) -> None:
         """End all requests, forget all prefixes, and have the executor give back its memory."""
+        if not self.executor.can_sleep:
+            raise RequestError("A model that is split over ranks cannot sleep; stop the server.")
         self._deltas += self.scheduler.abort(self.scheduler.req_ids)
         while self._in_flight:
             self._deltas += self._commit(self._in_flight.popleft())

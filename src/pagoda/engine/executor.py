@@ -27,6 +27,8 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Start the step; the future holds its result or the exception that ended it."""
 
+    can_sleep: bool
+
     def sleep(self) -> None:
         """Give back what memory can be; no request is there, and no step until `wake_up`."""
 
@@ -47,6 +49,7 @@ class LocalExecutor:
     """
 
     steps_in_flight = 1
+    can_sleep = True
 
     def __init__(self, runner: Runner):
         self.runner: Runner | None = runner

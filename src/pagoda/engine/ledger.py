@@ -45,6 +45,12 @@ class Ledger:
         self.kv_tokens = plan.kv_tokens
         self.max_model_len = max_model_len
 
+    def replan(self, plan: MemoryPlan, reasons: Sequence[Reason], max_model_len: int) -> None:
+        """As `plan`, once a step was measured; what was predicted for it stays."""
+        predicted = self.predicted["activations"]
+        self.plan(plan, reasons, max_model_len)
+        self.predicted["activations"] = predicted
+
     @property
     def concurrency(self) -> float:
         """Requests of full length that the KV pool holds at once."""

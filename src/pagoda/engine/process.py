@@ -63,7 +63,7 @@ class EngineLoop:
             if not self._core.has_work():
                 self._watchdog.beat(None)
                 self._core.executor.check()
-                self._end.wait(_IDLE_MS)
+                self._end.wait(0 if self._core.when_idle() else _IDLE_MS)
             elif self._core.stalled:
                 self._end.wait(_STALLED_MS)
             self._receive()

@@ -18,7 +18,7 @@ import msgspec
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
-from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError, RequestError
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
 from pagoda.config.engine import EngineConfig
@@ -219,6 +219,8 @@ class RanksExecutor(LocalExecutor):
     """The runner of rank 0 in this process, which the other ranks follow. A step that fails ends
     them all and raises: they no longer are at the same place."""
 
+    can_sleep = False
+
     def __init__(self, runner: Runner, ranks: Ranks):
         super().__init__(runner)
         self._ranks = ranks
@@ -228,9 +230,6 @@ class RanksExecutor(LocalExecutor):
             future = super().execute(plan)
             future.result()
         return future
-
-    def sleep(self) -> None:
-        raise RequestError("A model that is split over ranks cannot sleep yet; stop the server.")
 
     def check(self) -> None:
         self._ranks.check()

@@ -27,6 +27,7 @@ from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
+from pagoda.engine.measured import fit_to_device, measures_steps
 from pagoda.engine.model_files import checkpoint_of, spec_of, tensors_of
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
@@ -81,14 +82,18 @@ class _Libraries(NamedTuple):
     make_device: "Callable[[str], Device]"
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
+    attend_by_torch: Callable[[bool], None]
+    largest_step: Callable[..., None]
 
 
 def _import_libraries() -> _Libraries:
+    from pagoda.kernels.selector import attend_by_torch
     from pagoda.models.loader import build_model
     from pagoda.runtime.device import make_device
+    from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
 
-    return _Libraries(make_device, build_model, ModelRunner)
+    return _Libraries(make_device, build_model, ModelRunner, attend_by_torch, largest_step)
 
 
 class _Startup:
@@ -145,6 +150,15 @@ class _Startup:
         threads = _resolved(resolution.config.device.threads)
         device.set_threads(threads, packed=resolution.packed)
         model = self._load(files, spec, device, resolution, libraries.result())
+        if measures_steps(self.config, resolution, device):
+            with self._timed("profile"), _memory_guard("measuring a step", resolution):
+                resolution = fit_to_device(
+                    self.config, spec, resolution, device,
+                    partial(libraries.result().largest_step, model),
+                )  # fmt: skip
+            self.ledger.measured["activations"] = resolution.plan.activations
+            max_model_len = _resolved(resolution.config.model.max_model_len)
+            self.ledger.replan(resolution.plan, resolution.reasons, max_model_len)
         if self.ranks is not None:
             with self._timed("meet ranks"):
                 self.ranks.meet(device.torch_device)
@@ -158,6 +172,7 @@ class _Startup:
             scheduler,
             self._executor(runner, device),
             grammars=grammars,
+            when_idle=runner.work_ahead,
             on_shutdown=self._kept_prefixes(files, resolution, scheduler.kv, runner),
         )
         ready = EngineReady(
@@ -265,6 +280,7 @@ class _Startup:
         libraries: _Libraries,
     ) -> "Model":
         checkpoint = checkpoint_of(files, spec, resolution.config.model)
+        libraries.attend_by_torch(resolution.attention == "torch")
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
         with self._timed("load weights"), _memory_guard("loading the weights", resolution):
@@ -341,14 +357,17 @@ class _Startup:
                 grammars=grammars,
                 images=images,
                 kept_image_bytes=kept,
+                eager=config.device.enforce_eager,
+                captured_bytes=resolution.plan.captured,
             )
         self.ledger.measured["KV pool"] = device.memory_used() - before
         before = device.memory_used()
         together = nullcontext if self.ranks is None else self.ranks.in_step
         with self._timed("warm up"), together(), _memory_guard("the first step", resolution):
             num_tokens = runner.warm_up()
-        self.ledger.measured["activations"] = device.memory_used() - before
-        self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
+        if "activations" not in self.ledger.measured:
+            self.ledger.measured["activations"] = device.memory_used() - before
+            self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
         return runner
 
 

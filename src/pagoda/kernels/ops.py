@@ -29,17 +29,13 @@ from pagoda.kernels.ref import (
 from pagoda.kernels.ref import (
     draw as drawing,
 )
+from pagoda.kernels.selector import native as _native
+from pagoda.kernels.selector import native_attention as _native_attention
 
 if TYPE_CHECKING:
-    from pagoda.kernels.cpu.ops import CpuOps
     from pagoda.kernels.cpu.recording import Recording
 
 Tensor = torch.Tensor
-
-
-def _native(x: Tensor) -> "CpuOps | None":
-    """The native form of ops on activations like `x`; None where there is none."""
-    return cpu.native_ops() if x.is_cpu and x.dtype == torch.float32 else None
 
 
 def recording(device: str, max_rows: Sequence[int]) -> "Recording | None":
@@ -204,12 +200,12 @@ def rotary_store(
     dim = kv_cache.head_dim(v_cache)
     heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
     q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
-    native.rotary_store(
+    q: Tensor = native.rotary_store(
         qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
         q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
         values_are_keys=values_are_keys,
     )  # fmt: skip
-    return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+    return q
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +236,7 @@ def paged_attention(
     instead of those up to itself: never falling within a request, at most its `kv_lens`. Returns
     q's shape; rows behind `query_start[-1]` (a step padded to a captured size) are zero.
     """
-    form = _native(q) or attention
+    form = _native_attention(q) or attention
     return form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
         scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,

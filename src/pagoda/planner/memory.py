@@ -17,6 +17,9 @@ PROCESS_BYTES = {"cpu": 168 << 20, "cuda": 400 << 20}
 # What torch's matrix libraries and thread pool keep from their first products on, 8 to 11 MiB,
 # and what loading leaves in the gaps of the heap, 4 to 7 MiB.
 _HEAP_BYTES = 20 << 20
+# Parts of a request that attention on a GPU reads side by side, at most.
+_SPLITS = 32
+_GRAPH_LAYER_BYTES = 128 << 10
 PROMPT_LOGITS = 1 << 22
 """Logits of prompt tokens that the runner computes at once: 16 MiB of fp32."""
 
@@ -35,6 +38,8 @@ class MemoryPlan:
     """Of the KV pool; the first is never handed out. A model with one group has blocks for
     slabs."""
     max_model_len: int = 0
+    captured: int = 0
+    """For captured decode steps, at most."""
 
     @property
     def slab_bytes(self) -> int:
@@ -79,7 +84,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.process + self.kv_pool
+        return self.weights + self.activations + self.captured + self.process + self.kv_pool
 
     def rows(self) -> list[dict[str, Any]]:
         """The ledger's predicted column: item, bytes, how it comes about."""
@@ -88,6 +93,7 @@ class MemoryPlan:
             {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
             {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
             {"item": "activations", "bytes": self.activations, "detail": "of the largest step"},
+            {"item": "captured steps", "bytes": self.captured, "detail": "at most, once serving"},
             {"item": "process", "bytes": self.process, "detail": "Python and libraries"},
         ]
         return [row for row in rows if row["bytes"]]  # an encoder has no KV
@@ -113,6 +119,28 @@ def activation_bytes(
     if spec.encoder is None:
         logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
+
+
+def captured_sizes(max_num_reqs: int) -> tuple[int, ...]:
+    """Numbers of requests of which decode steps are captured: from 16 on with one between each
+    and its double, so that padding adds less than a half."""
+    doubled = [1 << power for power in range(max_num_reqs.bit_length())]
+    between = [3 * size // 2 for size in doubled if size >= 16]
+    return (*sorted(size for size in {*doubled, *between} if size < max_num_reqs), max_num_reqs)
+
+
+def captured_bytes(spec: ModelSpec, dtype: str, max_num_reqs: int) -> int:
+    """Most that captured decode steps may take on a GPU: their outputs, twice the largest step's
+    intermediates (smaller steps captured before it leave gaps), the partial results of attention
+    that is split, and what the driver keeps of each launch. The last is assumed, not measured.
+    """
+    width = DTYPE_BYTES[dtype]
+    layers = max(_per_token(layer, width) for layer in spec.layers)
+    splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
+    outputs = 4 * spec.vocab_size + width * spec.hidden_size
+    between = outputs + 20 * spec.hidden_size + layers + splits
+    graphs = len(captured_sizes(max_num_reqs)) * len(spec.layers) * _GRAPH_LAYER_BYTES
+    return max_num_reqs * (outputs + 2 * between) + graphs
 
 
 def _per_token(layer: LayerSpec, width: int) -> int:

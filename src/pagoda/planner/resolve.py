@@ -15,6 +15,7 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner import memory
+from pagoda.planner.attention import choose_attention
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.parallel import rank_spec
@@ -49,6 +50,8 @@ class Resolution:
     """Weights stay in the checkpoint's own bits; activations are fp32."""
     pool_limit: int = 0
     """Most bytes that the KV pool could take beside the rest."""
+    attention: str = "native"
+    """What attends to the cache (`planner.attention`)."""
 
 
 def resolve(
@@ -74,20 +77,57 @@ def resolve(
     published = quantization_reason(spec, tensors, facts.packed_storages, config.model.dtype)
     if published is not None:
         reasons.append(published)
+    attention = choose_attention(
+        spec, config.device.attention_backend, config.model.dtype, facts, reasons
+    )
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
     plan = _empty_plan(config, spec, tensors, facts)
+    if facts.device != "cpu" and spec.encoder is None and _captures(config, attention):
+        reqs = int(config.scheduler.max_num_seqs)
+        plan = replace(plan, captured=memory.captured_bytes(spec, config.model.dtype, reqs))
     limit = _pool_limit(config, plan, facts)
     if not plan.groups:
-        return Resolution(config, plan, reasons, packed, limit)
+        return Resolution(config, plan, reasons, packed, limit, attention)
     if limit > facts.free_memory - plan.weights:
         why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
         reasons.append(Reason("kv_cache_memory_bytes", limit, why))
     config = _resolve_length(config, spec, plan, limit, reasons)
     plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
     plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
-    return Resolution(config, plan, reasons, packed, limit)
+    return Resolution(config, plan, reasons, packed, limit, attention)
+
+
+def refit(
+    asked: EngineConfig, spec: ModelSpec, made: Resolution, *, activations: int, usable: int
+) -> Resolution:
+    """`made` of `asked`, with a KV pool that fits what was measured once the weights were loaded:
+    bytes that the largest step takes, and bytes that may yet be taken.
+
+    CapacityError as of `resolve`.
+    """
+    plan = replace(made.plan, activations=activations, num_slabs=0, max_model_len=0)
+    limit = usable - activations - plan.captured
+    reasons = [r for r in made.reasons if r.field not in ("max_model_len", "kv_cache_memory_bytes")]
+    if limit < plan.slab_bytes * plan.slabs_for(1):
+        raise CapacityError(
+            f"The weights are loaded, and {format_bytes(max(0, usable))} are left for steps "
+            f"({format_bytes(activations + plan.captured)}) and the KV cache. Free memory on the "
+            "device, or lower --max-num-seqs and --max-num-batched-tokens."
+        )
+    model = replace(made.config.model, max_model_len=asked.model.max_model_len)
+    config = _resolve_length(replace(made.config, model=model), spec, plan, limit, reasons)
+    plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
+    plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
+    return replace(made, config=config, plan=plan, reasons=reasons, pool_limit=limit)
+
+
+def _captures(config: EngineConfig, attention: str) -> bool:
+    """Torch's attention asks the device for lengths, which no captured step can; and ranks that
+    exchange something would have to capture in step."""
+    alone = config.parallel.tensor_parallel_size == 1
+    return alone and not config.device.enforce_eager and attention != "torch"
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
@@ -244,7 +284,7 @@ def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> i
     share = int(facts.total_memory * config.cache.gpu_memory_utilization)
     reserve = CPU_RESERVE if facts.device == "cpu" else 0
     usable = min(share, facts.free_memory - reserve)
-    limit = usable - plan.weights - plan.activations - plan.process
+    limit = usable - plan.weights - plan.activations - plan.captured - plan.process
     least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
     if limit < least and config.cache.num_gpu_blocks_override is None:
         raise CapacityError(

@@ -82,6 +82,36 @@ def estimate_speed(
     )
 
 
+def step_bytes(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    requests: int,
+    context: int,
+) -> float:
+    """Read by a decode step of so many requests behind `context` tokens: each weight once, of
+    experts those that some token meets if routers choose evenly, and each request's KV."""
+    weights = sum(
+        part.nbytes * (1 - (1 - _share(spec, part)) ** requests)
+        for part in _read_weights(spec, held)
+    )
+    return weights + requests * sum(_cached_bytes(group, context) for group in groups)
+
+
+def step_operations(
+    spec: ModelSpec, held: Sequence[HeldWeight], tokens: int, samples: int
+) -> float:
+    """Multiplications and additions of a step's products, attention left out; logits are computed
+    for so many of its tokens."""
+    return sum(
+        2
+        * part.elements
+        * _share(spec, part)
+        * (samples if part.tensor.role in ("head", "embedding") else tokens)
+        for part in _read_weights(spec, held)
+    )
+
+
 def _largest(parts: Mapping[str, float]) -> str:
     return max(parts, key=lambda name: parts[name])
 

@@ -13,6 +13,8 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, usable_threads
 from pagoda.kernels import cpu
+from pagoda.kernels.transfer import to_tensor as to_tensor
+from pagoda.runtime.graphs import CudaGraphs, GraphMaker
 
 logger = get_logger(__name__)
 
@@ -75,6 +77,18 @@ class Device(ABC):
         call of what is returned waits for that."""
         arrays = [tensor.cpu().numpy() for tensor in tensors]
         return lambda: arrays
+
+    def give_back(self) -> None:  # noqa: B027  # only some devices keep any
+        """Let others have memory that is kept for reuse."""
+
+    def peak_of(self, work: Callable[[], object]) -> int | None:
+        """Do `work`; bytes that it took at most beside what was held. None, and nothing is done,
+        where the device does not count them."""
+        return None
+
+    def graph_maker(self) -> Callable[[], GraphMaker] | None:
+        """What makes the maker of a model's graphs; None where steps are not captured so."""
+        return None
 
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -151,13 +165,15 @@ class CudaDevice(Device):
 
     def facts(self) -> DeviceFacts:
         free, total = torch.cuda.mem_get_info(self.torch_device)
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
         return DeviceFacts(
             device=self.name,
             total_memory=total,
             free_memory=free,
             num_threads=usable_threads(),
-            supports_bf16=torch.cuda.get_device_capability(self.torch_device) >= (8, 0),
+            supports_bf16=major >= 8,
             name=torch.cuda.get_device_name(self.torch_device),
+            capability=10 * major + minor,
         )
 
     def memory_used(self) -> int:
@@ -179,6 +195,20 @@ class CudaDevice(Device):
 
         return wait
 
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
+    def peak_of(self, work: Callable[[], object]) -> int | None:
+        self.synchronize()
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+    def graph_maker(self) -> Callable[[], GraphMaker] | None:
+        return lambda: CudaGraphs(self.torch_device)
+
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
@@ -189,15 +219,6 @@ class CudaDevice(Device):
     def restore(self, pool: torch.Tensor) -> None:
         pool.untyped_storage().resize_(pool.nbytes)
         pool.zero_()
-
-
-def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A numpy array on the device; on the CPU it keeps the array's memory where it can."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cuda":
-        # From memory that is not pinned the copy would wait for all that is queued.
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def make_device(name: str, index: int = 0) -> Device:

@@ -1,6 +1,19 @@
-"""Where the time of steps goes."""
+"""Where the time of steps goes, and how much memory the largest one takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
+from pagoda.kernels import ops
+from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.device import Device
+from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays, build_batch
+from pagoda.runtime.model import Model
+
+_PROMPT = 512
 
 
 @dataclass
@@ -19,3 +32,39 @@ class StepTimes:
 
     def add(self, part: str, seconds: float) -> None:
         self.seconds[part] += seconds
+
+
+@torch.inference_mode()
+def largest_step(
+    model: Model,
+    groups: Sequence[GroupSpec],
+    device: Device,
+    max_num_batched_tokens: int,
+    max_num_reqs: int,
+    max_model_len: int,
+) -> None:
+    """Compute a step of the most tokens and the most logits, for what memory it takes: short
+    prompts that all keep K and V in one block, beside block tables of full length."""
+    cache = CacheMemory(groups, 1, device)
+    count = max_num_batched_tokens
+    # Short, for rotary tables grow with the longest and may depend on how long that is.
+    starts = np.append(np.arange(0, count, _PROMPT), count)
+    lens = np.diff(starts).astype(np.int32)
+    none = np.zeros(len(lens), np.int32)
+    arrays = StepArrays(
+        token_ids=np.zeros(count, np.int64),
+        positions=np.arange(count) % _PROMPT,
+        query_start=starts.astype(np.int32),
+        kv_lens=lens,
+        max_query_len=_PROMPT,
+        groups=[
+            GroupArrays(
+                np.zeros((len(lens), -(-max(max_model_len, _PROMPT) // size)), np.int32),
+                np.zeros(count, np.int64),
+            )
+            for size in (group.block_size for group in attention_groups(groups))
+        ],
+        states=StateArrays(none, none) if state_groups(groups) else None,
+    )
+    hidden_states = model.forward(build_batch(arrays, cache, device.torch_device))
+    ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_reqs)]))

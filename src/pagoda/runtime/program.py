@@ -1,6 +1,6 @@
 """The whole step as one call: recorded once over fixed memory, replayed with new inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -47,25 +47,34 @@ class Computed:
     """Of the logits, where it is known."""
 
 
-class _Inputs:
+class Inputs:
     """The memory from which every replay reads its inputs."""
 
-    def __init__(self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool):
-        self.token_ids = np.zeros(limits.max_tokens, np.int64)
-        self.positions = np.zeros(limits.max_tokens, np.int64)
-        self.query_start = np.zeros(limits.max_reqs + 1, np.int32)
-        self.kv_lens = np.zeros(limits.max_reqs, np.int32)
-        self.samples = np.zeros(limits.max_reqs, np.int64)
+    def __init__(
+        self,
+        limits: StepLimits,
+        block_sizes: Sequence[int],
+        has_states: bool,
+        zeros: Callable[..., np.ndarray] = np.zeros,
+    ):
+        """`zeros`: where all arrays but the block tables come from."""
+        self.token_ids = zeros(limits.max_tokens, np.int64)
+        self.positions = zeros(limits.max_tokens, np.int64)
+        self.query_start = zeros(limits.max_reqs + 1, np.int32)
+        self.kv_lens = zeros(limits.max_reqs, np.int32)
+        self.samples = zeros(limits.max_reqs, np.int64)
         self.groups = [
             GroupArrays(
                 np.zeros((limits.max_reqs, -(-limits.max_model_len // size)), np.int32),
-                np.zeros(limits.max_tokens, np.int64),
+                zeros(limits.max_tokens, np.int64),
             )
             for size in block_sizes
         ]
         self.states: StateArrays | None = None
         if has_states:
-            self.states = StateArrays(*np.zeros((2, limits.max_reqs), np.int32))
+            self.states = StateArrays(
+                zeros(limits.max_reqs, np.int32), zeros(limits.max_reqs, np.int32)
+            )
         self._loaded: list[object] = [None] * len(self.groups)
         self._adopted: StepArrays | None = None
 
@@ -103,12 +112,15 @@ class _Inputs:
             self.states.read[:num_reqs] = arrays.states.read
             self.states.write[:num_reqs] = arrays.states.write
 
+    def take_table(self, group: int, table: np.ndarray) -> None:
+        """A group's block table has changed."""
+        self.groups[group].block_table[: len(table), : table.shape[1]] = table
+
     def _load_tables(self, arrays: StepArrays) -> None:
-        for index, (theirs, mine) in enumerate(zip(arrays.groups, self.groups, strict=True)):
-            table = theirs.block_table
-            if table is not self._loaded[index]:
-                mine.block_table[: len(table), : table.shape[1]] = table
-                self._loaded[index] = table
+        for index, group in enumerate(arrays.groups):
+            if group.block_table is not self._loaded[index]:
+                self.take_table(index, group.block_table)
+                self._loaded[index] = group.block_table
 
     def batch(self, num_tokens: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """Per request everything, per token the first `num_tokens`; no copies."""
@@ -138,7 +150,7 @@ class _Inputs:
 class StepProgram:
     """Forward pass, output head and greedy choice of any step within its limits."""
 
-    def __init__(self, recording: "Recording", limits: StepLimits, inputs: _Inputs):
+    def __init__(self, recording: "Recording", limits: StepLimits, inputs: Inputs):
         self._recording = recording
         self._limits = limits
         self._inputs = inputs
@@ -163,7 +175,7 @@ class StepProgram:
         recording = ops.recording(device, (limits.max_tokens, limits.max_reqs))
         if recording is None:
             return None
-        program = cls(recording, limits, _Inputs(limits, block_sizes, has_states))
+        program = cls(recording, limits, Inputs(limits, block_sizes, has_states))
         num_tokens = min(limits.max_tokens, limits.max_model_len, *block_sizes, 3)
         arrays = _meaningless(num_tokens, len(block_sizes), has_states)
         program._trace(model, arrays, cache)

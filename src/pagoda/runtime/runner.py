@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.ahead import StepAhead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
+from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
+from pagoda.runtime.graphs import GraphMaker
 from pagoda.runtime.inputs import build_batch
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
@@ -72,10 +75,14 @@ class ModelRunner:
     """None: requests with pictures are refused."""
     kept_image_bytes: int = 0
     """Of pictures' embeddings that are kept for later steps and requests."""
+    eager: bool = False
+    """Run steps op by op."""
+    captured_bytes: int = 0
+    """Most that captured decode steps may take on a GPU; 0 captures none."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
-        self.program: StepProgram | None = None
+        self.program: StepProgram | CapturedSteps | None = None
         self._run: DecodeRun | None = None
         self._ahead: StepAhead | None = None
         """The last step, where its tokens were not waited for."""
@@ -132,15 +139,18 @@ class ModelRunner:
         done = time.perf_counter()
         if step.needs & CHANGES:
             self._settle()  # What was generated before decides what comes next.
-        best, broken = self._choose(step, computed)
+        best, broken = self._choose_on_device(step, computed)
         fetch = self.device.fetch(best.values, best.ids)
         self._ahead = StepAhead(plan, step, self.states, best.ids, fetch, broken)
         self.times.add("sample", time.perf_counter() - done)
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
+        self._capture_needed()
         return self._ahead.settle
 
-    def _choose(self, step: PreparedStep, computed: Computed) -> tuple[FirstMax, dict[int, Fault]]:
+    def _choose_on_device(
+        self, step: PreparedStep, computed: Computed
+    ) -> tuple[FirstMax, dict[int, Fault]]:
         """The tokens on the device, and what is known to be wrong already."""
         logits, places = computed.logits, step.places
         if logits is None:
@@ -168,6 +178,7 @@ class ModelRunner:
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
         encoded = self._encode_ahead(plan, time.perf_counter() - begun)
+        self._capture_needed()
         return StepResult(step_id=plan.step_id, results=list(results.values()), encoded=encoded)
 
     def sleep(self) -> None:
@@ -175,6 +186,7 @@ class ModelRunner:
         No request is known, and nothing is computed until `wake_up`."""
         self._run = self._ahead = None
         self.device.synchronize()
+        self.drop_captured()
         if self.media is not None:
             self.media.forget()
         if self.device.name != "cpu" and self._away is None:
@@ -186,6 +198,23 @@ class ModelRunner:
             self._away.bring_back()
             self._away = None
         self.cache.restore()
+
+    def _capture_needed(self) -> None:
+        if isinstance(self.program, CapturedSteps) and self.program.capture_needed():
+            self._run = None  # its arrays may lie where captured steps read
+
+    def work_ahead(self) -> bool:
+        """While no request runs: make later steps faster, for some 100 ms. False when nothing is
+        left to do."""
+        self._run = None
+        return isinstance(self.program, CapturedSteps) and self.program.capture_more()
+
+    def drop_captured(self) -> None:
+        """Before weights or caches move or go: forget what points to them."""
+        if isinstance(self.program, CapturedSteps):
+            self.program.drop()
+            self.device.give_back()
+        self._run = None
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -256,10 +285,28 @@ class ModelRunner:
         self.times.add("media", time.perf_counter() - begun)
         return encoded
 
-    def _record(self) -> StepProgram | None:
+    def _record(self) -> StepProgram | CapturedSteps | None:
+        if self.eager:
+            return None
+        make_graphs = self.device.graph_maker()
+        if make_graphs is not None:
+            return self._captured_steps(make_graphs) if self.captured_bytes else None
         limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
         return StepProgram.record(
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
+        )
+
+    def _captured_steps(self, make_graphs: Callable[[], GraphMaker]) -> CapturedSteps:
+        return CapturedSteps(
+            self.model,
+            self.cache,
+            self._block_sizes(),
+            StepLimits(self.max_num_reqs, self.max_num_reqs, self.max_model_len),
+            self.states.has_states,
+            self.device.torch_device,
+            make_graphs,
+            lambda: self.device.facts().free_memory,
+            self.captured_bytes,
         )
 
     def _block_sizes(self) -> list[int]:
@@ -335,7 +382,10 @@ class ModelRunner:
         arrays, samples = step.arrays, step.places.hidden_rows
         program = self._program_for(step)
         if program is not None:
-            return program.run(arrays, samples)
+            if self._ahead is None or self._ahead.settled:
+                return program.run(arrays, samples)
+            assert isinstance(program, CapturedSteps)  # steps of a CPU are waited for
+            return program.run(arrays, samples, partial(self._ahead.fill, step=step))
         device = self.device.torch_device
         batch = build_batch(arrays, self.cache, device)
         if self._ahead is not None and not self._ahead.settled:
@@ -348,7 +398,7 @@ class ModelRunner:
             logits = self.model.compute_logits(_take(hidden_states, samples))
         return Computed(hidden_states, logits)
 
-    def _program_for(self, step: PreparedStep) -> StepProgram | None:
+    def _program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
         program, arrays = self.program, step.arrays
         if program is None or arrays.media:
             return None

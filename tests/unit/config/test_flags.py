@@ -77,6 +77,14 @@ def test_switches_have_a_no_form():
     assert engine("--enforce-eager").device.enforce_eager is True
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("FLASH_ATTN", "flash-attn"), ("TRITON_ATTN", "triton"), ("TORCH_SDPA", "torch")],
+)
+def test_attention_backends_have_the_names_of_other_engines(text, name):
+    assert engine(f"--attention-backend {text}").device.attention_backend == name
+
+
 def test_lists_take_several_values_and_may_be_repeated_or_json():
     assert server("--api-key a b").api_key == ("a", "b")
     assert server("--api-key a --api-key b").api_key == ("a", "b")

@@ -99,9 +99,10 @@ class CpuOps:
         q_scales: Tensor | None = None,
         norm_values: bool = False,
         values_are_keys: bool = False,
-    ) -> None:
+    ) -> Tensor:
         """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
-        in place (cos_sin None: not), and write k and v to their slots of the caches.
+        in place (cos_sin None: not), and write k and v to their slots of the caches. Returns q
+        [tokens, heads, dim], which are columns of qkv.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; with `values_are_keys`
         it has no v, which is k as it came. With `norm_values` each head of v is normalized, too.
@@ -133,6 +134,7 @@ class CpuOps:
             _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
             values_are_keys,
         )  # fmt: skip
+        return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
 
     def paged_attention(
         self,

@@ -1,0 +1,55 @@
+"""Which form of the ops computes on a tensor: the CPU's kernels, Triton's, or the reference."""
+
+import importlib.util
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pagoda.base.log import get_logger
+from pagoda.kernels import cpu
+
+if TYPE_CHECKING:
+    from pagoda.kernels.cpu.ops import CpuOps
+
+log = get_logger(__name__)
+
+_attention_by_torch = False
+
+
+def native(x: torch.Tensor) -> "CpuOps | Any | None":
+    """The fast form of ops on activations like `x`, with the methods of `CpuOps`; None where
+    there is none."""
+    if x.is_cpu:
+        return cpu.native_ops() if x.dtype == torch.float32 else None
+    return _gpu_ops(x.device, x.dtype)
+
+
+def native_attention(q: torch.Tensor) -> "CpuOps | Any | None":
+    """As `native`, for attention over a cache."""
+    return None if _attention_by_torch else native(q)
+
+
+def attend_by_torch(chosen: bool) -> None:
+    """Whether attention over a cache is torch's from now on, whatever else there is."""
+    global _attention_by_torch
+    _attention_by_torch = chosen
+
+
+@cache
+def _gpu_ops(device: torch.device, dtype: torch.dtype) -> Any | None:
+    if device.type != "cuda":
+        return None
+    if importlib.util.find_spec("triton") is None:
+        log.warning(
+            "The package triton is missing: on this GPU all is computed with torch, several times "
+            "slower. Install it (pip install triton)."
+        )
+        return None
+    from pagoda.kernels.triton import ops
+
+    reason = ops.declines(device, dtype)
+    if reason is None:
+        return ops
+    log.info("%s is computed with torch on %s: %s.", dtype, device, reason)
+    return None

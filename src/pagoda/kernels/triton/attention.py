@@ -1,0 +1,423 @@
+"""Attention over the paged KV cache, which lies as `kernels.ref.kv_cache` says, and without one.
+
+A program has a tile of a request's queries: the heads that share a KV head, of one or more tokens.
+Long contexts of few queries are cut into splits, whose partial results a second kernel merges; how
+they are cut depends on the request alone, never on its neighbours.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.kernels.triton.caches import CacheForm, cache_form
+from pagoda.kernels.triton.fp8 import decode_fp8
+from pagoda.kernels.triton.target import capability, processors
+
+Tensor = torch.Tensor
+
+_MIN_SPLIT = 512
+"""Keys. The partial result of a split costs 8 bytes per head and dimension, its keys and values 4
+per dimension and key (bf16): 3% for 8 heads that share a KV head."""
+_MAX_SPLITS = 32
+_SPLIT_QUERIES = 16
+"""Requests with more queries than these have tiles enough."""
+_PROGRAMS_PER_PROCESSOR = 4
+_LOG2E = tl.constexpr(1.4426950408889634)
+_CHANGING = ["num_tokens", "num_reqs", "most_splits", "table_row"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
+
+
+class Form(NamedTuple):
+    """How one launch is cut."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    dims: int = 1 << 20
+    """Of each product of queries and keys."""
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    chunked: bool = False,
+    sinks: Tensor | None = None,
+    sees_until: Tensor | None = None,
+) -> Tensor:
+    """As `ops.paged_attention`; caches may hold 8-bit floats, too."""
+    cache = cache_form(k_cache, v_cache)
+    (tokens, heads, dim), reqs = q.shape, kv_lens.shape[0]
+    group = heads // cache.heads
+    form = _form(q, cache, group, few=tokens <= reqs)
+    block_q = form.rows // group
+    tiles = tokens // block_q + reqs + 1
+    padded = max(16, triton.next_power_of_2(dim))
+    splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    counts = partial = tops = None
+    if splits > 1:
+        counts = torch.empty(tokens, dtype=torch.int32, device=q.device)
+        partial = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
+        tops = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=q.device)
+    enough = _PROGRAMS_PER_PROCESSOR * processors(q)
+    side_by_side = max(1, min(splits, enough // (tiles * cache.heads)))
+    _paged_attention[(tiles, cache.heads, side_by_side)](
+        out, partial, tops, counts, q, cache.k, cache.v, block_table, query_start, kv_lens,
+        sinks, sees_until, tokens, reqs, splits, q.stride(0), q.stride(1), cache.k.stride(0),
+        cache.v.stride(0), block_table.stride(0), scale, window,
+        CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
+        DIM_PAD=padded, CHUNK=min(form.dims, padded), BLOCK_SIZE=cache.block_size,
+        STORAGE=cache.storage, BLOCK_Q=block_q, ROWS=form.rows, KEYS=form.keys,
+        MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=_SPLIT_QUERIES,
+        num_warps=form.warps, num_stages=form.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_splits[(tokens, heads)](
+            out, partial, tops, counts, splits, DIM=dim,
+            DIM_PAD=triton.next_power_of_2(dim), MAX_SPLITS=_MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def encoder_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+) -> Tensor:
+    """As `ops.encoder_attention`."""
+    (tokens, heads, dim), reqs = q.shape, query_start.shape[0] - 1
+    form = _encoder_form(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _encoder_attention[(tokens // form.rows + reqs + 1, heads)](
+        out, q, k, v, query_start, tokens, reqs, heads * dim, *q.stride()[:2], *k.stride()[:2],
+        *v.stride()[:2], scale, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
+        ROWS=form.rows, KEYS=form.keys, num_warps=form.warps, num_stages=form.stages,
+    )  # fmt: skip
+    return out
+
+
+def offers(capability: int, dtype: torch.dtype) -> str | None:
+    """Why activations of `dtype` are not taken on a GPU of `capability`; None where they are."""
+    if dtype == torch.bfloat16 and capability < 80:
+        return "bfloat16 needs sm_80 or later"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"{dtype} is no type of activations"
+    return None
+
+
+def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
+    """`few`: a step of one query per request, which only reads."""
+    at_least = max(16, triton.next_power_of_2(group))
+    wide = triton.next_power_of_2(q.shape[2]) * q.element_size()  # bytes of a row
+    target = capability(q)
+    if target < 80 or q.dtype == torch.float32:  # no tensor cores: the tile is in registers
+        return Form(at_least, 16, 8 if q.shape[2] > 128 else 4, 1, 32)
+    keys = 32 if wide > 256 or cache.storage == "int8" else 64
+    if few:
+        stages = 3 if target in (80, 90, 100) else 2
+        return Form(at_least, keys, 8 if wide > 256 else 4, stages)
+    if wide > 256:
+        return Form(max(at_least, 64 if wide <= 512 else 32), 16, 8, 2)
+    rows = max(at_least, 128 if target in (90, 100) else 64)
+    return Form(rows, keys, 8 if rows > 64 else 4, 2)
+
+
+def _encoder_form(q: Tensor) -> Form:
+    wide = triton.next_power_of_2(q.shape[2]) * q.element_size()
+    if capability(q) < 80 or q.dtype == torch.float32:
+        return Form(16, 32 if wide <= 512 else 16, 4, 1)
+    return Form(64, 64 if wide <= 256 else 32, 4 if wide <= 256 else 8, 2)
+
+
+def _most_splits(keys: int, window: int | None, tile_keys: int) -> int:
+    """Of any request with so few queries that it is split."""
+    if window is not None:
+        keys = min(keys, window + _SPLIT_QUERIES + 2 * tile_keys)
+    return min(_MAX_SPLITS, triton.cdiv(keys + tile_keys, _MIN_SPLIT))
+
+
+@triton.jit
+def _request_of(tile, query_start, num_reqs, BLOCK_Q: tl.constexpr):
+    """The request that `tile` is of: request i has the tiles from query_start[i] // BLOCK_Q + i on.
+    The rows behind all requests are those of one more."""
+    req = -1
+    for first in range(0, num_reqs + 1, 256):
+        index = first + tl.arange(0, 256)
+        starts = tl.load(query_start + index, mask=index <= num_reqs, other=0)
+        begins = (starts // BLOCK_Q + index <= tile) & (index <= num_reqs)
+        req += tl.sum(begins.to(tl.int32), 0)
+    return req
+
+
+@triton.jit
+def _absorb(logits, values, top, total, acc):
+    """Take the keys of a tile into the running largest logit (base 2), sum and weighted values."""
+    new_top = tl.maximum(top, tl.max(logits, 1))
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet
+    weights = tl.exp2(logits - safe[:, None])
+    fade = tl.exp2(top - safe)
+    total = total * fade + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(values.dtype), values, acc * fade[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def _key_tile(cache, blocks, at, dims, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+              STORAGE: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """(keys [dims, tokens], what their logits are multiplied with [tokens]).
+
+    Not masked by token: that would cost the wide loads, and what lies in unseen places cannot
+    leave its column of logits.
+    """
+    # Said again, for the compiler forgets it when it moves the load of the block's ids ahead.
+    WIDE: tl.constexpr = BLOCK_SIZE & -BLOCK_SIZE if BLOCK_SIZE & -BLOCK_SIZE < 16 else 16
+    BYTES: tl.constexpr = WIDE * cache.dtype.element_ty.primitive_bitwidth // 8
+    places = cache + blocks + at
+    places = tl.max_contiguous(tl.multiple_of(places, BYTES if BYTES < 16 else 16), WIDE)
+    tile = tl.load(places[None, :] + dims[:, None] * BLOCK_SIZE, mask=dims[:, None] < DIM, other=0)
+    if STORAGE == "int8":
+        scales = (cache + blocks + DIM * BLOCK_SIZE).to(tl.pointer_type(tl.float32), bitcast=True)
+        return tile.to(tl.float32).to(dtype), tl.load(scales + at)
+    if STORAGE == "e4m3":
+        tile = decode_fp8(tile, 3)
+    if STORAGE == "e5m2":
+        tile = decode_fp8(tile, 2)
+    return tile.to(dtype), tl.full(at.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
+                dtype: tl.constexpr):  # fmt: skip
+    """Values [tokens, dims], zero where not `seen` [tokens]."""
+    ROW: tl.constexpr = DIM + 4 if STORAGE == "int8" else DIM
+    rows = cache + blocks + at * ROW
+    mask = seen[:, None] & (dims[None, :] < DIM)
+    tile = tl.load(rows[:, None] + dims[None, :], mask=mask, other=0)
+    if STORAGE == "int8":
+        scales = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
+        tile = tile.to(tl.float32) * tl.load(scales, mask=seen, other=0)[:, None]
+    if STORAGE == "e4m3":
+        tile = decode_fp8(tile, 3)
+    if STORAGE == "e5m2":
+        tile = decode_fp8(tile, 2)
+    return tile.to(dtype)
+
+
+@triton.jit
+def _scores(
+    queries, q_rows, real, cache, blocks, offset, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
+):  # fmt: skip
+    """Queries [rows, dims] times keys, [rows, tokens]."""
+    if CHUNK == DIM_PAD:
+        dims = tl.arange(0, DIM_PAD)
+        keys, scales = _key_tile(
+            cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, queries.dtype
+        )
+        scores = tl.dot(queries, keys, input_precision="ieee")
+    else:
+        # Without tensor cores a thread holds whole rows and columns: some dimensions at a time.
+        scores = tl.zeros((q_rows.shape[0], offset.shape[0]), tl.float32)
+        for first in tl.static_range(0, DIM_PAD, CHUNK):
+            dims = first + tl.arange(0, CHUNK)
+            mask = real[:, None] & (dims[None, :] < DIM)
+            part = tl.load(q_rows[:, None] + dims[None, :], mask=mask, other=0)
+            keys, scales = _key_tile(
+                cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, part.dtype
+            )
+            scores = tl.dot(part, keys, scores, input_precision="ieee")
+    return scores * scales[None, :] if STORAGE == "int8" else scores
+
+
+@triton.jit
+def _places(table, at, end, BLOCK_SIZE: tl.constexpr):
+    """(block's id, place in it) of tokens `at`."""
+    column = at // BLOCK_SIZE
+    # Masked by block, so that a block's tokens are known to have the same id.
+    block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0)
+    return block.to(tl.int64), at % BLOCK_SIZE
+
+
+@triton.jit
+def _start(sinks, head, real, split, ROWS: tl.constexpr):
+    """(largest logit, sum) before any key: the first split has the sinks."""
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if sinks is not None and split == 0:
+        top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
+        total += 1.0
+    return top, total
+
+
+@triton.jit
+def _note(counts, line, head, real, splits):
+    """How many splits each token has, by the program of the first head."""
+    if counts is not None:
+        tl.store(counts + line, tl.zeros(line.shape, tl.int32) + splits, mask=real & (head == 0))
+
+
+@triton.jit
+def _sight(token, real, before, line, sees_until, window, CHUNKED: tl.constexpr):
+    """The first key [rows] that each token of a request sees, and the one behind its last."""
+    position = before + token
+    ends = position + 1
+    if sees_until is not None:
+        ends = tl.load(sees_until + line, mask=real, other=0)
+    begins = tl.zeros(token.shape, tl.int32)
+    if window is not None:
+        begins = position - position % window if CHUNKED else tl.maximum(position + 1 - window, 0)
+    return begins, ends
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _paged_attention(
+    out, partial, tops, counts, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
+    sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block, v_block, table_row,
+    scale, window, CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
+):  # fmt: skip
+    tile, kv_head, first_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    req = _request_of(tile, query_start, num_reqs, BLOCK_Q)
+    begin = tl.load(query_start + req)
+    count = tl.load(query_start + req + 1, mask=req < num_reqs, other=num_tokens) - begin
+    first_token = (tile - begin // BLOCK_Q - req) * BLOCK_Q
+    if first_token >= count:
+        return
+
+    row = tl.arange(0, ROWS)
+    token = first_token + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    real = (row < BLOCK_Q * GROUP) & (token < count)
+    line = (begin + token).to(tl.int64)
+    dims = tl.arange(0, DIM_PAD)
+    inside = real[:, None] & (dims[None, :] < DIM)
+    rows_out = line * (KV_HEADS * GROUP) + head
+    places_out = rows_out[:, None] * DIM + dims[None, :]
+    if req == num_reqs:
+        if first_split == 0:
+            nothing = tl.zeros((ROWS, DIM_PAD), out.dtype.element_ty)
+            tl.store(out + places_out, nothing, mask=inside)
+            _note(counts, line, head, real, 0)
+        return
+
+    begins, ends = _sight(
+        token, real, tl.load(kv_lens + req) - count, line, sees_until, window, CHUNKED
+    )
+    first_seen = tl.min(tl.where(real, begins, 1 << 30), 0)
+    end = tl.max(tl.where(real, ends, 0), 0)
+    # Counted in tiles of keys, so that the compiler knows where they begin.
+    first = first_seen // KEYS
+    size = tl.cdiv(end, KEYS) - first
+    share, splits = size, 1
+    if counts is not None and count <= SPLIT_QUERIES:
+        share = tl.maximum(tl.cdiv(size, MAX_SPLITS), MIN_SPLIT // KEYS)
+        splits = tl.cdiv(size, share)
+    if first_split == 0:
+        _note(counts, line, head, real, splits)
+
+    q_rows = q + line * q_row + head * q_head
+    queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
+    HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
+    k_cache, v_cache = k_cache + kv_head * HEAD, v_cache + kv_head * HEAD
+    table = block_table + req.to(tl.int64) * table_row
+    for split in range(first_split, splits, tl.num_programs(2)):
+        top, total = _start(sinks, head, real, split, ROWS)
+        acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
+        low = split * share
+        for index in range(first + low, first + tl.minimum(low + share, size)):
+            at = index * KEYS + tl.arange(0, KEYS)
+            seen = (at >= first_seen) & (at < end)
+            block, offset = _places(table, at, end, BLOCK_SIZE)
+            logits = (scale * _LOG2E) * _scores(
+                queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+                BLOCK_SIZE, STORAGE,
+            )  # fmt: skip
+            values = _value_tile(
+                v_cache, block * v_block, offset, seen, dims, DIM, STORAGE, queries.dtype
+            )
+            visible = at[None, :] < ends[:, None]
+            if window is not None:
+                visible &= at[None, :] >= begins[:, None]
+            logits = tl.where(visible, logits, float("-inf"))
+            top, total, acc = _absorb(logits, values, top, total, acc)
+        if splits == 1:
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out + places_out, result.to(out.dtype.element_ty), mask=inside)
+        elif counts is not None:
+            part = rows_out * most_splits + split
+            tl.store(tops + part * 2, top, mask=real)
+            tl.store(tops + part * 2 + 1, total, mask=real)
+            tl.store(partial + part[:, None] * DIM + dims[None, :], acc, mask=inside)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _merge_splits(
+    out, partial, tops, counts, most_splits,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    count = tl.load(counts + token)
+    if count < 2:
+        return
+    row = token * tl.num_programs(1) + head
+    split = tl.arange(0, MAX_SPLITS)
+    part = tops + (row * most_splits + split) * 2
+    top = tl.load(part, mask=split < count, other=float("-inf"))
+    highest = tl.max(top, 0)
+    total = tl.sum(tl.load(part + 1, mask=split < count, other=0.0) * tl.exp2(top - highest), 0)
+    dims = tl.arange(0, DIM_PAD)
+    acc = tl.zeros((DIM_PAD,), tl.float32)
+    for index in range(count):
+        place = row * most_splits + index
+        weight = tl.exp2(tl.load(tops + place * 2) - highest)
+        acc += weight * tl.load(partial + place * DIM + dims, mask=dims < DIM, other=0.0)
+    tl.store(out + row * DIM + dims, (acc / total).to(out.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _encoder_attention(
+    out, q, k, v, query_start, num_tokens, num_reqs, out_row, q_row, q_head, k_row, k_head,
+    v_row, v_head, scale,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    req = _request_of(tile, query_start, num_reqs, ROWS)
+    begin = tl.load(query_start + req)
+    count = tl.load(query_start + req + 1, mask=req < num_reqs, other=num_tokens) - begin
+    first_token = (tile - begin // ROWS - req) * ROWS
+    if first_token >= count:
+        return
+    token = first_token + tl.arange(0, ROWS)
+    line = (begin + token).to(tl.int64)
+    dims = tl.arange(0, DIM_PAD)
+    inside = (token < count)[:, None] & (dims[None, :] < DIM)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
+    if req < num_reqs:
+        queries = tl.load(q + line[:, None] * q_row + head * q_head + dims[None, :],
+                          mask=inside, other=0)  # fmt: skip
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        for start in range(0, count, KEYS):
+            at = start + tl.arange(0, KEYS)
+            row = (begin + at).to(tl.int64)
+            seen = at < count
+            keys = tl.load(k + row[None, :] * k_row + head * k_head + dims[:, None],
+                           mask=seen[None, :] & (dims[:, None] < DIM), other=0)  # fmt: skip
+            values = tl.load(v + row[:, None] * v_row + head * v_head + dims[None, :],
+                             mask=seen[:, None] & (dims[None, :] < DIM), other=0)  # fmt: skip
+            logits = tl.dot(queries, keys, input_precision="ieee") * (scale * _LOG2E)
+            logits = tl.where(seen[None, :], logits, float("-inf"))
+            top, total, acc = _absorb(logits, values, top, total, acc)
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    places = line[:, None] * out_row + head * DIM + dims[None, :]
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,238 @@
+"""Gated delta nets (arXiv 2412.06464): the convolution in front, and the rule itself.
+
+States are as in `kernels.ref.delta_net`. Their columns never mix: a program holds some of a value
+head's in registers, token by token in a decode step, `_CHUNK` tokens at once where there are more.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.kernels.ref.delta_net import Decay, StateSlots
+from pagoda.kernels.triton.target import capability
+
+Tensor = torch.Tensor
+
+# The fewest rows of a dot; solving for so many takes as many small steps, one behind the other.
+_CHUNK = 16
+_EPS = tl.constexpr(1e-6)
+_CONV_TOKENS, _CONV_CHANNELS = 16, 128
+# Columns of a state of 128 rows that a program of 4 warps keeps in registers.
+_COLUMNS = 32
+
+
+@triton.jit
+def _request_of(token, query_start, requests, halvings):
+    """The request of each token: the last that starts at or before it."""
+    low = tl.zeros_like(token)
+    high = low + requests
+    for _ in range(halvings):
+        middle = (low + high) // 2
+        after = tl.load(query_start + middle) <= token
+        low = tl.where(after, middle, low)
+        high = tl.where(after, high, middle)
+    return low
+
+
+@triton.jit
+def _conv(
+    x, weight, state, read, query_start, kv_lens, out, tokens, channels, requests, halvings,
+    stride, slot_stride, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
+    channel = (tl.program_id(1) * block + tl.arange(0, block))[None, :]
+    used = token < tl.load(query_start + requests)
+    req = _request_of(token, query_start, requests, halvings)
+    start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
+    stale = used & (tl.load(kv_lens + req) > end - start)
+    slot = state + tl.load(read + req).to(tl.int64) * slot_stride
+    there = channel < channels
+    total = tl.zeros([block_tokens, block], tl.float32)
+    for i in tl.static_range(width):
+        source = token - (width - 1) + i
+        own = (used & (source >= start))[:, None] & there
+        value = tl.load(x + source.to(tl.int64)[:, None] * stride + channel, own, other=0.0)
+        kept = (stale & (source < start))[:, None] & there
+        place = (source - start + width - 1)[:, None] * channels + channel
+        before = tl.load(slot[:, None] + place, kept, other=0.0)
+        taps = tl.load(weight + i * channels + channel, there, other=0.0)
+        total += taps * (value.to(tl.float32) + before)
+    result = (total * tl.sigmoid(total)).to(out.dtype.element_ty)
+    at = out + token.to(tl.int64)[:, None] * channels + channel
+    tl.store(at, result, (token < tokens)[:, None] & there)
+
+
+@triton.jit
+def _keep_inputs(
+    x, state, read, write, query_start, kv_lens, channels, stride, slot_stride,
+    width: tl.constexpr, block_width: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    req = tl.program_id(0)
+    start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
+    to = tl.load(write + req).to(tl.int64)
+    if (to > 0) & (end > start):
+        channel = (tl.program_id(1) * block + tl.arange(0, block))[None, :]
+        place = tl.arange(0, block_width)[:, None]
+        there = (place < width - 1) & (channel < channels)
+        source = end - (width - 1) + place
+        value = tl.load(
+            x + source.to(tl.int64) * stride + channel, there & (source >= start), other=0.0
+        )
+        known = tl.where(tl.load(kv_lens + req) > end - start, width - 1, 0)
+        kept = there & (source < start) & (place < known)
+        slot = state + tl.load(read + req).to(tl.int64) * slot_stride
+        before = tl.load(slot + (source - start + width - 1) * channels + channel, kept, other=0.0)
+        # Inputs move up within a slot: all are read before any is written.
+        tl.debug_barrier()
+        tl.store(
+            state + to * slot_stride + place * channels + channel,
+            value.to(tl.float32) + before, there,
+        )  # fmt: skip
+
+
+@triton.jit
+def _unit(x, axis: tl.constexpr):
+    """fp32 x [tokens, key_dim] with rows of length 1."""
+    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, axis=axis) + _EPS), axis)
+
+
+@triton.jit
+def _log_decay(x, rate, bias):
+    x = x.to(tl.float32) + bias
+    # softplus; for large x the logarithm is x itself, and the exponential would overflow.
+    return rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def _rule(
+    qkv, strength, decay, rate, bias, state, read, write, query_start, kv_lens, out,
+    heads, shared, key_dim, value_dim, stride, strength_stride, decay_stride, slot_stride, scale,
+    tiled: tl.constexpr, chunk: tl.constexpr, block_key: tl.constexpr, block: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    head, req = tl.program_id(1), tl.program_id(2)
+    start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
+    if end > start:
+        key = tl.arange(0, block_key)
+        key_heads = heads // shared
+        key_head = head % key_heads if tiled else head // shared
+        is_value = column < value_dim
+        inside = (key < key_dim)[:, None] & is_value[None, :]
+        place = head * key_dim * value_dim + key[:, None] * value_dim + column[None, :]
+        known = tl.where(tl.load(kv_lens + req) > end - start, key_dim, 0)
+        slot = state + tl.load(read + req).to(tl.int64) * slot_stride
+        now = tl.load(slot + place, inside & (key < known)[:, None], other=0.0)
+        rates, biases = tl.load(rate + head), tl.load(bias + head)
+        q_at, k_at = key_head * key_dim, (key_heads + key_head) * key_dim
+        v_at = 2 * key_heads * key_dim + head * value_dim
+        for first in range(start, end, chunk):
+            token = (first + tl.arange(0, chunk)).to(tl.int64)
+            real = token < end
+            is_key = real[:, None] & (key < key_dim)[None, :]
+            row = qkv + token[:, None] * stride
+            q = tl.load(row + q_at + key[None, :], is_key, other=0.0).to(tl.float32)
+            k = tl.load(row + k_at + key[None, :], is_key, other=0.0).to(tl.float32)
+            q = _unit(q, 1) * scale
+            k = _unit(k, 1)
+            there = real[:, None] & is_value[None, :]
+            v = tl.load(row + v_at + column[None, :], there, other=0.0).to(tl.float32)
+            beta = tl.sigmoid(
+                tl.load(strength + token * strength_stride + head, real, other=0.0).to(tl.float32)
+            )
+            shrink = _log_decay(
+                tl.load(decay + token * decay_stride + head, real, other=0.0), rates, biases
+            )
+            # Tokens behind the end change nothing.
+            beta, shrink = tl.where(real, beta, 0.0), tl.where(real, shrink, 0.0)
+            if chunk == 1:
+                result, now = _one_token(now, q, k, v, shrink, beta)
+            else:
+                result, now = _chunk(now, q, k, v, shrink, beta, chunk, precision)
+            to = out + token[:, None] * (heads * value_dim) + head * value_dim + column[None, :]
+            tl.store(to, result.to(out.dtype.element_ty), there)
+        to = tl.load(write + req).to(tl.int64)
+        if to > 0:
+            tl.store(state + to * slot_stride + place, now, inside)
+
+
+@triton.jit
+def _one_token(now, q, k, v, shrink, beta):
+    """(result [1, columns], state [key_dim, columns]) after one token; q, k [1, key_dim]."""
+    now *= tl.exp(tl.sum(shrink, axis=0))
+    keys = tl.trans(k)
+    d = beta[:, None] * (v - tl.sum(keys * now, axis=0)[None, :])
+    now += keys * d
+    return tl.sum(tl.trans(q) * now, axis=0)[None, :], now
+
+
+@triton.jit
+def _chunk(now, q, k, v, shrink, beta, chunk: tl.constexpr, precision: tl.constexpr):
+    """As `kernels.ref.delta_net._chunk`."""
+    row, column = tl.arange(0, chunk)[:, None], tl.arange(0, chunk)[None, :]
+    total = tl.cumsum(shrink, axis=0)
+    # Above the diagonal the difference is positive and its exponential might overflow.
+    between = tl.exp(tl.where(row >= column, total[:, None] - total[None, :], -float("inf")))
+    decayed = tl.exp(total)[:, None]
+    keys = tl.trans(k)
+    told = beta[:, None] * (v - decayed * tl.dot(k, now, input_precision=precision))
+    influence = tl.where(
+        row > column,
+        beta[:, None] * between * tl.dot(k, keys, input_precision=precision),
+        0.0,
+    )
+    # The inverse of 1 + influence, row by row. Powers of influence would be fewer steps, but
+    # grow to 10**4 where keys repeat, and cancel.
+    inverse = tl.where(row == column, 1.0, 0.0)
+    for i in range(1, chunk):
+        of_row = tl.sum(tl.where(row == i, influence, 0.0), axis=0)
+        less = tl.sum(tl.trans(of_row[None, :]) * inverse, axis=0)
+        inverse -= tl.where(row == i, less[None, :], 0.0)
+    d = tl.dot(inverse, told, input_precision=precision)
+    seen = between * tl.dot(q, keys, input_precision=precision)
+    result = decayed * tl.dot(q, now, input_precision=precision)
+    result += tl.dot(seen, d, input_precision=precision)
+    last = tl.sum(shrink, axis=0)
+    left = tl.exp(last - total)[None, :]
+    return result, tl.exp(last) * now + tl.dot(left * keys, d, input_precision=precision)
+
+
+def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+    """As `kernels.ops.causal_conv`."""
+    tokens, channels = x.shape
+    width, requests = weight.shape[0], len(slots.kv_lens)
+    out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
+    blocks = triton.cdiv(channels, _CONV_CHANNELS)
+    _conv[(triton.cdiv(tokens, _CONV_TOKENS), blocks)](
+        x, weight, state, slots.read, slots.query_start, slots.kv_lens, out, tokens, channels,
+        requests, requests.bit_length(), x.stride(0), state.stride(0), width=width,
+        block_tokens=_CONV_TOKENS, block=_CONV_CHANNELS,
+    )  # fmt: skip
+    _keep_inputs[(requests, blocks)](
+        x, state, slots.read, slots.write, slots.query_start, slots.kv_lens, channels,
+        x.stride(0), state.stride(0), width=width,
+        block_width=triton.next_power_of_2(max(1, width - 1)), block=_CONV_CHANNELS,
+    )  # fmt: skip
+    return out
+
+
+def gated_delta_rule(
+    qkv: Tensor, strength: Tensor, decay: Decay, state: Tensor, slots: StateSlots, *, tiled: bool
+) -> Tensor:
+    """As `kernels.ops.gated_delta_rule`."""
+    heads, key_dim, value_dim = state.shape[1:]
+    tokens, requests = qkv.shape[0], len(slots.kv_lens)
+    keys = (qkv.shape[1] - heads * value_dim) // 2
+    # Rows behind the last request have none to write them.
+    out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
+    block = min(_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
+    by_token = tokens <= requests or capability(qkv) < 80
+    _rule[(triton.cdiv(value_dim, block), heads, requests)](
+        qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
+        slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
+        qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5,
+        tiled=tiled, chunk=1 if by_token else _CHUNK,
+        block_key=max(16, triton.next_power_of_2(key_dim)), block=block, precision="tf32x3",
+        num_warps=4 if by_token else 8,
+    )  # fmt: skip
+    return out

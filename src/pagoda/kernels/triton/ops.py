@@ -1,0 +1,116 @@
+"""What `kernels.ops` calls for tensors on a GPU: the methods of `cpu.ops.CpuOps`, in Triton.
+
+Where Triton would be the slower one, torch computes: before sm_80 its products use no tensor
+cores, so that only what memory bounds is left to it there. Large products are torch's everywhere.
+"""
+
+import torch
+
+from pagoda.kernels.ref import attention as torch_attention
+from pagoda.kernels.ref import encoder as torch_encoder
+from pagoda.kernels.triton import activation, attention, kv_cache, sampling
+from pagoda.kernels.triton.activation import (
+    activate_and_mul,
+    add_gated,
+    scale,
+    sigmoid_mul,
+    soft_cap,
+)
+from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
+from pagoda.kernels.triton.draw import draw
+from pagoda.kernels.triton.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
+from pagoda.kernels.triton.routing import route
+from pagoda.kernels.triton.sampling import mask_logits
+from pagoda.kernels.triton.target import capability, capability_of, offers
+
+__all__ = [
+    "activate_and_mul", "add_gated", "add_rms_norm", "argmax", "causal_conv", "declines", "draw",
+    "embed", "encoder_attention", "gated_delta_rule", "gated_rms_norm", "gelu", "layer_norm",
+    "mask_logits", "max_top_k", "paged_attention", "rms_norm", "rotary_store", "route", "scale",
+    "sigmoid_mul", "soft_cap", "takes_state", "top_k",
+]  # fmt: skip
+
+Tensor = torch.Tensor
+
+max_top_k = sampling.MAX_TOP
+argmax = sampling.first_max
+top_k = sampling.top_tokens
+
+
+def declines(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why activations of `dtype` are not computed on here; None where they are."""
+    return offers(capability_of(device), dtype)
+
+
+def embed(index: Tensor, table: Tensor) -> Tensor:
+    """Rows of `table` [rows, size] for int64 index [tokens]."""
+    return table.index_select(0, index)
+
+
+def gelu(x: Tensor, *, tanh: bool) -> Tensor:
+    """As `CpuOps.gelu`, of any shape."""
+    return activation.activate(x, "gelu_tanh" if tanh else "gelu")
+
+
+def takes_state(state: Tensor) -> bool:
+    """As `CpuOps.takes_state`: heads of any size."""
+    return True
+
+
+def rotary_store(
+    qkv: Tensor,
+    heads: int,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    q_scales: Tensor | None = None,
+    norm_values: bool = False,
+    values_are_keys: bool = False,
+) -> Tensor:
+    """As `CpuOps.rotary_store`; q has memory of its own, and qkv stays as it is."""
+    norms = None if q_norm is None or k_norm is None else (q_norm, k_norm, eps, norm_values)
+    return kv_cache.rotary_store(
+        qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales, values_are_keys
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    chunked: bool = False,
+    sinks: Tensor | None = None,
+    sees_until: Tensor | None = None,
+) -> Tensor:
+    """As `kernels.ops.paged_attention`."""
+    has_prompts = q.shape[0] > kv_lens.shape[0]
+    form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
+    return form.paged_attention(
+        q, k_cache, v_cache, block_table, query_start, kv_lens,
+        scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+    )  # fmt: skip
+
+
+def encoder_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+) -> Tensor:
+    """As `kernels.ops.encoder_attention`."""
+    form = torch_encoder if _without_tensor_cores(q) else attention
+    return form.encoder_attention(q, k, v, query_start, scale=scale)
+
+
+def _without_tensor_cores(x: Tensor) -> bool:
+    """Triton's products before sm_80."""
+    return capability(x) < 80

@@ -1,0 +1,58 @@
+"""What the kernels need to know of the GPU that they run on or are compiled for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+SHARED_MEMORY = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB that one program may ask for, by compute capability (CUDA C++ programming guide, table of
+technical specifications)."""
+_PROCESSORS = 132  # of an H100; stands for a GPU that is not there
+
+_assumed = 90
+
+
+def capability(x: torch.Tensor) -> int:
+    """Of the GPU that holds `x`, as 90 for 9.0; for a CPU tensor the one that is assumed."""
+    return capability_of(x.device)
+
+
+def capability_of(device: torch.device) -> int:
+    """As `capability`."""
+    return _capability(device.index) if device.type == "cuda" else _assumed
+
+
+def processors(x: torch.Tensor) -> int:
+    """Streaming multiprocessors of the GPU that holds `x`."""
+    return _processors(x.device.index) if x.is_cuda else _PROCESSORS
+
+
+@contextmanager
+def assuming(capability: int) -> Iterator[None]:
+    """Treat CPU tensors as if they lay on such a GPU."""
+    global _assumed
+    before, _assumed = _assumed, capability
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
+@cache
+def _capability(device: int) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@cache
+def _processors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def offers(capability: int, dtype: torch.dtype) -> str | None:
+    """Why no kernel takes activations of `dtype` on a GPU of `capability`; None where they do."""
+    if dtype == torch.bfloat16 and capability < 80:
+        return "bfloat16 needs sm_80 or later"
+    return None

@@ -1,0 +1,332 @@
+"""Decode steps on a GPU, captured as graphs: one for each of some numbers of requests.
+
+Serving starts without any. What steps need is captured first, in the order in which they needed
+it, one at a time between steps; the rest when nobody waits.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes, format_seconds
+from pagoda.kernels import ops
+from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.planner.memory import captured_sizes
+from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.device import to_tensor
+from pagoda.runtime.graphs import Graph, GraphMaker
+from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
+from pagoda.runtime.model import Model
+from pagoda.runtime.program import Computed, Inputs, StepLimits
+from pagoda.runtime.sampler import FirstMax
+from pagoda.runtime.states import Ints
+
+logger = get_logger(__name__)
+
+# While requests run, capturing takes at most this share of the time.
+_SHARE = 0.1
+_ALIGNMENT = 16
+_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+
+
+class _Outputs(NamedTuple):
+    """Of the largest step; each graph writes its first rows. Were they each graph's own, all their
+    logits together would take gigabytes; the copy is a hundredth of a step."""
+
+    hidden_states: torch.Tensor
+    logits: torch.Tensor
+    values: torch.Tensor
+    ids: torch.Tensor
+
+
+class _Arena:
+    """Small host arrays side by side, and their copies on the device, moved all at once."""
+
+    def __init__(self, nbytes: int, device: torch.device):
+        self._host = np.zeros(nbytes, np.uint8)
+        self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: type) -> np.ndarray:
+        """As np.zeros."""
+        count, kind = int(np.prod(shape)), np.dtype(dtype)
+        start, nbytes = self._used, count * kind.itemsize
+        self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._host[start : start + nbytes].view(kind).reshape(shape)
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """The copy of an array of `zeros`."""
+        start = array.ctypes.data - self._host.ctypes.data
+        part = self._device[start : start + array.nbytes]
+        return part.view(_TORCH_TYPES[array.dtype]).view(array.shape)
+
+    def upload(self) -> None:
+        used = self._host[: self._used]
+        self._device[: self._used].copy_(to_tensor(used, self._device.device))
+
+
+class _DeviceInputs(Inputs):
+    """The memory on the device from which graphs read, and its picture on the host.
+
+    Steps are padded to a captured size by requests without tokens. The rows that these seem to
+    have read token 0 at position 0, and store K and V in block 0, which belongs to nobody.
+    """
+
+    def __init__(
+        self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool, device: torch.device
+    ):
+        rows = limits.max_reqs + 1
+        # Each array has at most so many rows of 8 bytes; their alignment is the rest.
+        arrays = 6 + len(block_sizes) + 2
+        self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
+        super().__init__(limits, block_sizes, has_states, self._arena.zeros)
+        self._device = device
+        self._tables = [
+            torch.zeros(group.block_table.shape, dtype=torch.int32, device=device)
+            for group in self.groups
+        ]
+
+    def load(self, arrays: StepArrays, samples: Ints) -> None:
+        super().load(arrays, samples)
+        count = arrays.num_reqs
+        for array in (self.token_ids, self.positions, self.kv_lens):
+            array[count:] = 0
+        for group in self.groups:
+            group.slot_mapping[count:] = 0
+        if self.states is not None:
+            self.states.read[count:] = self.states.write[count:] = 0
+        self._arena.upload()
+
+    def take_table(self, group: int, table: np.ndarray) -> None:
+        rows, width = table.shape
+        self._tables[group][:rows, :width] = to_tensor(table, self._device)
+
+    def token_ids_of(self, count: int) -> torch.Tensor:
+        return self._arena.on_device(self.token_ids)[:count]
+
+    def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+        """The first `size` requests, one token each; no copies."""
+        on_device = self._arena.on_device
+        groups: list[GroupInputs | StateInputs] = [
+            GroupInputs(table[:size], on_device(group.slot_mapping)[:size])
+            for table, group in zip(self._tables, self.groups, strict=True)
+        ]
+        if self.states is not None:
+            read, write = on_device(self.states.read), on_device(self.states.write)
+            groups.append(StateInputs(read[:size], write[:size]))
+        return ForwardBatch(
+            token_ids=self.token_ids_of(size),
+            positions=on_device(self.positions)[:size],
+            query_start=on_device(self.query_start)[: size + 1],
+            kv_lens=on_device(self.kv_lens)[:size],
+            max_query_len=1,
+            max_kv_len=limits.max_model_len,
+            groups=groups,
+            layer_group=cache.layer_group,
+            kv_caches=cache.layers,
+        )
+
+
+@dataclass(eq=False)
+class CapturedSteps:
+    """Forward pass, output head and greedy choice of decode steps, as `StepProgram` has them.
+
+    `budget` is how many bytes graphs may take; `free_memory` says what the device has left.
+    """
+
+    model: Model
+    cache: CacheMemory
+    block_sizes: Sequence[int]
+    limits: StepLimits
+    has_states: bool
+    device: torch.device
+    make_graphs: Callable[[], GraphMaker]
+    free_memory: Callable[[], int]
+    budget: int
+
+    def __post_init__(self) -> None:
+        self.sizes = captured_sizes(self.limits.max_reqs)
+        self._needed: dict[int, None] = {}
+        """Sizes in the order in which steps needed them."""
+        self._graphs: dict[int, Graph] = {}
+        self._maker: GraphMaker | None = None
+        self._inputs: _DeviceInputs | None = None
+        self._outputs: _Outputs | None = None
+        self._spent = 0
+        self._seconds = 0.0
+        self._pause_until = 0.0
+        self._given_up = False
+
+    def fits(self, num_tokens: int, num_reqs: int, num_samples: int) -> bool:
+        """Whether such a step is captured; a decode step that is not is noted as needed."""
+        if not num_tokens == num_reqs == num_samples <= self.limits.max_reqs:
+            return False
+        size = self._size_of(num_reqs)
+        if size in self._graphs:
+            return True
+        self._needed[size] = None
+        return False
+
+    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
+        """As `StepProgram.adopt`."""
+        self._ready_inputs().adopt(arrays, samples)
+
+    def run(
+        self,
+        arrays: StepArrays,
+        samples: Ints,
+        fill: Callable[[torch.Tensor], None] | None = None,
+    ) -> Computed:
+        """Compute a step that `fits`; what it gives lasts until the next one, its tokens longer.
+
+        `fill` puts tokens that the device alone knows yet into int64 token_ids [num_tokens].
+        """
+        count = arrays.num_reqs
+        inputs = self._ready_inputs()
+        inputs.load(arrays, samples)
+        if fill is not None:
+            fill(inputs.token_ids_of(count))
+        self._graphs[self._size_of(count)].replay()
+        assert self._outputs is not None
+        hidden_states, logits, values, ids = (rows[:count] for rows in self._outputs)
+        return Computed(hidden_states, logits, FirstMax(values, ids.clone()))
+
+    def capture_needed(self) -> bool:
+        """Between steps: capture the size that was needed first, if that does not hold up the
+        steps for too long in all. Whether it did, and adopted arrays are lost."""
+        begun = time.perf_counter()
+        if self._given_up or begun < self._pause_until:
+            return False
+        waiting = [size for size in self._needed if size not in self._graphs]
+        if not waiting:
+            return False
+        self._capture(waiting[0])
+        ended = time.perf_counter()
+        self._pause_until = ended + (ended - begun) / _SHARE
+        return True
+
+    def capture_more(self) -> bool:
+        """With no request running: capture one more size. False when all is done."""
+        # Large ones first: the memory between their inputs and outputs serves the others, too.
+        order = [*self._needed, *reversed(self.sizes)]
+        missing = [size for size in dict.fromkeys(order) if size not in self._graphs]
+        if missing and not self._given_up:
+            self._capture(missing[0])
+        return len(missing) > 1 and not self._given_up
+
+    def drop(self) -> None:
+        """Forget all graphs and their memory: what they point to is about to move or to go. Steps
+        capture again what they need."""
+        self._graphs.clear()
+        self._needed.clear()
+        self._maker = self._inputs = self._outputs = None
+        self._spent = 0
+        self._given_up = False
+
+    def _size_of(self, num_reqs: int) -> int:
+        return next(size for size in self.sizes if size >= num_reqs)
+
+    def _ready_inputs(self) -> _DeviceInputs:
+        if self._inputs is None:
+            self._inputs = _DeviceInputs(
+                self.limits, self.block_sizes, self.has_states, self.device
+            )
+        return self._inputs
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> None:
+        if self._spent >= self.budget:
+            self._give_up(f"their {format_bytes(self.budget)} of memory are used")
+            return
+        begun, before = time.perf_counter(), self.free_memory()
+        try:
+            graph = self._graph_of(size)
+        except torch.OutOfMemoryError:
+            self._give_up("memory is short")
+            return
+        except RuntimeError as error:
+            self._give_up(f"one of {size} requests cannot be captured ({_first_line(error)})")
+            return
+        self._spent += max(0, before - self.free_memory())
+        self._seconds += time.perf_counter() - begun
+        if graph is None:
+            self._graphs.clear()
+            self._given_up = True
+            logger.error(
+                "Decode steps run op by op: the replay of a captured one differs from it. This is "
+                "a fault of Pagoda; please report it with the model's name."
+            )
+            return
+        self._graphs[size] = graph
+        logger.debug("Decode steps of up to %d requests are captured.", size)
+        if len(self._graphs) == len(self.sizes):
+            self._report("All")
+
+    def _graph_of(self, size: int) -> Graph | None:
+        """None where a replay does not give what the step itself does."""
+        inputs = self._ready_inputs()
+        inputs.load(self._first_tokens(size), np.arange(size))
+        batch = inputs.batch_of(size, self.limits, self.cache)
+        # The first pass compiles what there is to compile, and gives the outputs' shapes.
+        expected = [rows.clone() for rows in self._compute(batch)]
+        outputs = self._ready_outputs(expected)
+        if self._maker is None:
+            self._maker = self.make_graphs()
+
+        def work() -> None:
+            for kept, rows in zip(outputs, self._compute(batch), strict=True):
+                kept[:size].copy_(rows)
+
+        graph = self._maker(work)
+        outputs.logits.fill_(torch.nan)
+        graph.replay()
+        return graph if _alike(outputs.logits[:size], expected[1]) else None
+
+    def _compute(self, batch: ForwardBatch) -> _Outputs:
+        hidden_states = self.model.forward(batch)
+        logits = self.model.compute_logits(hidden_states)
+        return _Outputs(hidden_states, logits, *ops.first_max(logits))
+
+    def _ready_outputs(self, like: Sequence[torch.Tensor]) -> _Outputs:
+        if self._outputs is None:
+            most = self.limits.max_reqs
+            self._outputs = _Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
+        return self._outputs
+
+    def _first_tokens(self, size: int) -> StepArrays:
+        """Of so many requests, all in block 0; no state is stored."""
+        zeros, none = np.zeros(size, np.int64), np.zeros(size, np.int32)
+        return StepArrays(
+            token_ids=zeros,
+            positions=zeros,
+            query_start=np.arange(size + 1, dtype=np.int32),
+            kv_lens=np.ones(size, np.int32),
+            max_query_len=1,
+            groups=[GroupArrays(none[:, None], zeros) for _ in self.block_sizes],
+            states=StateArrays(none, none) if self.has_states else None,
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        self._report(f"{len(self._graphs)} of {len(self.sizes)}", f"; others stay eager: {why}")
+
+    def _report(self, count: str, more: str = "") -> None:
+        logger.info(
+            "%s sizes of decode steps are captured, in %s and %s of the %s planned%s.",
+            count, format_seconds(self._seconds), format_bytes(self._spent),
+            format_bytes(self.budget), more,
+        )  # fmt: skip
+
+
+def _alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Not to the bit: a library may choose another way while it is captured."""
+    return bool((found - expected).abs().max() <= 0.02 * expected.abs().max())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

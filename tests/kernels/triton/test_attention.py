@@ -1,0 +1,151 @@
+"""Attention in Triton against the torch reference, on caches whose unused places are NaN."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attention
+from pagoda.kernels.triton import attention
+from tests.kernels.triton.paged import FP8, MIXES, Case
+
+HALVES = (torch.float16, torch.bfloat16)
+# Of fp32 sums in another order; of weights rounded to half precision.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def check(case: Case) -> torch.Tensor:
+    out = case.run(attention.paged_attention)
+    tolerance = TOLERANCE[case.q_dtype]
+    torch.testing.assert_close(out.float(), case.expected(), rtol=tolerance, atol=tolerance)
+    return out
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 1, 37])
+def test_equals_reference(device, mix, window):
+    check(Case(MIXES[mix], device=device, how={"window": window}))
+
+
+@pytest.mark.parametrize(
+    ("q_dtype", "dtype"),
+    [
+        *[(torch.float32, dtype) for dtype in (torch.bfloat16, torch.float16, torch.int8, *FP8)],
+        *[(half, dtype) for half in HALVES for dtype in (half, torch.int8, *FP8)],
+    ],
+)
+def test_caches(device, dtype, q_dtype):
+    check(Case(MIXES["mixed"], dtype=dtype, q_dtype=q_dtype, device=device, how={"window": 37}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 4, 8), (3, 1, 64), (5, 1, 80), (14, 2, 96), (71, 1, 64), (2, 1, 256), (2, 1, 512)],
+)
+def test_head_layouts(device, dtype, heads, kv_heads, head_dim):
+    requests = [(1, 40), (5, 20)]
+    check(Case(requests, heads, kv_heads, head_dim, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("block_size", [1, 4, 100])
+def test_block_sizes(device, dtype, block_size):
+    requests = [(1, 130), (3, 40)]
+    how = {"window": 90}
+    check(Case(requests, block_size=block_size, dtype=dtype, device=device, how=how))
+
+
+@pytest.mark.parametrize("mix", ["first token", "mixed", "idle requests"])
+def test_sinks(device, mix):
+    """Some far below all scores, some far above."""
+    sinks = torch.tensor([-200.0, -1.0, 0.0, 3.0, 20.0, 200.0])
+    check(Case(MIXES[mix], device=device, how={"sinks": sinks, "window": 37}))
+
+
+def test_rows_behind_all_requests_are_zero(device):
+    for padding in (1, 7, 40):
+        out = check(Case(MIXES["idle requests"], device=device, padding=padding))
+        assert out[-padding:].eq(0).all()
+
+
+LONG = [(1, 200), (1, 20), (3, 129), (1, 128)]
+
+
+@pytest.fixture
+def small_splits(monkeypatch):
+    monkeypatch.setattr(attention, "_MIN_SPLIT", 64)
+
+
+@pytest.mark.parametrize("how", [{}, {"window": 150}, {"sinks": torch.arange(6.0) * 4 - 8}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_splits(device, small_splits, how, dtype):
+    check(Case(LONG, dtype=dtype, device=device, padding=2, how=how))
+
+
+def test_growing_splits(device, small_splits, monkeypatch):
+    monkeypatch.setattr(attention, "_MAX_SPLITS", 2)
+    check(Case(LONG, device=device))
+
+
+def test_neighbours_and_processors_change_no_bit(device, small_splits, monkeypatch):
+    case = Case([(1, 200), (1, 20), (1, 129)], device=device)
+    together = case.run(attention.paged_attention)
+    monkeypatch.setattr(attention, "processors", lambda x: 1)
+    assert torch.equal(case.run(attention.paged_attention), together)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    for row in range(3):
+        one = slice(row, row + 1)
+        per_request = (case.q[one], case.table[one], starts, case.lens[one])
+        q, table, begin, lens = (x.to(device) for x in per_request)
+        caches = (case.k_cache.to(device), case.v_cache.to(device))
+        alone = attention.paged_attention(q, *caches, table, begin, lens, scale=case.head_dim**-0.5)
+        assert torch.equal(alone.cpu(), together[one])
+
+
+def dense(q, k_cache, v_cache, table, starts, lens, *, scale, window, chunked, sees_until):
+    """Of fp32: every logit of a request at once."""
+    out = torch.zeros_like(q)
+    group = q.shape[1] // v_cache.shape[1]
+    for req, kv_len in enumerate(lens.tolist()):
+        begin, end = starts[req], starts[req + 1]
+        blocks = table[req].long()
+        k = k_cache[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:kv_len]
+        v = v_cache[blocks].transpose(1, 2).flatten(0, 1)[:kv_len].nan_to_num()
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+        query = torch.arange(kv_len - int(end - begin), kv_len)[:, None]
+        key = torch.arange(kv_len)[None]
+        first = query - query % window if chunked else query - window + 1
+        behind = query + 1 if sees_until is None else sees_until[begin:end, None]
+        hidden = (key < first) | (key >= behind)
+        logits = torch.einsum("qhd,khd->hqk", q[begin:end], k) * scale
+        weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("image", [False, True])
+def test_chunks_and_images(device, chunked, image):
+    """An image's tokens see each other: two of them here, in one request."""
+    seen = [*[70], *[4, 4, 4, 4, 5, 17, *[17] * 11], *[40, 40, 38, 39, 40]]
+    how = {"window": 8, "chunked": chunked}
+    how["sees_until"] = torch.tensor(seen, dtype=torch.int32) if image else None
+    case = Case([(1, 70), (17, 17), (5, 40)], device=device, how=how)
+    out = case.run(attention.paged_attention)
+    torch.testing.assert_close(out, case.expected(dense), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [6, 32, 72])
+def test_encoder_attention(device, dtype, dim):
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.tensor([0, 3, 3, 40, 41], dtype=torch.int32)
+    qkv = torch.randn(44, 3, 2, dim, generator=generator).to(dtype)
+    q, k, v = qkv.unbind(1)
+    expected = ref_encoder_attention(q.float(), k.float(), v.float(), starts, scale=0.3)
+    out = attention.encoder_attention(
+        q.to(device), k.to(device), v.to(device), starts.to(device), scale=0.3
+    )
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(out.cpu().float(), expected, rtol=tolerance, atol=tolerance)
+    assert out.is_contiguous()

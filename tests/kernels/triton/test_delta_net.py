@@ -1,0 +1,89 @@
+"""Gated delta nets in Triton against their reference, with slots that start as NaN."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+from pagoda.kernels.ref import delta_net as reference
+from pagoda.kernels.triton import delta_net
+from tests.kernels.triton.forms import TOLERANCE, spread_rows
+
+# Tokens of each request of a step, and those it had before; one has none in this step.
+MIXED = ([1, 5, 0, 19, 2, 33], [0, 7, 9, 0, 300, 1])
+DECODE = ([1, 1, 0, 1], [4, 0, 3, 9])
+FAST = {"rtol": 3e-5, "atol": 3e-5}
+
+
+def step(shape, lengths, before, device):
+    """(cache [slots, *shape] with NaN around the states, slots)."""
+    count = len(lengths)
+    size = torch.Size(shape).numel()
+    buffer = torch.full((3 * count + 1, size + 5), torch.nan)
+    cache = buffer[:, 3 : 3 + size].unflatten(1, shape)
+    free = (torch.randperm(3 * count) + 1).tolist()
+    read = [free.pop() for _ in range(count)]
+    # Some keep what they read from, some do not keep the state at all.
+    write = [(slot, free.pop(), 0)[i % 3] for i, slot in enumerate(read)]
+    for slot, had in zip(read, before, strict=True):
+        if had:
+            cache[slot] = torch.randn(shape)
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    kv_lens = [a + b for a, b in zip(lengths, before, strict=True)]
+    parts = (torch.tensor(x, dtype=torch.int32, device=device) for x in
+             (read, write, starts, kv_lens))  # fmt: skip
+    return buffer.to(device)[:, 3 : 3 + size].unflatten(1, shape), reference.StateSlots(*parts)
+
+
+@pytest.mark.parametrize("form", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize(("width", "channels"), [(1, 16), (2, 43), (4, 300)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_causal_conv(form, width, channels, dtype, device):
+    cache, slots = step((width - 1, channels), *form, device)
+    # Two rows behind the last request become zero.
+    x = spread_rows((sum(form[0]) + 2, channels), dtype, device)
+    weight = torch.randn(width, channels, device=device)
+    expected_cache = cache.clone()
+    expected = reference.causal_conv(x, weight, expected_cache, slots)
+    found = delta_net.causal_conv(x, weight, cache, slots)
+    torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "key_dim", "value_dim", "tiled"),
+    [(1, 1, 8, 16, False), (2, 4, 24, 40, True), (1, 2, 37, 16, False)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tiled, dtype, device):
+    cache, slots = step((value_heads, key_dim, value_dim), *form, device)
+    tokens = sum(form[0]) + (form is MIXED)
+    qkv = spread_rows((tokens, 2 * key_heads * key_dim + value_heads * value_dim), dtype, device)
+    both = spread_rows((tokens, 2 * value_heads), dtype, device) * 2
+    strength, x = both.chunk(2, dim=1)
+    rate, bias = -torch.rand(value_heads), torch.randn(value_heads)
+    decay = reference.Decay(x, rate.to(device), bias.to(device))
+    expected_cache = cache.clone()
+    arguments = (strength, decay, expected_cache, slots)
+    expected = reference.gated_delta_rule(qkv.clone(), *arguments, tiled=tiled)
+    arguments = (strength, decay, cache, slots)
+    found = delta_net.gated_delta_rule(qkv.clone(), *arguments, tiled=tiled)
+    limits = FAST if dtype == torch.float32 else TOLERANCE[dtype]
+    torch.testing.assert_close(found, expected, **limits)
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
+
+
+def test_keys_that_repeat_and_extreme_gates(device):
+    """One key over and over, strengths of 1, states that never fade or do at once."""
+    cache, slots = step((2, 16, 16), [40], [3], device)
+    qkv = torch.randn(1, 64, device=device).repeat(40, 1)
+    strength = torch.full((40, 2), 80.0, device=device)
+    x = torch.tensor([[-80.0, 80.0]], device=device).repeat(40, 1)
+    decay = reference.Decay(x, -torch.ones(2, device=device), torch.zeros(2, device=device))
+    expected_cache = cache.clone()
+    expected = reference.gated_delta_rule(
+        qkv.clone(), strength, decay, expected_cache, slots, tiled=False
+    )
+    found = delta_net.gated_delta_rule(qkv, strength, decay, cache, slots, tiled=False)
+    torch.testing.assert_close(found, expected, **FAST)
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)

@@ -1,0 +1,273 @@
+"""Captured decode steps, by graphs that run again on the same memory what was recorded."""
+
+import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda.planner.memory import captured_sizes
+from pagoda.runtime import captured
+from pagoda.runtime.captured import CapturedSteps
+from pagoda.runtime.device import CpuDevice
+from pagoda.runtime.graphs import CudaGraphs
+from tests.runtime.test_decode_run import script  # noqa: F401  # a fixture
+
+COST = 1000
+
+
+class Graph:
+    def __init__(self, gpu: "FakeGpu", work):
+        self.gpu, self.work = gpu, work
+
+    def replay(self):
+        self.gpu.replays += 1
+        if not self.gpu.broken:
+            self.work()
+
+
+class FakeGpu(CpuDevice):
+    """A CPU that makes graphs; each takes COST bytes."""
+
+    def __init__(self) -> None:
+        self.free = 10**9
+        self.replays = 0
+        self.broken = False
+        self.refuses: Exception | None = None
+
+    def facts(self):
+        return SimpleNamespace(free_memory=self.free)
+
+    def graph_maker(self):
+        def make(work):
+            self.free -= COST
+            if self.refuses is not None:
+                raise self.refuses
+            return Graph(self, work)
+
+        return lambda: make
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu()
+
+
+@pytest.fixture
+def make_captured(make_driver, gpu, monkeypatch):
+    """A driver whose runner captures as soon as it can; and its captured steps."""
+
+    def make(share: float = 1e9, **changes):
+        monkeypatch.setattr(captured, "_SHARE", share)
+        settings = {"device": gpu, "max_num_reqs": 8, "captured_bytes": 10**6}
+        driver = make_driver(**(settings | changes))
+        driver.runner.program = driver.runner._record()
+        return driver, driver.runner.program
+
+    return make
+
+
+def decode(driver, make_request, count: int, steps: int = 3) -> list[str]:
+    """So many new requests, a few steps long; then they are gone."""
+    names = [f"{driver.step_id}-{i}" for i in range(count)]
+    driver.add(*(make_request(name, 9, temperature=0.0) for name in names))
+    driver.finish(names, steps)
+    for name in names:
+        driver.free(name)
+    return names
+
+
+def test_sizes():
+    assert captured_sizes(1) == (1,)
+    assert captured_sizes(8) == (1, 2, 4, 8)
+    assert captured_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)
+    assert captured_sizes(256)[-4:] == (96, 128, 192, 256)
+
+
+def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # noqa: F811
+    """With drafts, preemptions, chunks and requests that come and go; seeded draws too."""
+    driver, steps = make_captured()
+    tokens, advanced = script(driver)
+    assert gpu.replays > 30 and advanced > 10
+    assert len(steps._graphs) > 1
+    assert tokens == script(make_driver(max_num_reqs=8))[0]
+
+
+def test_what_is_needed_first_is_captured_first(make_captured, make_request):
+    driver, steps = make_captured()
+    decode(driver, make_request, 3)
+    decode(driver, make_request, 1)
+    assert list(steps._graphs) == [4, 1]
+    more = [driver.runner.work_ahead() for _ in range(3)]
+    assert more == [True, False, False]
+    assert list(steps._graphs) == [4, 1, 8, 2]
+
+
+def test_prompts_and_mixed_steps_are_not_captured(make_captured, make_request, gpu):
+    driver, steps = make_captured()
+    driver.add(make_request("a", 9, temperature=0.0))
+    driver.step({"a": 64})
+    driver.add(make_request("b", 9, temperature=0.0))
+    driver.step({"a": 64, "b": 4})
+    assert not steps._graphs and not steps._needed and gpu.replays == 0
+
+
+def test_capturing_takes_a_bounded_share_of_the_time(make_captured, make_request, monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    driver, steps = make_captured(share=0.1)
+    monkeypatch.setattr(captured, "time", clock)
+    capture = steps._capture
+
+    def slowly(size):
+        clock.now += 1.0
+        capture(size)
+
+    monkeypatch.setattr(steps, "_capture", slowly)
+    decode(driver, make_request, 3)
+    decode(driver, make_request, 1)
+    assert list(steps._graphs) == [4]
+    clock.now = 10.9
+    decode(driver, make_request, 1)
+    assert list(steps._graphs) == [4]
+    clock.now = 11.1
+    decode(driver, make_request, 1)
+    assert list(steps._graphs) == [4, 1]
+
+
+def test_the_budget_ends_capturing(make_captured, make_request, caplog):
+    caplog.set_level(logging.INFO, "pagoda")
+    driver, steps = make_captured(captured_bytes=2 * COST + 1)
+    for count in (1, 2, 4, 8):
+        decode(driver, make_request, count)
+    assert list(steps._graphs) == [1, 2, 4]
+    assert "3 of 4 sizes of decode steps are captured" in caplog.text
+    assert "others stay eager" in caplog.text
+    assert not driver.runner.work_ahead()
+
+
+def test_all_sizes_are_reported(make_captured, caplog):
+    caplog.set_level(logging.INFO, "pagoda")
+    driver, _ = make_captured()
+    while driver.runner.work_ahead():
+        pass
+    assert "All sizes of decode steps are captured" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("operation not permitted\nin detail"), "captured (operation not permitted)"),
+        (torch.OutOfMemoryError("no"), "memory is short"),
+    ],
+)
+def test_what_cannot_be_captured_stays_eager(
+    error, words, make_captured, make_request, gpu, caplog
+):
+    caplog.set_level(logging.INFO, "pagoda")
+    gpu.refuses = error
+    driver, _ = make_captured()
+    names = decode(driver, make_request, 2)
+    assert [len(driver.tokens[name]) for name in names] == [3, 3]
+    assert caplog.text.count(words) == 1
+    assert gpu.replays == 0
+
+
+def test_a_replay_that_differs_is_not_used(make_captured, make_request, gpu, caplog):
+    gpu.broken = True
+    driver, steps = make_captured()
+    decode(driver, make_request, 2)
+    assert gpu.replays == 1 and not steps._graphs
+    assert "the replay of a captured one differs" in caplog.text
+
+
+def test_dropped_graphs_are_captured_anew(make_captured, make_request, gpu):
+    """As before sleep, behind which weights and caches lie elsewhere."""
+    driver, steps = make_captured()
+    driver.add(*(make_request(name, 9, temperature=0.0) for name in "abc"))
+    driver.finish(["a", "b", "c"], 4)
+    inputs = steps._inputs
+    driver.runner.drop_captured()
+    assert not steps._graphs and steps._maker is None
+    before = gpu.replays
+    driver.finish(["a", "b", "c"], 5)
+    assert gpu.replays == before + 1  # the check of what was captured anew
+    driver.finish(["a", "b", "c"], 8)
+    assert gpu.replays > before + 1 and steps._inputs is not inputs
+
+
+def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_request):
+    """It takes the memory in which the run's arrays lie."""
+    driver, steps = make_captured()
+    plain = make_driver(max_num_reqs=8)
+    for each in (driver, plain):
+        each.add(*(make_request(name, 9, temperature=0.0) for name in "abc"))
+        each.finish(list("abc"), 6)
+        each.runner._run = None  # the next step begins one that lies where graphs read
+        each.finish(list("abc"), 8)
+        steps._needed[8] = None  # by earlier steps, while capturing was to wait
+        each.finish(list("abc"), 14)
+    assert list(steps._graphs) == [4, 8]
+    assert driver.tokens == plain.tokens
+
+
+def test_nothing_is_captured_where_it_is_not_wanted(make_driver, gpu):
+    def record(**changes):
+        return make_driver(device=gpu, **changes).runner._record()
+
+    assert record(captured_bytes=1, eager=True) is None
+    assert record(captured_bytes=0) is None
+    assert isinstance(record(captured_bytes=1), CapturedSteps)
+
+
+def test_steps_from_before_do_not_show_in_padding(make_captured, make_request):
+    """A step of four leaves slots behind; a padded one of three must not write there."""
+    driver, steps = make_captured()
+    driver.add(*(make_request(name, 9, temperature=0.0) for name in "abcd"))
+    driver.finish(list("abcd"), 4)
+    driver.finish(list("abc"), 9)
+    assert list(steps._graphs) == [4]
+    prompt = driver.requests["d"].prompt_token_ids
+    driver.finish(["d"], 9)
+    # CacheModel itself asserts that each stored position is its own.
+    assert len(driver.tokens["d"]) == 9 and len(prompt) == 9
+    assert np.all(steps._inputs.groups[0].slot_mapping[1:] == 0)
+
+
+def test_a_graph_is_captured_beside_the_stream(monkeypatch):
+    calls = []
+
+    class Fake:
+        def capture_begin(self, pool, capture_error_mode):
+            calls.append(("begin", pool, capture_error_mode))
+
+        def capture_end(self):
+            calls.append("end")
+
+        def reset(self):
+            calls.append("reset")
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            calls.append((self.name, "waits for", other.name))
+
+    current = Stream("current")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Fake)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    make = CudaGraphs(torch.device("cpu"))
+    make(lambda: calls.append("work"))
+    assert calls == [
+        ("side", "waits for", "current"), ("begin", "pool", "thread_local"), "work", "end",
+        ("current", "waits for", "side"),
+    ]  # fmt: skip
+    calls.clear()
+    with pytest.raises(RuntimeError, match="wrong"):
+        make(lambda: (_ for _ in ()).throw(RuntimeError("wrong")))
+    assert calls[-1] == "end"

@@ -1,0 +1,38 @@
+"""Choosing tokens and experts; logits are fp32 in every model."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from pagoda.kernels.triton import draw, routing, sampling
+from tools.triton_examples import Example
+from tools.triton_examples.rowwise import in_each_type
+
+ROWS, VOCAB = 8, 151_936
+
+
+def examples() -> Iterator[Example]:
+    for label, call in (("vocabulary of 151,936", _choose), ("2 to 256 of the top", _top)):
+        yield Example(label, "float32", call, lambda capability: None)
+    yield from in_each_type("8 of 128 experts", _route)
+
+
+def _choose() -> None:
+    logits, index = torch.empty(ROWS, VOCAB), torch.empty(ROWS, dtype=torch.int64)
+    sampling.first_max(logits)
+    sampling.mask_logits(logits, index, torch.empty(ROWS, VOCAB // 32, dtype=torch.int32))
+    kinds = (np.float32, np.int32, np.float64, np.float32, np.uint64, np.int64)
+    params = draw.DrawParams(*(np.ones(ROWS, kind) for kind in kinds))
+    draw.draw(index, logits, logits[:, 0].contiguous(), params)
+
+
+def _top() -> None:
+    for count in (2, 20, sampling.MAX_TOP):
+        sampling.top_tokens(torch.empty(ROWS, VOCAB), count)
+
+
+def _route(dtype: torch.dtype) -> None:
+    for scoring in ("softmax", "topk_softmax", "sigmoid"):
+        routing.route(torch.empty(ROWS, 128, dtype=dtype), 8, scoring, True)
+    routing.group_by_expert(torch.zeros(ROWS, 8, dtype=torch.int64), 128)
