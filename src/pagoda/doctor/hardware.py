@@ -6,6 +6,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.doctor.probe import Machine
 from pagoda.kernels import cpu
+from pagoda.kernels.triton.layouts import STORAGES
 from pagoda.planner.gpus import Gpu, find_gpus
 
 _BF16 = (8, 0)
@@ -40,6 +41,7 @@ def elsewhere(text: str) -> Hardware:
         num_threads=1,
         supports_bf16=gpu.capability >= _BF16,
         name=gpu.name,
+        packed_storages=STORAGES,
     )
     return Hardware(facts, count, here=False, gpu=gpu, capability=gpu.capability)
 
@@ -66,6 +68,7 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         num_threads=machine.cpu.threads,
         supports_bf16=first.capability >= _BF16,
         name=first.name,
+        packed_storages=STORAGES,
     )
     try:
         gpu, _ = find_gpus(first.name)

@@ -1,4 +1,4 @@
-"""Weights in the checkpoint's own bits, or the nearest, packed for the native kernels of a CPU."""
+"""Weights in the checkpoint's own bits, or the nearest, packed for the kernels of a CPU or GPU."""
 
 from collections.abc import Callable
 from itertools import accumulate, groupby
@@ -15,9 +15,9 @@ from pagoda.weights.formats import held_as
 _CHUNK_ELEMENTS = 1 << 20
 
 
-def kept_storage(storage: str, columns: int) -> str:
-    """How rows of so many columns, stored so, are held in a packed matrix."""
-    return held_as(storage, columns, ops.packed_storages())
+def kept_storage(storage: str, columns: int, device: str) -> str:
+    """How rows of so many columns, stored so, are held in a packed matrix on `device`."""
+    return held_as(storage, columns, ops.packed_storages(device))
 
 
 def load_rows(load: Callable[[int, torch.Tensor], None], source: ShardSource, kept: str) -> None:
@@ -45,10 +45,10 @@ class PackedLinear(LinearFormat):
         self._dtype = dtype
         self._matrices: list[Any] = []
         self._places: list[tuple[Any, int]] = []
-        kept = [kept_storage(name, in_features) for name in storages]
+        kept = [kept_storage(name, in_features, device) for name in storages]
         for storage, run in groupby(zip(kept, shard_sizes, strict=True), lambda pair: pair[0]):
             sizes = [size for _, size in run]
-            matrix = ops.packed_matrix(storage, sum(sizes), in_features)
+            matrix = ops.packed_matrix(storage, sum(sizes), in_features, device, dtype)
             self._matrices.append(matrix)
             starts = accumulate(sizes[:-1], initial=0)
             self._places += [(matrix, start) for start in starts]
@@ -60,6 +60,8 @@ class PackedLinear(LinearFormat):
         )
 
     def finalize(self) -> None:
+        for matrix in self._matrices:
+            ops.settle_packed(matrix)
         del self._places
 
     def apply(

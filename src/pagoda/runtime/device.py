@@ -10,7 +10,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, usable_threads
-from pagoda.kernels import cpu
+from pagoda.kernels import cpu, ops
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class Device(ABC):
     def set_threads(self, count: int, *, packed: bool = False) -> None:
         """CPU threads that compute in this process: torch's, or where weights are packed for
         native kernels theirs, for idle threads of one pool slow those of the other."""
-        torch.set_num_threads(1 if packed else count)
+        torch.set_num_threads(count)
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
@@ -71,7 +71,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
 
     def set_threads(self, count: int, *, packed: bool = False) -> None:
-        super().set_threads(count, packed=packed)
+        super().set_threads(1 if packed else count)
         cpu.set_num_threads(count)
 
     def facts(self) -> DeviceFacts:
@@ -111,6 +111,7 @@ class CudaDevice(Device):
             num_threads=usable_threads(),
             supports_bf16=torch.cuda.get_device_capability(self.torch_device) >= (8, 0),
             name=torch.cuda.get_device_name(self.torch_device),
+            packed_storages=ops.packed_storages(self.name),
         )
 
     def memory_used(self) -> int:

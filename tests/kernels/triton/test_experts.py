@@ -1,0 +1,111 @@
+"""Experts in Triton against their definition in fp64, one token at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+from pagoda.kernels import ops
+from pagoda.kernels.ref import experts as reference
+from pagoda.kernels.ref.dequant import dequantize
+from pagoda.kernels.triton import experts
+from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.target import assuming
+from tests.kernels.test_experts import expected_mix, random_experts
+from tests.kernels.triton.quantized import random_raw
+
+GATINGS = {
+    "silu": ops.Gating(),
+    "gelu": ops.Gating(activation="gelu_tanh"),
+    "clamped": ops.Gating(1.702, 1.5),
+}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def check(found, x, ids, weights, up, down, *rest) -> None:
+    cpu = [[None if part is None else part.cpu() for part in pair] for pair in (up, down)]
+    expected = expected_mix(x.cpu(), ids.cpu(), weights.cpu(), *cpu, *rest)
+    assert found.dtype == x.dtype and found.shape == x.shape
+    atol = TOLERANCE[x.dtype] * max(1e-3, float(np.abs(expected).max()))
+    np.testing.assert_allclose(found.cpu().float().numpy(), expected, rtol=0, atol=atol)
+
+
+def routed(tokens: int, total: int, top_k: int, device: str):
+    logits = torch.randn(tokens, total, device=device)
+    return reference.route(logits, top_k, "topk_softmax", False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "target"),
+    [
+        (2, torch.bfloat16, 90),
+        (2, torch.float32, 75),
+        (23, torch.float16, 90),
+        (23, torch.bfloat16, 80),
+        (23, torch.float16, 75),  # by the library
+        (23, torch.float32, 90),
+    ],
+)
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_plain(tokens, dtype, target, gating, bias, device):
+    up, down = (
+        ops.PlainExperts(*(None if part is None else part.to(device, dtype) for part in pair))
+        for pair in random_experts(6, 40, 36, bias)
+    )
+    x = torch.randn(tokens, 40, device=device).to(dtype)
+    ids, weights = routed(tokens, 12, 3, device)
+    for first, inputs in ((0, False), (3, True), (6, False)):  # others' experts add nothing
+        with assuming(target):
+            out = experts.mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
+        check(out, x, ids, weights, up, down, GATINGS[gating], first, inputs)
+
+
+def packed_experts(storages, count: int, rows: int, columns: int, dtype, device, bias):
+    """Experts of a part per storage format, and the same as plain ones."""
+    parts, weights = [], []
+    for part, storage in enumerate(storages):
+        matrix = GpuMatrix(storage, count * rows, columns, device, dtype)
+        for expert in range(count):
+            raw = random_raw(storage, rows, columns, seed=100 * part + expert)
+            ops.load_packed_expert(matrix, expert, rows, 0, raw)
+            weights.append(dequantize(raw, storage, dtype))
+        matrix.settle()
+        parts.append(matrix)
+    stacked = torch.stack(weights).view(len(storages), count, rows, columns).transpose(0, 1)
+    own = torch.randn(count, len(storages) * rows, device=device).to(dtype) if bias else None
+    whole = ops.PlainExperts(stacked.flatten(1, 2), own)
+    return ops.PackedExperts(tuple(parts), rows, count, own), whole
+
+
+@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize(
+    ("up", "down", "columns"),
+    [
+        (("Q4_K", "Q4_K"), "Q6_K", 256),
+        (("Q8_0", "Q8_0"), "Q8_0", 96),
+        (("MXFP4", "MXFP4"), "MXFP4", 160),
+        (("INT4", "INT4"), "INT4", 128),
+        (("FP8", "FP8"), "FP8", 96),
+        (("Q4_0", "Q5_0"), "Q4_1", 64),  # stored apart
+    ],
+)
+def test_quantized(up, down, columns, tokens, device):
+    dtype, size, gating = torch.float16, 256 if "K" in down else 64, ops.Gating(1.702, 7.0)
+    packed_up, plain_up = packed_experts(up, 3, size, columns, dtype, device, bias=True)
+    packed_down, plain_down = packed_experts((down,), 3, columns, size, dtype, device, bias=True)
+    x = torch.randn(tokens, columns, device=device).to(dtype) / 8
+    ids, weights = routed(tokens, 4, 2, device)
+    out = ops.mix_experts(x, ids, weights, packed_up, packed_down, gating)
+    check(out, x, ids, weights, plain_up, plain_down, gating)
+
+
+def test_tokens_without_experts_are_zero(device):
+    up, down = random_experts(2, 32, 16, False)
+    up, down = (ops.PlainExperts(part.weight.half().to(device), None) for part in (up, down))
+    for tokens in (0, 1, 9):
+        x = torch.randn(tokens, 32, device=device).half()
+        ids = torch.full((tokens, 2), 7, device=device)
+        weights = torch.rand(tokens, 2, device=device)
+        out = experts.mix(x, ids, weights, up, down, ops.Gating())
+        assert torch.equal(out, torch.zeros_like(x))
