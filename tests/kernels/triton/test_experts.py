@@ -46,8 +46,7 @@ def routed(tokens: int, total: int, top_k: int, device: str):
         (23, torch.float32, 90),
     ],
 )
-@pytest.mark.parametrize("gating", GATINGS)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("gating", "bias"), [("silu", False), ("gelu", True), ("clamped", True)])
 def test_plain(tokens, dtype, target, gating, bias, device):
     up, down = (
         ops.PlainExperts(*(None if part is None else part.to(device, dtype) for part in pair))

@@ -1,7 +1,8 @@
 """Weights of a `layouts.Layout` as numbers, and their products with rows of activations.
 
 What the decoder gives equals `kernels.ref.dequant` in fp32 bit for bit. The products below walk
-over columns in steps of `layouts.STEP`, run by run, and are shared by all kernels that multiply.
+over columns in steps of `layouts.STEP` (256), the 8 runs of 32 one by one, and are shared by all
+kernels that multiply.
 """
 
 import triton
@@ -10,9 +11,6 @@ import triton.language as tl
 from pagoda.kernels.triton.fp8 import decode_fp8
 from pagoda.kernels.triton.layouts import Layout
 
-_RUN = tl.constexpr(32)
-_STEP = tl.constexpr(256)
-_RUNS = tl.constexpr(8)  # of a step
 # A float with this exponent counts in ones: small integers are put into its mantissa, for the
 # conversion of integers runs at a quarter of the rate and less.
 _ONES = tl.constexpr(0x4B000000)
@@ -32,13 +30,13 @@ def load_codes(plane, row, there, run, columns, LAYOUT: tl.constexpr):
     """Elements [rows, 32] that hold the codes of run `run`; of plain weights these themselves."""
     RUNS: tl.constexpr = LAYOUT.runs
     VALUE: tl.constexpr = LAYOUT.value
-    inside = (run // RUNS) * _RUN + tl.arange(0, _RUN)
+    inside = (run // RUNS) * 32 + tl.arange(0, 32)
     if VALUE == "plain":
         elements = columns
         mask = there[:, None] & (inside < columns)[None, :]
     else:
-        elements = tl.cdiv(columns, _RUN * RUNS) * _RUN
-        mask = there[:, None] & (run * _RUN < columns)
+        elements = tl.cdiv(columns, 32 * RUNS) * 32
+        mask = there[:, None] & (run * 32 < columns)
     return tl.load(plane + row.to(tl.int64)[:, None] * elements + inside[None, :], mask, other=0)
 
 
@@ -89,7 +87,7 @@ def _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM: tl.c
     elif KIND == "byte" or KIND == "nibble":
         if KIND == "nibble":
             own = (own >> 4) if MINIMUM else (own & 15)
-        block = step + MINIMUM * (columns // _STEP)
+        block = step + MINIMUM * (columns // 256)
         result = own.to(tl.float32) * tl.load(supers + block * rows + row, there, other=0)
     else:
         result = own.to(tl.float32)
@@ -101,13 +99,13 @@ def _scales_of_run(scales, supers, step, RUN: tl.constexpr, row, there, rows, co
                    MINIMUM: tl.constexpr, KIND: tl.constexpr, LAYOUT: tl.constexpr):  # fmt: skip
     """fp32 [rows, 32] or [rows, 1]."""
     GROUP: tl.constexpr = LAYOUT.group
-    column = step * _STEP + RUN * _RUN
+    column = step * 256 + RUN * 32
     there = there & (column < columns)
     group = column // GROUP
     first = _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM, KIND)[:, None]
     if GROUP == 16:
         second = _scale(scales, supers, group + 1, step, row, there, rows, columns, MINIMUM, KIND)
-        first = tl.where((tl.arange(0, _RUN) < 16)[None, :], first, second[:, None])
+        first = tl.where((tl.arange(0, 32) < 16)[None, :], first, second[:, None])
     return first
 
 
@@ -151,18 +149,18 @@ def row_sums(x, low, high, scales, minima, supers, row, there, rows, columns, fi
     """fp32 [rows]: one row of activations, at `x`, times rows of the matrix, steps `first` to
     `last`; without tensor cores, in fp32 throughout."""
     RUNS: tl.constexpr = LAYOUT.runs
-    place = tl.arange(0, _RUN)
-    total = tl.zeros((row.shape[0], _RUN), tl.float32)
+    place = tl.arange(0, 32)
+    total = tl.zeros((row.shape[0], 32), tl.float32)
     for step in range(first, last):
-        for run in tl.static_range(_RUNS):
+        for run in tl.static_range(8):
             if run % RUNS == 0:
-                below = load_codes(low, row, there, step * _RUNS + run, columns, LAYOUT)
+                below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
                 above = below
                 if high is not None:
-                    above = load_codes(high, row, there, step * _RUNS + run, columns, LAYOUT)
+                    above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
             weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
                               columns, LAYOUT)  # fmt: skip
-            column = step * _STEP + run * _RUN + place
+            column = step * 256 + run * 32 + place
             given = tl.load(x + column, column < columns, other=0).to(tl.float32)
             total += weights * given[None, :]
     return tl.sum(total, axis=1)
@@ -175,18 +173,18 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, there, row
     rounded to their type; on tensor cores, steps `first` to `last`."""
     RUNS: tl.constexpr = LAYOUT.runs
     dtype: tl.constexpr = x_rows.dtype.element_ty
-    place = tl.arange(0, _RUN)
+    place = tl.arange(0, 32)
     total = tl.zeros((x_rows.shape[0], row.shape[0]), tl.float32)
     for step in range(first, last):
-        for run in tl.static_range(_RUNS):
+        for run in tl.static_range(8):
             if run % RUNS == 0:
-                below = load_codes(low, row, there, step * _RUNS + run, columns, LAYOUT)
+                below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
                 above = below
                 if high is not None:
-                    above = load_codes(high, row, there, step * _RUNS + run, columns, LAYOUT)
+                    above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
             weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
                               columns, LAYOUT)  # fmt: skip
-            column = step * _STEP + run * _RUN + place
+            column = step * 256 + run * 32 + place
             given = tl.load(x_rows[:, None] + column[None, :],
                             x_there[:, None] & (column < columns)[None, :], other=0)  # fmt: skip
             total = tl.dot(given, tl.trans(weights.to(dtype)), total)

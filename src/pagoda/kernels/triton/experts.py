@@ -18,7 +18,6 @@ from pagoda.kernels.triton.activation import gated
 from pagoda.kernels.triton.decode import products, row_sums
 from pagoda.kernels.triton.forms import case, form, rows_of_tile
 from pagoda.kernels.triton.gemm import decode, has_dot
-from pagoda.kernels.triton.layouts import STEP
 from pagoda.kernels.triton.matrix import GpuMatrix
 from pagoda.kernels.triton.routing import Grouped, group_by_expert
 from pagoda.kernels.triton.target import capability
@@ -27,7 +26,6 @@ Tensor = torch.Tensor
 
 _MOST_ALONE = 64
 """Assignments; and no more than two for each expert, for each reads its expert's weights."""
-_STEP = tl.constexpr(STEP)
 _CHANGING = ["assignments"]
 
 
@@ -65,7 +63,7 @@ def _alone(
         return
     row = (tl.program_id(0) // assignments) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, _STEP)
+    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = row_sums(
         given, low, high, scales, minima, supers, begin + expert * stride + row, there, all_rows,
         columns, 0, last, LAYOUT,
@@ -101,7 +99,7 @@ def _grouped(
     assignment = tl.load(order + tl.load(offsets + expert) + place, real, other=0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, _STEP)
+    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = products(
         given, real, low, high, scales, minima, supers, begin + expert * stride + row, there,
         all_rows, columns, 0, last, LAYOUT,

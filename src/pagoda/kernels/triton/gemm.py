@@ -31,9 +31,6 @@ _DECODED_AT_ONCE = 1 << 25
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_STEPS = 2
 _MAX_SPLITS = 16
-_RUN = tl.constexpr(32)
-_STEP = tl.constexpr(STEP)
-_RUNS = tl.constexpr(8)
 _CHANGING = ["tokens", "steps", "first", "count", "splits"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 
@@ -47,7 +44,7 @@ def _one_token(
     token, part = (tl.program_id(0) % tokens).to(tl.int64), tl.program_id(1)
     row = (tl.program_id(0) // tokens) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, _STEP))
+    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
     total = row_sums(
         x + token * x_stride, low, high, scales, minima, supers, row, there, rows, columns,
         part * steps, last, LAYOUT,
@@ -70,7 +67,7 @@ def _tiles(
     token = ((tl.program_id(0) % tiles) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     row = (tl.program_id(0) // tiles) * ROWS + tl.arange(0, ROWS)
     real, there = token < tokens, row < rows
-    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, _STEP))
+    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
     total = products(
         x + token * x_stride, real, low, high, scales, minima, supers, row, there, rows, columns,
         part * steps, last, LAYOUT,
@@ -110,15 +107,15 @@ def _decode_rows(
         row = tl.load(index + place, there, other=0).to(tl.int32)
     step = tl.program_id(1)
     RUNS: tl.constexpr = LAYOUT.runs
-    for run in tl.static_range(_RUNS):
+    for run in tl.static_range(8):
         if run % RUNS == 0:
-            below = load_codes(low, row, there, step * _RUNS + run, columns, LAYOUT)
+            below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
             above = below
             if high is not None:
-                above = load_codes(high, row, there, step * _RUNS + run, columns, LAYOUT)
+                above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
         weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
                           columns, LAYOUT)  # fmt: skip
-        column = step * _STEP + run * _RUN + tl.arange(0, _RUN)
+        column = step * 256 + run * 32 + tl.arange(0, 32)
         tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :],
                  weights.to(out.dtype.element_ty),
                  there[:, None] & (column < columns)[None, :])  # fmt: skip

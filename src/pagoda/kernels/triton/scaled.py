@@ -23,7 +23,6 @@ FEWEST = 64
 """Tokens."""
 _LARGEST = 448.0  # of E4M3
 _UNIT = 16  # rows and columns of the library's products are whole multiples
-_RUN = tl.constexpr(32)
 
 
 @triton.jit
@@ -41,8 +40,8 @@ def _quantize(x, out, scales, stride, columns, largest, RUNS: tl.constexpr, BLOC
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         part = tl.load(x + token * stride + column, column < columns, other=0).to(tl.float32)
-        run = column // _RUN
-        place = (run // RUNS) * (_RUN * RUNS) + (column % _RUN) * RUNS + run % RUNS
+        run = column // 32
+        place = (run // RUNS) * (32 * RUNS) + (column % 32) * RUNS + run % RUNS
         tl.store(out + token * columns + place, encode_fp8(part / scale, 3), column < columns)
 
 
