@@ -45,7 +45,5 @@ def _experts(storage: str, parts: int, rows: int, columns: int, dtype: torch.dty
     bias = torch.empty(EXPERTS, parts * rows, dtype=dtype)
     if storage == "plain":
         return ops.PlainExperts(torch.empty(EXPERTS, parts * rows, columns, dtype=dtype), bias)
-    matrices = tuple(
-        GpuMatrix(storage, EXPERTS * rows, columns, "cpu", dtype) for _ in range(parts)
-    )
+    matrices = tuple(GpuMatrix(storage, EXPERTS * rows, columns, "cpu") for _ in range(parts))
     return ops.PackedExperts(matrices, rows, EXPERTS, bias)

@@ -43,12 +43,12 @@ def _declined(tokens: int, dtype: torch.dtype, capability: int) -> str | None:
 
 
 def _multiply(tokens: int, storage: str, columns: int, dtype: torch.dtype) -> None:
-    matrix = GpuMatrix(storage, ROWS, columns, "cpu", dtype)
+    matrix = GpuMatrix(storage, ROWS, columns, "cpu")
     gemm.matmul(torch.empty(tokens, columns, dtype=dtype), [matrix], torch.empty(ROWS, dtype=dtype))
 
 
 def _rows(storage: str, dtype: torch.dtype) -> None:
-    matrix = GpuMatrix(storage, ROWS, COLUMNS, "cpu", dtype)
+    matrix = GpuMatrix(storage, ROWS, COLUMNS, "cpu")
     gemm.rows(torch.empty(TOKENS["16 tokens"], dtype=torch.int64), matrix, dtype)
     gemm.decode(matrix, dtype, 0, ROWS)
 

@@ -382,17 +382,12 @@ PackedExperts = packed_experts.PackedExperts
 
 
 def packed_experts_matrix(
-    storage: str,
-    count: int,
-    rows: int,
-    columns: int,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    storage: str, count: int, rows: int, columns: int, device: str = "cpu"
 ) -> Any:
     """Room for one part of `count` experts; else as `packed_matrix`."""
     if device == "cpu":
         return packed_experts.matrix(storage, count, rows, columns)
-    return GpuMatrix(storage, count * rows, columns, device, dtype)
+    return GpuMatrix(storage, count * rows, columns, device)
 
 
 def load_packed_expert(part: Any, expert: int, rows: int, first_row: int, raw: Tensor) -> None:
@@ -466,20 +461,11 @@ def packed_storages(device: str = "cpu") -> frozenset[str]:
     return _GPU_STORAGES if can_pack(device) else frozenset()
 
 
-def packed_matrix(
-    storage: str,
-    rows: int,
-    columns: int,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Any:
-    """Room for a packed matrix (with `rows`, `columns`, `storage`, `nbytes`); not touched yet.
-
-    On a GPU plain weights are held as `dtype`, that of activations.
-    """
+def packed_matrix(storage: str, rows: int, columns: int, device: str = "cpu") -> Any:
+    """Room for a packed matrix (with `rows`, `columns`, `storage`, `nbytes`); not touched yet."""
     if device == "cpu":
         return cpu.packed_matrix(storage, rows, columns)
-    return GpuMatrix(storage, rows, columns, device, dtype)
+    return GpuMatrix(storage, rows, columns, device)
 
 
 def load_packed(matrix: Any, first_row: int, raw: Tensor) -> None:

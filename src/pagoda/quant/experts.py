@@ -86,16 +86,14 @@ class PackedExpertFormat:
         self._parts: list[Any] = []
         for part in range(sizes.parts):
             stored = storages[part :: sizes.parts]
-            kinds = {kept_storage(name, sizes.columns, device) for name in stored}
+            kinds = {kept_storage(name, sizes.columns, device, dtype) for name in stored}
             if len(kinds) > 1 or not set(storages) <= ops.DEQUANTIZABLE:
                 raise UnsupportedModelError(
                     f"Experts stored as {', '.join(sorted(set(storages)))} are not supported; "
                     "take another version of the model."
                 )
             (kept,) = kinds
-            matrix = ops.packed_experts_matrix(
-                kept, sizes.count, sizes.rows, sizes.columns, device, dtype
-            )
+            matrix = ops.packed_experts_matrix(kept, sizes.count, sizes.rows, sizes.columns, device)
             self._parts.append(matrix)
 
     def load(self, shard: int, source: ShardSource) -> None:

@@ -48,6 +48,6 @@ def random_raw(storage: str, rows: int, columns: int, seed: int = 0) -> torch.Te
 
 
 def packed(storage: str, raw: torch.Tensor, columns: int, device: str) -> GpuMatrix:
-    matrix = GpuMatrix(storage, len(raw), columns, device, torch.bfloat16)
+    matrix = GpuMatrix(storage, len(raw), columns, device)
     matrix.load(0, raw)
     return matrix

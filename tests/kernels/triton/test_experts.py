@@ -40,31 +40,35 @@ def routed(tokens: int, total: int, top_k: int, device: str):
     [
         (2, torch.bfloat16, 90),
         (2, torch.float32, 75),
-        (23, torch.float16, 90),
-        (23, torch.bfloat16, 80),
-        (23, torch.float16, 75),  # by the library
-        (23, torch.float32, 90),
+        (9, torch.float16, 90),
+        (9, torch.bfloat16, 80),
+        (9, torch.float16, 75),  # by the library
+        (9, torch.float32, 90),
     ],
 )
-@pytest.mark.parametrize(("gating", "bias"), [("silu", False), ("gelu", True), ("clamped", True)])
-def test_plain(tokens, dtype, target, gating, bias, device):
+@pytest.mark.parametrize(
+    ("gating", "bias", "first", "weighs_inputs"),
+    [("silu", False, 0, False), ("gelu", True, 2, True), ("clamped", True, 1, False)],
+)
+def test_plain(tokens, dtype, target, gating, bias, first, weighs_inputs, device):
+    """Experts that are not held add nothing."""
     up, down = (
         ops.PlainExperts(*(None if part is None else part.to(device, dtype) for part in pair))
-        for pair in random_experts(6, 40, 36, bias)
+        for pair in random_experts(3, 40, 20, bias)
     )
     x = torch.randn(tokens, 40, device=device).to(dtype)
-    ids, weights = routed(tokens, 12, 3, device)
-    for first, inputs in ((0, False), (3, True), (6, False)):  # others' experts add nothing
-        with assuming(target):
-            out = experts.mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
-        check(out, x, ids, weights, up, down, GATINGS[gating], first, inputs)
+    ids, weights = routed(tokens, 5, 2, device)
+    rest = (GATINGS[gating], first, weighs_inputs)
+    with assuming(target):
+        out = experts.mix(x, ids, weights, up, down, *rest)
+    check(out, x, ids, weights, up, down, *rest)
 
 
 def packed_experts(storages, count: int, rows: int, columns: int, dtype, device, bias):
     """Experts of a part per storage format, and the same as plain ones."""
     parts, weights = [], []
     for part, storage in enumerate(storages):
-        matrix = GpuMatrix(storage, count * rows, columns, device, dtype)
+        matrix = GpuMatrix(storage, count * rows, columns, device)
         for expert in range(count):
             raw = random_raw(storage, rows, columns, seed=100 * part + expert)
             ops.load_packed_expert(matrix, expert, rows, 0, raw)
@@ -77,24 +81,22 @@ def packed_experts(storages, count: int, rows: int, columns: int, dtype, device,
     return ops.PackedExperts(tuple(parts), rows, count, own), whole
 
 
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 7])
 @pytest.mark.parametrize(
     ("up", "down", "columns"),
     [
-        (("Q4_K", "Q4_K"), "Q6_K", 256),
-        (("Q8_0", "Q8_0"), "Q8_0", 96),
-        (("MXFP4", "MXFP4"), "MXFP4", 160),
-        (("INT4", "INT4"), "INT4", 128),
-        (("FP8", "FP8"), "FP8", 96),
-        (("Q4_0", "Q5_0"), "Q4_1", 64),  # stored apart
+        (("Q4_K", "Q4_K"), "Q8_0", 256),
+        (("MXFP4", "MXFP4"), "MXFP4", 96),
+        (("INT4", "INT4"), "FP8", 64),
+        (("Q8_0", "Q4_0"), "Q4_1", 64),  # stored apart
     ],
 )
 def test_quantized(up, down, columns, tokens, device):
-    dtype, size, gating = torch.float16, 256 if "K" in down else 64, ops.Gating(1.702, 7.0)
+    dtype, size, gating = torch.float16, 32, ops.Gating(1.702, 7.0)
     packed_up, plain_up = packed_experts(up, 3, size, columns, dtype, device, bias=True)
     packed_down, plain_down = packed_experts((down,), 3, columns, size, dtype, device, bias=True)
     x = torch.randn(tokens, columns, device=device).to(dtype) / 8
-    ids, weights = routed(tokens, 4, 2, device)
+    ids, weights = routed(tokens, 4, 1, device)
     out = ops.mix_experts(x, ids, weights, packed_up, packed_down, gating)
     check(out, x, ids, weights, plain_up, plain_down, gating)
 
@@ -102,7 +104,7 @@ def test_quantized(up, down, columns, tokens, device):
 def test_tokens_without_experts_are_zero(device):
     up, down = random_experts(2, 32, 16, False)
     up, down = (ops.PlainExperts(part.weight.half().to(device), None) for part in (up, down))
-    for tokens in (0, 1, 9):
+    for tokens in (0, 1, 5):
         x = torch.randn(tokens, 32, device=device).half()
         ids = torch.full((tokens, 2), 7, device=device)
         weights = torch.rand(tokens, 2, device=device)

@@ -42,7 +42,7 @@ def test_nothing_is_lost(storage, columns, device):
     """Loaded in pieces, as shards and ranks come, from a part of wider rows."""
     wide = random_raw(storage, ROWS, 2 * columns)
     raw = wide[:, wide.shape[1] // 2 :]
-    matrix = GpuMatrix(storage, ROWS, columns, device, torch.bfloat16)
+    matrix = GpuMatrix(storage, ROWS, columns, device)
     for start, end in ((11, 18), (0, 3), (3, 11), (5, 5)):
         matrix.load(start, raw[start:end])
     assert_equal(decoded_by_kernel(matrix, device), dequantize(raw, storage))
@@ -119,7 +119,7 @@ def test_columns_and_rows_that_lie_apart(storage, columns, tokens, device):
 
 
 @pytest.mark.parametrize("target", [75, 90])
-@pytest.mark.parametrize("tokens", [0, 1, 4, 33, 70, 130])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 33, 130])
 def test_every_form(target, tokens, device, monkeypatch):
     """Matrices side by side, one of them plain, with a bias and sums that leave in fp32."""
     monkeypatch.setattr(gemm, "MOST_FUSED", 100)
@@ -128,7 +128,7 @@ def test_every_form(target, tokens, device, monkeypatch):
     raws = [("Q4_K", random_raw("Q4_K", 18, 256)), ("Q6_K", random_raw("Q6_K", 9, 256))]
     matrices = [packed(name, raw, 256, device) for name, raw in raws]
     plain = torch.randn(5, 256).to(dtype)
-    matrices.insert(1, GpuMatrix("F16", 5, 256, device, dtype))
+    matrices.insert(1, GpuMatrix("F16", 5, 256, device))
     matrices[1].load(0, plain.view(torch.uint8))
     x, bias = torch.randn(tokens, 256, device=device).to(dtype), torch.randn(32, device=device)
     alone = tokens <= (8 if target == 75 else 1)
@@ -152,18 +152,14 @@ def test_repeats(device):
         assert torch.equal(gemm.matmul(x[:tokens], [matrix], bias), first)
 
 
-def test_plain_weights_are_held_in_the_type_of_activations(device):
-    weight = torch.tensor([[1.0, 7e4]]).bfloat16()
-    matrix = GpuMatrix("BF16", 1, 2, device, torch.float32)
-    matrix.load(0, weight.view(torch.uint8))
-    assert_equal(gemm.rows(torch.tensor([0], device=device), matrix, torch.float32).cpu(),
-                 weight.float())  # fmt: skip
-    matrix = GpuMatrix("BF16", 1, 2, device, torch.float16)
+def test_weights_beyond_float16_are_refused(device):
+    weight = torch.tensor([[1.0, 7e4]])
+    matrix = GpuMatrix("BF16", 1, 2, device)
+    matrix.load(0, weight.bfloat16().view(torch.uint8))
+    index = torch.tensor([0], device=device)
+    assert_equal(gemm.rows(index, matrix, torch.float32).cpu(), weight.bfloat16().float())
     with pytest.raises(CheckpointError, match="65504.*--dtype"):
-        matrix.load(0, weight.view(torch.uint8))
-    router = GpuMatrix("F32", 1, 2, device, torch.float16)
-    router.load(0, weight.float().view(torch.uint8))
-    assert router.low.dtype == torch.float32
+        GpuMatrix("F16", 1, 2, device).load(0, weight.half().view(torch.uint8))
 
 
 def test_linear_layer_of_a_gpu(device, monkeypatch):
@@ -171,7 +167,7 @@ def test_linear_layer_of_a_gpu(device, monkeypatch):
     monkeypatch.setattr(ops, "packed_storages", lambda _: STORAGES)
     monkeypatch.setattr(
         ops, "packed_matrix",
-        lambda name, rows, columns, _, dtype: GpuMatrix(name, rows, columns, device, dtype),
+        lambda name, rows, columns, _: GpuMatrix(name, rows, columns, device),
     )  # fmt: skip
     layer, dtype = PackedLinear(), torch.float16
     kinds, sizes = ("Q4_K", "Q4_K", "IQ3_S", "INT4"), (24, 9, 5, 8)

@@ -29,9 +29,9 @@ def _bits(layout: Layout, plane: int) -> int:
 def load_codes(plane, row, there, run, columns, LAYOUT: tl.constexpr):
     """Elements [rows, 32] that hold the codes of run `run`; of plain weights these themselves."""
     RUNS: tl.constexpr = LAYOUT.runs
-    VALUE: tl.constexpr = LAYOUT.value
+    CODES: tl.constexpr = LAYOUT.codes
     inside = (run // RUNS) * 32 + tl.arange(0, 32)
-    if VALUE == "plain":
+    if CODES == "plain":
         elements = columns
         mask = there[:, None] & (inside < columns)[None, :]
     else:
@@ -49,26 +49,26 @@ def _small(integers):
 @triton.jit
 def _numbers(low, high, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
     """fp32 [rows, 32] of what the codes of one run mean, without scale and zero point."""
-    VALUE: tl.constexpr = LAYOUT.value
+    CODES: tl.constexpr = LAYOUT.codes
     BITS: tl.constexpr = _bits(LAYOUT, 0)
     HIGH_BITS: tl.constexpr = _bits(LAYOUT, 1)
     codes = (low.to(tl.int32) >> (BITS * PLACE)) & ((1 << BITS) - 1)
     if HIGH_BITS > 0:
         above = (high.to(tl.int32) >> (HIGH_BITS * PLACE)) & ((1 << HIGH_BITS) - 1)
         codes = codes | (above << BITS)
-    if VALUE == "e2m1":
+    if CODES == "e2m1":
         # Sign, two bits of exponent and one of mantissa, placed in an fp16, whose bias is 15; the
         # numbers are doubled, for their scales are halved.
         bits = (((codes & 8) << 12) | ((codes & 7) << 9)).to(tl.uint16)
         numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * 32768.0
-    elif VALUE == "e4m3":
+    elif CODES == "e4m3":
         numbers = decode_fp8(codes.to(tl.uint8), 3).to(tl.float32)
-    elif VALUE == "levels":
+    elif CODES == "levels":
         table = tl.where(codes < 8, _LOW_LEVELS, _HIGH_LEVELS)
         level = (table >> ((codes & 7) * 8).to(tl.int64)).to(tl.int32) & 255
         numbers = _small(level) - 128.0
     else:
-        tl.static_assert(VALUE == "integer")
+        tl.static_assert(CODES == "integer")
         OFFSET: tl.constexpr = LAYOUT.offset
         numbers = (codes | _ONES).to(tl.float32, bitcast=True) - (_ONES_VALUE + OFFSET)
     return numbers
@@ -117,11 +117,11 @@ def decoded(low, high, scales, minima, supers, step, RUN: tl.constexpr, row, the
     `row` and `there` [rows]: which rows of the matrix of `rows`, and whether they exist; weights
     of rows and columns that do not are zero.
     """
-    VALUE: tl.constexpr = LAYOUT.value
+    CODES: tl.constexpr = LAYOUT.codes
     SCALE: tl.constexpr = LAYOUT.scale
     MINIMUM: tl.constexpr = LAYOUT.minimum
     RUNS: tl.constexpr = LAYOUT.runs
-    if VALUE == "plain":
+    if CODES == "plain":
         result = low.to(tl.float32)
     else:
         result = _numbers(low, high, RUN % RUNS, LAYOUT)

@@ -143,14 +143,14 @@ def matmul(
 
 def rows(index: Tensor, matrix: GpuMatrix, dtype: torch.dtype) -> Tensor:
     """As `ops.packed_rows`."""
-    if matrix.layout.value == "plain":
+    if matrix.layout.codes == "plain":
         return matrix.low[index].to(dtype)
     return _decoded(matrix, dtype, 0, len(index), index)
 
 
 def decode(matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int) -> Tensor:
     """Rows from `first` on: [count, columns]."""
-    if matrix.layout.value == "plain":
+    if matrix.layout.codes == "plain":
         return matrix.low[first : first + count].to(dtype)
     return _decoded(matrix, dtype, first, count, None)
 
@@ -162,7 +162,7 @@ def has_dot(x: Tensor) -> bool:
 
 def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
     tokens = x.shape[0]
-    if matrix.layout.value == "plain":
+    if matrix.layout.codes == "plain":
         wide = x if matrix.low.dtype == x.dtype else x.to(matrix.low.dtype)
         added = None if bias is None else bias.to(matrix.low.dtype)
         out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32

@@ -21,7 +21,7 @@ class Layout:
     storage: str
     planes: tuple[int, ...]
     """Bits of a code in each plane, the lowest first; none where weights are plain."""
-    value: str = "integer"
+    codes: str = "integer"
     """What a code is: `integer` (less `offset`), `e2m1`, `e4m3`, one of the 16 `levels` of IQ4, or
     `plain`."""
     offset: int = 0

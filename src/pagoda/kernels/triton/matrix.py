@@ -27,17 +27,13 @@ _CHUNK_CODES = 1 << 24
 class GpuMatrix:
     """[rows, columns] in one of `layouts.STORAGES`, or plain in BF16, F16 or F32."""
 
-    def __init__(
-        self, storage: str, rows: int, columns: int, device: str, dtype: torch.dtype
-    ) -> None:
-        """Room for it, not touched yet. Plain weights that are no F32 are held as `dtype`, that
-        of activations."""
+    def __init__(self, storage: str, rows: int, columns: int, device: str) -> None:
+        """Room for it, not touched yet."""
         self.rows, self.columns, self.storage = rows, columns, storage
         self.layout = layout_of(storage, columns)
         self.high = self.scales = self.minima = self.supers = None
         if storage not in STORAGES:
-            held = torch.float32 if storage == "F32" else dtype
-            self.low = torch.empty(rows, columns, dtype=held, device=device)
+            self.low = torch.empty(rows, columns, dtype=_PLAIN[storage], device=device)
             return
         layout = self.layout
         if columns % FORMATS[storage].block_elements:
@@ -107,7 +103,7 @@ class GpuMatrix:
                 return
 
     def _put_plain(self, rows: slice, raw: Tensor) -> None:
-        weights = raw.contiguous().view(_PLAIN[self.storage]).to(self.low.dtype)
+        weights = raw.contiguous().view(self.low.dtype)
         if self.low.dtype == torch.float16 and not weights.isfinite().all():
             raise CheckpointError(
                 "The checkpoint has weights beyond 65504, which float16 cannot hold; pass --dtype "
