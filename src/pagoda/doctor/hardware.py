@@ -6,7 +6,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.doctor.probe import Machine
 from pagoda.kernels import cpu
-from pagoda.kernels.triton.layouts import STORAGES
+from pagoda.kernels.triton.layouts import STORAGES, kept_here
 from pagoda.planner.gpus import Gpu, find_gpus
 
 _BF16 = (8, 0)
@@ -68,7 +68,7 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         num_threads=machine.cpu.threads,
         supports_bf16=first.capability >= _BF16,
         name=first.name,
-        packed_storages=STORAGES,
+        packed_storages=kept_here(),
     )
     try:
         gpu, _ = find_gpus(first.name)

@@ -5,14 +5,12 @@ same signature.
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pagoda.kernels import cpu
+from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
-from pagoda.kernels.cpu import packed
 from pagoda.kernels.ref import (
     activation,
     attention,
@@ -30,8 +28,6 @@ from pagoda.kernels.ref import (
 from pagoda.kernels.ref import (
     draw as drawing,
 )
-from pagoda.kernels.triton.layouts import STORAGES as _GPU_STORAGES
-from pagoda.kernels.triton.matrix import GpuMatrix
 from pagoda.kernels.triton.target import declines
 
 if TYPE_CHECKING:
@@ -379,23 +375,8 @@ def route(
 Gating = experts.Gating
 PlainExperts = experts.PlainExperts
 PackedExperts = packed_experts.PackedExperts
-
-
-def packed_experts_matrix(
-    storage: str, count: int, rows: int, columns: int, device: str = "cpu"
-) -> Any:
-    """Room for one part of `count` experts; else as `packed_matrix`."""
-    if device == "cpu":
-        return packed_experts.matrix(storage, count, rows, columns)
-    return GpuMatrix(storage, count * rows, columns, device)
-
-
-def load_packed_expert(part: Any, expert: int, rows: int, first_row: int, raw: Tensor) -> None:
-    """Pack uint8 [any, bytes per row] as rows of an expert that has `rows`, from `first_row` on."""
-    if isinstance(part, GpuMatrix):
-        part.load(expert * rows + first_row, raw)
-    else:
-        packed_experts.load(part, expert, rows, first_row, raw)
+packed_experts_matrix = packing.packed_experts_matrix
+load_packed_expert = packing.load_packed_expert
 
 
 def mix_experts(
@@ -416,7 +397,7 @@ def mix_experts(
     they do not hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert
     reads, instead. Both are packed or neither is.
     """
-    if (x.is_cuda and declines(x) is None) or _on_gpu(down):
+    if (x.is_cuda and declines(x) is None) or packing.on_gpu(down):
         from pagoda.kernels.triton import experts as gpu_experts
 
         return gpu_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
@@ -443,71 +424,10 @@ DEQUANTIZABLE = dequant.SUPPORTED
 """Storage formats that `dequantize` decodes."""
 
 
-def can_pack(device: str) -> bool:
-    """Whether weights on `device` can be packed for its kernels.
-
-    A CPU's round activations to 8 bits where weights are quantized, to bf16 where those are; a
-    GPU's take them as they are.
-    """
-    if device == "cpu":
-        return cpu.native() is not None
-    return find_spec("triton") is not None
-
-
-def packed_storages(device: str = "cpu") -> frozenset[str]:
-    """Storage formats that a packed matrix on `device` keeps bit for bit."""
-    if device == "cpu":
-        return cpu.packed_storages()
-    return _GPU_STORAGES if can_pack(device) else frozenset()
-
-
-def packed_matrix(storage: str, rows: int, columns: int, device: str = "cpu") -> Any:
-    """Room for a packed matrix (with `rows`, `columns`, `storage`, `nbytes`); not touched yet."""
-    if device == "cpu":
-        return cpu.packed_matrix(storage, rows, columns)
-    return GpuMatrix(storage, rows, columns, device)
-
-
-def load_packed(matrix: Any, first_row: int, raw: Tensor) -> None:
-    """Pack uint8 [rows, bytes per row] of the matrix's storage format, in parallel."""
-    if isinstance(matrix, GpuMatrix):
-        matrix.load(first_row, raw)
-    else:
-        packed.load(matrix, first_row, raw)
-
-
-def settle_packed(matrix: Any) -> None:
-    """Called when all rows of a packed matrix are loaded."""
-    if isinstance(matrix, GpuMatrix):
-        matrix.settle()
-
-
-def _on_gpu(operand: Any) -> bool:
-    """Whether it is a packed matrix of a GPU, or experts with such."""
-    matrix = operand.parts[0] if isinstance(operand, PackedExperts) else operand
-    return isinstance(matrix, GpuMatrix)
-
-
-def packed_matmul(
-    x: Tensor,
-    matrices: Sequence[Any],
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """x [tokens, columns] times all matrices' rows, side by side, plus bias [rows]; summed in
-    fp32, returned in x's dtype or `out_dtype`. What it computes: on a CPU `ref.packed`, on a GPU
-    `kernels.triton.gemm`."""
-    if _on_gpu(matrices[0]):
-        from pagoda.kernels.triton import gemm
-
-        return gemm.matmul(x, matrices, bias, out_dtype)
-    return packed.matmul(x, matrices, bias, out_dtype)
-
-
-def packed_rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
-    """Decoded rows of a packed matrix by int64 index [tokens]: [tokens, columns]."""
-    if _on_gpu(matrix):
-        from pagoda.kernels.triton import gemm
-
-        return gemm.rows(index, matrix, dtype)
-    return packed.rows(index, matrix, dtype)
+can_pack = packing.can_pack
+packed_storages = packing.packed_storages
+packed_matrix = packing.packed_matrix
+load_packed = packing.load_packed
+settle_packed = packing.settle_packed
+packed_matmul = packing.packed_matmul
+packed_rows = packing.packed_rows

@@ -64,10 +64,11 @@ def _default(what: Case, target: int) -> Form:
     if what.tokens <= 16:
         return Form(16, 32, 4, 3)
     if what.tokens <= 64:
-        return Form(what.tokens, 64, 4, 2)
+        few_sums = what.kind == "linear" and (large or what.tokens <= 32)
+        return Form(what.tokens, 64, 4 if few_sums else 8, 2)
     if what.kind == "linear":
         return Form(128 if large else 64, 128, 8, 2)
-    return Form(128, 64, 8, 2) if large else Form(64, 64, 4, 2)
+    return Form(128 if large else 64, 64, 8, 2)
 
 
 def candidates(what: Case, target: int) -> Iterator[Form]:

@@ -8,6 +8,7 @@ neighbours.
 """
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 RUN = 32
 STEP = 256
@@ -70,6 +71,11 @@ _LAYOUTS = {layout.storage: layout for layout in _QUANTIZED}
 
 STORAGES = frozenset(_LAYOUTS)
 """Storage formats whose codes and scales are kept as they are."""
+
+
+def kept_here() -> frozenset[str]:
+    """STORAGES, where Triton is installed."""
+    return STORAGES if find_spec("triton") is not None else frozenset()
 
 
 def layout_of(storage: str, columns: int) -> Layout:
