@@ -100,7 +100,8 @@ def _scales_of_run(scales, supers, step, RUN: tl.constexpr, row, there, rows, co
     """fp32 [rows, 32] or [rows, 1]."""
     GROUP: tl.constexpr = LAYOUT.group
     column = step * 256 + RUN * 32
-    there = there & (column < columns)
+    if KIND != "byte" and KIND != "nibble":  # of those a row has whole steps
+        there = there & (column < columns)
     group = column // GROUP
     first = _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM, KIND)[:, None]
     if GROUP == 16:
