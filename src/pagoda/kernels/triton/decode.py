@@ -31,12 +31,8 @@ def load_codes(plane, row, there, run, columns, LAYOUT: tl.constexpr):
     RUNS: tl.constexpr = LAYOUT.runs
     CODES: tl.constexpr = LAYOUT.codes
     inside = (run // RUNS) * 32 + tl.arange(0, 32)
-    if CODES == "plain":
-        elements = columns
-        mask = there[:, None] & (inside < columns)[None, :]
-    else:
-        elements = tl.cdiv(columns, 32 * RUNS) * 32
-        mask = there[:, None] & (run * 32 < columns)
+    elements = columns if CODES == "plain" else tl.cdiv(columns, 32 * RUNS) * 32
+    mask = there[:, None] & (inside < elements)[None, :]
     return tl.load(plane + row.to(tl.int64)[:, None] * elements + inside[None, :], mask, other=0)
 
 
@@ -101,7 +97,7 @@ def _scales_of_run(scales, supers, step, RUN: tl.constexpr, row, there, rows, co
     GROUP: tl.constexpr = LAYOUT.group
     column = step * 256 + RUN * 32
     if KIND != "byte" and KIND != "nibble":  # of those a row has whole steps
-        there = there & (column < columns)
+        column = tl.minimum(column, columns - 1)
     group = column // GROUP
     first = _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM, KIND)[:, None]
     if GROUP == 16:
@@ -116,7 +112,7 @@ def decoded(low, high, scales, minima, supers, step, RUN: tl.constexpr, row, the
     """fp32 [rows, 32]: run RUN of a step, `low` and `high` the elements that hold its codes.
 
     `row` and `there` [rows]: which rows of the matrix of `rows`, and whether they exist; weights
-    of rows and columns that do not are zero.
+    of those that do not are zero. Behind a row's end they are anything that its group could hold.
     """
     CODES: tl.constexpr = LAYOUT.codes
     SCALE: tl.constexpr = LAYOUT.scale

@@ -63,12 +63,12 @@ def _default(what: Case, target: int) -> Form:
     large = target in (90, 100)
     if what.tokens <= 16:
         return Form(16, 32, 4, 3)
-    if what.tokens <= 64:
-        few_sums = what.kind == "linear" and (large or what.tokens <= 32)
-        return Form(what.tokens, 64, 4 if few_sums else 8, 2)
     if what.kind == "linear":
+        if what.tokens <= (64 if large else 32):
+            return Form(what.tokens, 64, 4, 2)
+        # Before sm_90 codes of two planes spill in 64 x 64.
         return Form(128 if large else 64, 128, 8, 2)
-    return Form(128 if large else 64, 64, 8, 2)
+    return Form(min(what.tokens, 128 if large else 64), 64, 8, 2)
 
 
 def candidates(what: Case, target: int) -> Iterator[Form]:
