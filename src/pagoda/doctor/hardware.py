@@ -6,6 +6,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.doctor.probe import Machine
 from pagoda.kernels import cpu
+from pagoda.kernels.triton.layouts import STORAGES, kept_here
 from pagoda.planner.gpus import Gpu, find_gpus
 
 _BF16 = (8, 0)
@@ -41,6 +42,7 @@ def elsewhere(text: str) -> Hardware:
         supports_bf16=gpu.capability >= _BF16,
         name=gpu.name,
         capability=_number(gpu.capability),
+        packed_storages=STORAGES,
     )
     return Hardware(facts, count, here=False, gpu=gpu, capability=gpu.capability)
 
@@ -68,6 +70,7 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         supports_bf16=first.capability >= _BF16,
         name=first.name,
         capability=_number(first.capability),
+        packed_storages=kept_here(),
     )
     try:
         gpu, _ = find_gpus(first.name)

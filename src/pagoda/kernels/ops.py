@@ -5,13 +5,12 @@ same signature.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pagoda.kernels import cpu
+from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
-from pagoda.kernels.cpu import packed
 from pagoda.kernels.ref import (
     activation,
     attention,
@@ -31,6 +30,7 @@ from pagoda.kernels.ref import (
 )
 from pagoda.kernels.selector import native as _native
 from pagoda.kernels.selector import native_attention as _native_attention
+from pagoda.kernels.triton.target import declines
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.recording import Recording
@@ -371,8 +371,8 @@ def route(
 Gating = experts.Gating
 PlainExperts = experts.PlainExperts
 PackedExperts = packed_experts.PackedExperts
-packed_experts_matrix = packed_experts.matrix
-load_packed_expert = packed_experts.load
+packed_experts_matrix = packing.packed_experts_matrix
+load_packed_expert = packing.load_packed_expert
 
 
 def mix_experts(
@@ -393,6 +393,10 @@ def mix_experts(
     they do not hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert
     reads, instead. Both are packed or neither is.
     """
+    if (x.is_cuda and declines(x) is None) or packing.on_gpu(down):
+        from pagoda.kernels.triton import experts as gpu_experts
+
+        return gpu_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
     if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):
         return packed_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
     assert isinstance(up, PlainExperts) and isinstance(down, PlainExperts)
@@ -416,40 +420,10 @@ DEQUANTIZABLE = dequant.SUPPORTED
 """Storage formats that `dequantize` decodes."""
 
 
-def can_pack(device: str) -> bool:
-    """Whether weights on `device` can be packed for native kernels.
-
-    Those round activations to 8 bits where weights are quantized, to bf16 where those are.
-    """
-    return device == "cpu" and cpu.native() is not None
-
-
-def packed_storages() -> frozenset[str]:
-    """Storage formats that a packed matrix keeps bit for bit."""
-    return cpu.packed_storages()
-
-
-def packed_matrix(storage: str, rows: int, columns: int) -> Any:
-    """Room for a packed matrix (with `rows`, `columns`, `storage`, `nbytes`); not touched yet."""
-    return cpu.packed_matrix(storage, rows, columns)
-
-
-def load_packed(matrix: Any, first_row: int, raw: Tensor) -> None:
-    """Pack uint8 [rows, bytes per row] of the matrix's storage format, in parallel."""
-    packed.load(matrix, first_row, raw)
-
-
-def packed_matmul(
-    x: Tensor,
-    matrices: Sequence[Any],
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """x [tokens, columns] times all matrices' rows, side by side, plus bias [rows]; summed in
-    fp32, returned in x's dtype or `out_dtype`. What it computes: `ref.packed`."""
-    return packed.matmul(x, matrices, bias, out_dtype)
-
-
-def packed_rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
-    """Decoded rows of a packed matrix by int64 index [tokens]: [tokens, columns]."""
-    return packed.rows(index, matrix, dtype)
+can_pack = packing.can_pack
+packed_storages = packing.packed_storages
+packed_matrix = packing.packed_matrix
+load_packed = packing.load_packed
+settle_packed = packing.settle_packed
+packed_matmul = packing.packed_matmul
+packed_rows = packing.packed_rows

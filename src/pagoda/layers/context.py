@@ -71,7 +71,7 @@ class LayerContext:
     parallel: Parallel
     rotary: RotaryTables
     packed: bool = False
-    """Weights are packed for the native kernels; activations are fp32 then."""
+    """Weights are packed for the device's kernels; on a CPU activations are fp32 then."""
 
     @property
     def whole(self) -> "LayerContext":

@@ -28,7 +28,7 @@ class VocabTable(WeightedLayer):
     def create(self, storages: tuple[str, ...]) -> None:
         size = self._part.stop - self._part.start
         context = self._context
-        self.format = linear_format(storages, packed=context.packed)
+        self.format = linear_format(storages, context.device, packed=context.packed)
         self.format.create((size,), storages, self.hidden_size, context.dtype, context.device)
 
     def _load(self, source: ShardSource) -> None:

@@ -76,7 +76,7 @@ class Linear(WeightedLayer):
 
     def create(self, storages: tuple[str, ...]) -> None:
         context = self._context
-        self.format = linear_format(storages, packed=context.packed)
+        self.format = linear_format(storages, context.device, packed=context.packed)
         self.format.create(self.sizes, storages, self._width, context.dtype, context.device)
 
     def _load(self, shard: int, source: ShardSource) -> None:

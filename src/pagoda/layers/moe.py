@@ -17,8 +17,8 @@ from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
 
 
 class Router(ColumnLinear):
-    """Logits of all experts and, if that has one, of the shared expert's gate, on every rank; where
-    weights are packed in fp32 throughout, so that rounding chooses no other expert."""
+    """Logits of all experts and, if that has one, of the shared expert's gate, on every rank; on a
+    CPU whose weights are packed in fp32 throughout, so that rounding chooses no other expert."""
 
     def __init__(self, context: LayerContext, spec: MoeSpec, hidden_size: int):
         gated = spec.shared is not None and spec.shared.gated
@@ -27,7 +27,8 @@ class Router(ColumnLinear):
         super().__init__(context, hidden_size, shards, spec.bias)
 
     def create(self, storages: tuple[str, ...]) -> None:
-        super().create(("F32",) * len(storages) if self._context.packed else storages)
+        native = self._context.packed and self._context.device == "cpu"
+        super().create(("F32",) * len(storages) if native else storages)
 
 
 class ExpertMatrices(WeightedLayer):

@@ -57,10 +57,10 @@ def build_model(
     it without `parallel`).
 
     `load_format="dummy"` reads no checkpoint and fills in random weights. `progress` is called
-    with bytes done and bytes in all. With `packed`, a CPU that has native kernels keeps weights
-    in the checkpoint's own bits and computes with fp32 activations. Raises CheckpointError for a
-    leftover, missing or misshapen tensor, UnsupportedModelError for a storage format that no
-    layer can hold, ConfigError where layers do not divide among the ranks, CapacityError where
+    with bytes done and bytes in all. With `packed`, a device that has kernels for it keeps weights
+    in the checkpoint's own bits; a CPU computes with fp32 activations then. Raises CheckpointError
+    for a leftover, missing or misshapen tensor, UnsupportedModelError for a storage format that
+    no layer can hold, ConfigError where layers do not divide among the ranks, CapacityError where
     memory is short.
     """
     if spec.architecture not in MODELS:
@@ -70,8 +70,9 @@ def build_model(
         )
     weights = None if load_format == "dummy" else _complete(spec, checkpoint)
     packed = packed and ops.can_pack(device)
+    native = packed and device == "cpu"
     context = LayerContext(
-        torch.float32 if packed else dtype,
+        torch.float32 if native else dtype,
         device,
         parallel or Parallel(),
         RotaryTables(device),
@@ -81,7 +82,7 @@ def build_model(
     items = _items(model)
     if weights is None:
         shapes = {name: uses[0].piece.shape for name, uses in items.items()}
-        weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if packed else dtype)
+        weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if native else dtype)
     for name, uses in items.items():
         for item in uses:
             _check_fits(weights.tensors[name], item, context.parallel.size)

@@ -65,7 +65,9 @@ def resolve(
     storage = _main_storage(spec, tensors)
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
-    packed = config.model.dtype == "auto" and bool(facts.packed_storages)
+    on_cpu = facts.device == "cpu"
+    # A CPU's kernels compute in a type of their own, a GPU's in any.
+    packed = bool(facts.packed_storages) and (config.model.dtype == "auto" or not on_cpu)
     if storage == "FP8" and config.model.quantization == "fp8":  # only repeats it
         config = replace(config, model=replace(config.model, quantization="none"))
     if config.model.quantization != "none":
@@ -146,7 +148,7 @@ def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
     raise ConfigError(
         f"{what} needs the native kernels of a CPU, which are not in use here: leave it out, or "
         "run with --device cpu where Pagoda was built with a C++ compiler and PAGODA_CPU_ISA is "
-        "not none."
+        "not none, or with --device cuda where Triton is installed."
     )
 
 
@@ -168,13 +170,10 @@ def _resolve_types(
 ) -> EngineConfig:
     dtype = _DTYPES.get(config.model.dtype, config.model.dtype)
     cached = dtype
-    if dtype == "auto" and facts.packed_storages:
+    if dtype == "auto" and facts.packed_storages and facts.device == "cpu":
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
-        method = config.model.quantization
-        kept = _kept(storage, facts)
-        if method != "none":
-            kept = f"are rounded to {_ROUNDED.get(method, method)}"
+        kept = _kept(config, storage, facts)
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
     elif dtype == "auto" and spec.encoder is not None and storage == "F32":
         dtype = cached = "float32" if facts.device == "cpu" else "float16"
@@ -184,6 +183,10 @@ def _resolve_types(
         if storage in PUBLISHED and spec.dtype == "float16":
             dtype = spec.dtype
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
+        if held_as(storage, 0, facts.packed_storages) in facts.packed_storages or (
+            config.model.quantization != "none"
+        ):
+            expanded = f"; weights {_kept(config, storage, facts)}"
         why = f"the checkpoint is {storage}{expanded}"
         if dtype == "bfloat16" and not facts.supports_bf16:
             dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
@@ -206,7 +209,10 @@ def _resolve_types(
     )
 
 
-def _kept(storage: str, facts: DeviceFacts) -> str:
+def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:
+    method = config.model.quantization
+    if method != "none":
+        return f"are rounded to {_ROUNDED.get(method, method)}"
     held = held_as(storage, 0, facts.packed_storages)
     return f"stay {held}" if held == storage else f"become {held}, for which there are kernels"
 

@@ -23,14 +23,22 @@ def quantization_reason(
     """What config.json says of the quantization, and what becomes of its weights; None where no
     tensor is quantized so."""
     kinds = {
-        (info.type, held_as(info.type, info.shape[-1], packed) if packed else dtype)
+        (info.type, _held(info, packed) or dtype)
         for info in tensors.values()
         if info.type in PUBLISHED
     }
     if not kinds:
         return None
     said = (
-        f"{storage} held as {held}: {_COSTS.get((storage, held), 'decoded as it loads')}"
+        f"{storage} stays"
+        if storage == held
+        else f"{storage} held as {held}: {_COSTS.get((storage, held), 'decoded as it loads')}"
         for storage, held in sorted(kinds)
     )
     return Reason("quantization", spec.quantization, "; ".join(said))
+
+
+def _held(info: TensorInfo, packed: frozenset[str]) -> str | None:
+    """The storage format of `packed` that it is held in; None for none."""
+    held = held_as(info.type, info.shape[-1], packed)
+    return held if held in packed else None

@@ -37,12 +37,13 @@ def held_weights(
     size: int = 1,
 ) -> list[HeldWeight]:
     """All weights of one device of `size`: matrices keep their bits in the storage formats of
-    `packed`, or take those of the nearest; without any, every tensor is expanded to `dtype`.
+    `packed`, or take those of the nearest; what is in none of them is expanded to `dtype`.
 
-    Without a checkpoint (dummy loads) matrices are in the type that the spec says.
+    Without a checkpoint (dummy loads) matrices are in the type that the spec says, or `dtype`.
     """
     plain = PLAIN_FORMATS[dtype]
-    matrices = PLAIN_FORMATS[spec.dtype] if packed else plain
+    native = "BF16" in packed  # a CPU's kernels, which take plain weights too
+    matrices = PLAIN_FORMATS[spec.dtype] if native else plain
     stored = _stored(spec, tensors)
     held = []
     for tensor in model_tensors(spec):
@@ -50,7 +51,7 @@ def held_weights(
         if not tensor.is_matrix or tensor.role in ("router", "conv") or not packed:
             # Routers and convolutions are fp32 beside packed weights.
             storage = plain
-            if tensor.role == "conv" or (tensor.role == "router" and packed):
+            if tensor.role == "conv" or (tensor.role == "router" and native):
                 storage = "F32"
             held.append(HeldWeight(tensor, storage, tensor.elements * share))
             continue
@@ -61,6 +62,7 @@ def held_weights(
         whole = sum(parts.values())
         for (storage, columns), elements in parts.items():
             held_in = held_as(storage, columns, packed)
+            held_in = held_in if held_in in packed else plain
             part = tensor.elements * share * elements / whole
             held.append(HeldWeight(tensor, held_in, part))
     return held

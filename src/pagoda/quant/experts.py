@@ -9,7 +9,7 @@ from pagoda.kernels import ops
 from pagoda.quant.base import ShardSource
 from pagoda.quant.packed import kept_storage, load_rows
 from pagoda.quant.plain import PlainLinear
-from pagoda.quant.select import linear_format
+from pagoda.quant.select import linear_format, packs
 
 
 class ExpertSizes(NamedTuple):
@@ -42,8 +42,8 @@ def expert_format(
     sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str, *, packed: bool
 ) -> ExpertFormat:
     """Room for matrices whose shards are stored so; `dtype` is that of activations."""
-    if packed:
-        return PackedExpertFormat(sizes, storages)
+    if packed and packs(storages, device):
+        return PackedExpertFormat(sizes, storages, dtype, device)
     return PlainExpertFormat(sizes, storages, dtype, device)
 
 
@@ -54,7 +54,7 @@ class PlainExpertFormat:
         self, sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str
     ):
         self._sizes = sizes
-        linear = linear_format(storages, packed=False)
+        linear = linear_format(storages, device, packed=False)
         assert isinstance(linear, PlainLinear)
         self._linear = linear
         shards = (sizes.rows,) * len(storages)
@@ -79,19 +79,21 @@ class PlainExpertFormat:
 class PackedExpertFormat:
     """Packed in the checkpoint's own bits: one matrix for each part of all experts."""
 
-    def __init__(self, sizes: ExpertSizes, storages: tuple[str, ...]):
+    def __init__(
+        self, sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str
+    ):
         self._sizes = sizes
         self._parts: list[Any] = []
         for part in range(sizes.parts):
             stored = storages[part :: sizes.parts]
-            kinds = {kept_storage(name, sizes.columns) for name in stored}
+            kinds = {kept_storage(name, sizes.columns, device, dtype) for name in stored}
             if len(kinds) > 1 or not set(storages) <= ops.DEQUANTIZABLE:
                 raise UnsupportedModelError(
                     f"Experts stored as {', '.join(sorted(set(storages)))} are not supported; "
                     "take another version of the model."
                 )
             (kept,) = kinds
-            matrix = ops.packed_experts_matrix(kept, sizes.count, sizes.rows, sizes.columns)
+            matrix = ops.packed_experts_matrix(kept, sizes.count, sizes.rows, sizes.columns, device)
             self._parts.append(matrix)
 
     def load(self, shard: int, source: ShardSource) -> None:
@@ -104,7 +106,8 @@ class PackedExpertFormat:
         )
 
     def finalize(self) -> None:
-        """Nothing is left to do."""
+        for matrix in self._parts:
+            ops.settle_packed(matrix)
 
     def operand(self, bias: torch.Tensor | None) -> ops.PackedExperts:
         return ops.PackedExperts(tuple(self._parts), self._sizes.rows, self._sizes.count, bias)

@@ -1,4 +1,4 @@
-"""Weights in the checkpoint's own bits, or the nearest, packed for the native kernels of a CPU."""
+"""Weights in the checkpoint's own bits, or the nearest, packed for the kernels of a CPU or GPU."""
 
 from collections.abc import Callable
 from itertools import accumulate, groupby
@@ -8,6 +8,7 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.plain import STORAGES
 from pagoda.quant.repack import repacked
 from pagoda.weights.formats import held_as
 
@@ -15,9 +16,15 @@ from pagoda.weights.formats import held_as
 _CHUNK_ELEMENTS = 1 << 20
 
 
-def kept_storage(storage: str, columns: int) -> str:
-    """How rows of so many columns, stored so, are held in a packed matrix."""
-    return held_as(storage, columns, ops.packed_storages())
+def kept_storage(storage: str, columns: int, device: str, dtype: torch.dtype) -> str:
+    """How rows of so many columns, stored so, are held in a packed matrix on `device`; in `dtype`
+    where its kernels have nothing near."""
+    kernels = ops.packed_storages(device)
+    held = held_as(storage, columns, kernels)
+    if held in kernels:
+        return held
+    (plain,) = (name for name, kind in STORAGES.items() if kind is dtype)
+    return plain
 
 
 def load_rows(load: Callable[[int, torch.Tensor], None], source: ShardSource, kept: str) -> None:
@@ -45,10 +52,10 @@ class PackedLinear(LinearFormat):
         self._dtype = dtype
         self._matrices: list[Any] = []
         self._places: list[tuple[Any, int]] = []
-        kept = [kept_storage(name, in_features) for name in storages]
+        kept = [kept_storage(name, in_features, device, dtype) for name in storages]
         for storage, run in groupby(zip(kept, shard_sizes, strict=True), lambda pair: pair[0]):
             sizes = [size for _, size in run]
-            matrix = ops.packed_matrix(storage, sum(sizes), in_features)
+            matrix = ops.packed_matrix(storage, sum(sizes), in_features, device)
             self._matrices.append(matrix)
             starts = accumulate(sizes[:-1], initial=0)
             self._places += [(matrix, start) for start in starts]
@@ -60,6 +67,8 @@ class PackedLinear(LinearFormat):
         )
 
     def finalize(self) -> None:
+        for matrix in self._matrices:
+            ops.settle_packed(matrix)
         del self._places
 
     def apply(

@@ -12,7 +12,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, usable_threads
-from pagoda.kernels import cpu
+from pagoda.kernels import cpu, ops
 from pagoda.kernels.transfer import to_tensor as to_tensor
 from pagoda.runtime.graphs import CudaGraphs, GraphMaker
 
@@ -58,7 +58,7 @@ class Device(ABC):
     def set_threads(self, count: int, *, packed: bool = False) -> None:
         """CPU threads that compute in this process: torch's, or where weights are packed for
         native kernels theirs, for idle threads of one pool slow those of the other."""
-        torch.set_num_threads(1 if packed else count)
+        torch.set_num_threads(count)
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
@@ -112,7 +112,7 @@ class CpuDevice(Device):
         """Behind each reserved pool, by its address."""
 
     def set_threads(self, count: int, *, packed: bool = False) -> None:
-        super().set_threads(count, packed=packed)
+        super().set_threads(1 if packed else count)
         cpu.set_num_threads(count)
 
     def facts(self) -> DeviceFacts:
@@ -174,6 +174,7 @@ class CudaDevice(Device):
             supports_bf16=major >= 8,
             name=torch.cuda.get_device_name(self.torch_device),
             capability=10 * major + minor,
+            packed_storages=ops.packed_storages(self.name),
         )
 
     def memory_used(self) -> int:

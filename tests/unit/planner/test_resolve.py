@@ -325,3 +325,41 @@ def test_a_vision_tower_stays_at_8_bits():
     info = {name: TensorInfo(name, (8, 64), "BF16", 1024) for name in ("v", "x")}
     rounded = quantized_tensors(spec, info, "int4")
     assert (rounded["v"].type, rounded["x"].type) == ("Q8_0", "Q4_1")
+
+
+def a_gpu(**changes) -> DeviceFacts:
+    """As its kernels are: they keep quantized weights, and take activations in any type."""
+    kept = frozenset({"INT4", "FP8", "Q4_K", "Q4_1", "Q8_0"})
+    return replace(machine(**changes), device="cuda", packed_storages=kept)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+@pytest.mark.parametrize(
+    ("storage", "bytes_per_weight", "kept"),
+    [("Q4_K", 144 / 256, 144 / 256), ("INT4", 20 / 32, 20 / 32), ("IQ1_S", 50 / 256, 2),
+     ("F32", 4, 2), ("BF16", 2, 2)],
+)  # fmt: skip
+def test_a_gpu_keeps_quantized_weights_beside_any_dtype(storage, bytes_per_weight, kept, dtype):
+    config = configure(model={"dtype": dtype})
+    found = resolve(config, with_weights(), tensors(storage, bytes_per_weight), a_gpu())
+    assert found.packed
+    wanted = "bfloat16" if dtype == "auto" else dtype
+    assert found.config.model.dtype == found.config.cache.kv_cache_dtype == wanted
+    plain = 2 * (134_515_008 - 49152 * 576)
+    assert found.plan.weights == 49152 * 576 * kept + plain
+    if dtype == "auto" and kept < 2:
+        assert any(f"weights stay {storage}" in reason.why for reason in found.reasons)
+
+
+def test_a_gpu_rounds_plain_weights():
+    config = configure(model={"quantization": "int4", "dtype": "float16"})
+    found = resolve(config, with_weights(), tensors("BF16", 2), a_gpu())
+    # The table stays at 8 bits.
+    assert found.plan.weights == 49152 * 576 * 34 // 32 + 2 * (134_515_008 - 49152 * 576)
+
+
+def test_published_weights_stay_on_a_gpu():
+    spec = replace(with_weights(), quantization="GPTQ, 4 bits")
+    found = resolve(EngineConfig(), spec, tensors("INT4", 20 / 32), a_gpu())
+    (reason,) = (r for r in found.reasons if r.field == "quantization")
+    assert reason.why == "INT4 stays"

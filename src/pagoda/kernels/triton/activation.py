@@ -32,6 +32,18 @@ def _activated(x, kind: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, alpha, limit, kind: tl.constexpr, clamps: tl.constexpr):
+    """What a `Gating` makes of fp32 gate and up; `clamps` if it has a limit."""
+    if clamps:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        result = gate * tl.sigmoid(alpha * gate) * (up + 1.0)
+    else:
+        result = _activated(gate, kind) * up
+    return result
+
+
+@triton.jit
 def _place(size, block: tl.constexpr):
     """(int64 row, columns [block], which of them exist) of a program."""
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -46,12 +58,7 @@ def _gate(
     row, column, there = _place(size, block)
     gate = tl.load(x + row * stride + column, there).to(tl.float32)
     up = tl.load(x + row * stride + size + column, there).to(tl.float32)
-    if clamps:
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        result = gate * tl.sigmoid(alpha * gate) * (up + 1.0)
-    else:
-        result = _activated(gate, kind) * up
+    result = gated(gate, up, alpha, limit, kind, clamps)
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
 
 

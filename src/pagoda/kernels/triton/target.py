@@ -56,3 +56,8 @@ def offers(capability: int, dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16 and capability < 80:
         return "bfloat16 needs sm_80 or later"
     return None
+
+
+def declines(x: torch.Tensor) -> str | None:
+    """Why no kernel takes activations like `x`, which are on a GPU, or None."""
+    return offers(capability(x), x.dtype)

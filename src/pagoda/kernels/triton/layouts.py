@@ -1,0 +1,92 @@
+"""How quantized weights lie in a GPU's memory: facts alone, without torch.
+
+A row's codes are cut into runs of 32 columns. An element of a plane (1, 2 or 4 bytes) has the codes
+of one place in `runs` of them that follow each other, the first in its lowest bits: a kernel loads
+32 elements a row, in pieces of up to 16 bytes a thread, and shifts. Codes of 3, 5 or 6 bits are in
+two planes. Scales are apart, a row of them per group of columns, so that a tile of rows reads
+neighbours.
+"""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+RUN = 32
+STEP = 256
+"""Columns that kernels take in a turn."""
+
+
+@dataclass(frozen=True, repr=False)
+class Layout:
+    """Of one matrix; kernels are compiled for it."""
+
+    storage: str
+    planes: tuple[int, ...]
+    """Bits of a code in each plane, the lowest first; none where weights are plain."""
+    codes: str = "integer"
+    """What a code is: `integer` (less `offset`), `e2m1`, `e4m3`, one of the 16 `levels` of IQ4, or
+    `plain`."""
+    offset: int = 0
+    group: int = 32
+    """Columns that share a scale; whole rows may."""
+    scale: str = "half"
+    """`half`, `single`, `power` of two (E8M0), a `byte` or a `nibble` times the block's fp16."""
+    minimum: str = ""
+    """What goes beside the scale: `added` (fp16), `taken` off (a number like the scale's), or a
+    `zero` point for the codes; nothing where empty."""
+    runs: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Rows are whole multiples of so many."""
+        return RUN * self.runs
+
+    def element_bytes(self, plane: int) -> int:
+        return self.planes[plane] * self.runs // 8
+
+    def __repr__(self) -> str:
+        # Triton puts it into names and keys: short, and no two layouts alike.
+        return f"{self.storage}_{''.join(map(str, self.planes))}_{self.runs}_{self.group}"
+
+
+_QUANTIZED = (
+    Layout("Q4_0", (4,), offset=8),
+    Layout("Q4_1", (4,), minimum="added"),
+    Layout("Q5_0", (4, 1), offset=16),
+    Layout("Q5_1", (4, 1), minimum="added"),
+    Layout("Q8_0", (8,), offset=128),
+    Layout("Q2_K", (2,), group=16, scale="nibble", minimum="taken"),
+    Layout("Q3_K", (2, 1), offset=4, group=16, scale="byte"),
+    Layout("Q4_K", (4,), scale="byte", minimum="taken"),
+    Layout("Q5_K", (4, 1), scale="byte", minimum="taken"),
+    Layout("Q6_K", (4, 2), offset=32, group=16, scale="byte"),
+    Layout("IQ4_NL", (4,), "levels"),
+    Layout("IQ4_XS", (4,), "levels", scale="byte"),
+    Layout("MXFP4", (4,), "e2m1", scale="power"),
+    Layout("INT4", (4,), offset=8, scale="single"),
+    Layout("UINT4", (4,), scale="single", minimum="zero"),
+    Layout("INT8", (8,), offset=128, scale="single"),
+    Layout("FP8", (8,), "e4m3", scale="single"),
+)
+_LAYOUTS = {layout.storage: layout for layout in _QUANTIZED}
+
+STORAGES = frozenset(_LAYOUTS)
+"""Storage formats whose codes and scales are kept as they are."""
+
+
+def kept_here() -> frozenset[str]:
+    """STORAGES, where Triton is installed."""
+    return STORAGES if find_spec("triton") is not None else frozenset()
+
+
+def layout_of(storage: str, columns: int) -> Layout:
+    """Of rows of so many columns in one of STORAGES, or of plain weights."""
+    if storage not in _LAYOUTS:
+        return Layout(storage, (), "plain")
+    layout = _LAYOUTS[storage]
+    if columns % STEP and len(layout.planes) > 1:  # a plane of single bits has no fewer runs
+        layout = replace(layout, planes=(8,))
+    fewest = 8 // min(layout.planes)
+    runs = min(STEP // RUN, 32 // max(layout.planes))
+    while runs > fewest and columns % (RUN * runs):
+        runs //= 2
+    return replace(layout, runs=runs)

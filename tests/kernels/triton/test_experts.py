@@ -1,0 +1,112 @@
+"""Experts in Triton against their definition in fp64, one token at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+from pagoda.kernels import ops
+from pagoda.kernels.ref import experts as reference
+from pagoda.kernels.ref.dequant import dequantize
+from pagoda.kernels.triton import experts
+from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.target import assuming
+from tests.kernels.test_experts import expected_mix, random_experts
+from tests.kernels.triton.quantized import random_raw
+
+GATINGS = {
+    "silu": ops.Gating(),
+    "gelu": ops.Gating(activation="gelu_tanh"),
+    "clamped": ops.Gating(1.702, 1.5),
+}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def check(found, x, ids, weights, up, down, *rest) -> None:
+    cpu = [[None if part is None else part.cpu() for part in pair] for pair in (up, down)]
+    expected = expected_mix(x.cpu(), ids.cpu(), weights.cpu(), *cpu, *rest)
+    assert found.dtype == x.dtype and found.shape == x.shape
+    atol = TOLERANCE[x.dtype] * max(1e-3, float(np.abs(expected).max()))
+    np.testing.assert_allclose(found.cpu().float().numpy(), expected, rtol=0, atol=atol)
+
+
+def routed(tokens: int, total: int, top_k: int, device: str):
+    logits = torch.randn(tokens, total, device=device)
+    return reference.route(logits, top_k, "topk_softmax", False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "target"),
+    [
+        (2, torch.bfloat16, 90),
+        (2, torch.float32, 75),
+        (9, torch.float16, 90),
+        (9, torch.bfloat16, 80),
+        (9, torch.float16, 75),  # by the library
+        (9, torch.float32, 90),
+    ],
+)
+@pytest.mark.parametrize(
+    ("gating", "bias", "first", "weighs_inputs"),
+    [("silu", False, 0, False), ("gelu", True, 2, True), ("clamped", True, 1, False)],
+)
+def test_plain(tokens, dtype, target, gating, bias, first, weighs_inputs, device):
+    """Experts that are not held add nothing."""
+    up, down = (
+        ops.PlainExperts(*(None if part is None else part.to(device, dtype) for part in pair))
+        for pair in random_experts(3, 40, 20, bias)
+    )
+    x = torch.randn(tokens, 40, device=device).to(dtype)
+    ids, weights = routed(tokens, 5, 2, device)
+    rest = (GATINGS[gating], first, weighs_inputs)
+    with assuming(target):
+        out = experts.mix(x, ids, weights, up, down, *rest)
+    check(out, x, ids, weights, up, down, *rest)
+
+
+def packed_experts(storages, count: int, rows: int, columns: int, dtype, device, bias):
+    """Experts of a part per storage format, and the same as plain ones."""
+    parts, weights = [], []
+    for part, storage in enumerate(storages):
+        matrix = GpuMatrix(storage, count * rows, columns, device)
+        for expert in range(count):
+            raw = random_raw(storage, rows, columns, seed=100 * part + expert)
+            ops.load_packed_expert(matrix, expert, rows, 0, raw)
+            weights.append(dequantize(raw, storage, dtype))
+        matrix.settle()
+        parts.append(matrix)
+    stacked = torch.stack(weights).view(len(storages), count, rows, columns).transpose(0, 1)
+    own = torch.randn(count, len(storages) * rows, device=device).to(dtype) if bias else None
+    whole = ops.PlainExperts(stacked.flatten(1, 2), own)
+    return ops.PackedExperts(tuple(parts), rows, count, own), whole
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize(
+    ("up", "down", "columns"),
+    [
+        (("Q4_K", "Q4_K"), "Q8_0", 256),
+        (("MXFP4", "MXFP4"), "MXFP4", 96),
+        (("INT4", "INT4"), "FP8", 64),
+        (("Q8_0", "Q4_0"), "Q4_1", 64),  # stored apart
+    ],
+)
+def test_quantized(up, down, columns, tokens, device):
+    dtype, size, gating = torch.float16, 32, ops.Gating(1.702, 7.0)
+    packed_up, plain_up = packed_experts(up, 3, size, columns, dtype, device, bias=True)
+    packed_down, plain_down = packed_experts((down,), 3, columns, size, dtype, device, bias=True)
+    x = torch.randn(tokens, columns, device=device).to(dtype) / 8
+    ids, weights = routed(tokens, 4, 1, device)
+    out = ops.mix_experts(x, ids, weights, packed_up, packed_down, gating)
+    check(out, x, ids, weights, plain_up, plain_down, gating)
+
+
+def test_tokens_without_experts_are_zero(device):
+    up, down = random_experts(2, 32, 16, False)
+    up, down = (ops.PlainExperts(part.weight.half().to(device), None) for part in (up, down))
+    for tokens in (0, 1, 5):
+        x = torch.randn(tokens, 32, device=device).half()
+        ids = torch.full((tokens, 2), 7, device=device)
+        weights = torch.rand(tokens, 2, device=device)
+        out = experts.mix(x, ids, weights, up, down, ops.Gating())
+        assert torch.equal(out, torch.zeros_like(x))

@@ -1,0 +1,49 @@
+"""Experts in the storage formats that their models are published in, for few tokens and many."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from pagoda.kernels import ops
+from pagoda.kernels.triton import experts
+from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.target import offers
+from tools.triton_examples import Example
+
+EXPERTS, TOP_K, HIDDEN, SIZE = 32, 4, 2048, 768
+STORAGES = ("plain", "FP8", "INT4", "MXFP4", "Q4_K", "Q6_K", "Q8_0")
+TOKENS = {"alone": 4, "tiles of 16": 64, "tiles of 64": 512, "large tiles": 2048}
+
+
+def examples() -> Iterator[Example]:
+    for storage in STORAGES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            name = str(dtype).removeprefix("torch.")
+            for label, tokens in TOKENS.items():
+                if label == "alone" or dtype != torch.float32:
+                    call = partial(_mix, tokens, storage, dtype)
+                    declined = partial(_declined, label == "alone", dtype)
+                    yield Example(f"{label}, {storage}", name, call, declined)
+
+
+def _declined(alone: bool, dtype: torch.dtype, capability: int) -> str | None:
+    if not alone and capability < 80:
+        return "without tensor cores, many tokens are the library's"
+    return offers(capability, dtype)
+
+
+def _mix(tokens: int, storage: str, dtype: torch.dtype) -> None:
+    ids = torch.empty(tokens, TOP_K, dtype=torch.int64)
+    x, weights = torch.empty(tokens, HIDDEN, dtype=dtype), torch.empty(tokens, TOP_K)
+    up, down = _experts(storage, 2, SIZE, HIDDEN, dtype), _experts(storage, 1, HIDDEN, SIZE, dtype)
+    gating = ops.Gating(1.702, 7.0) if storage == "MXFP4" else ops.Gating()
+    experts.mix(x, ids, weights, up, down, gating)
+
+
+def _experts(storage: str, parts: int, rows: int, columns: int, dtype: torch.dtype):
+    bias = torch.empty(EXPERTS, parts * rows, dtype=dtype)
+    if storage == "plain":
+        return ops.PlainExperts(torch.empty(EXPERTS, parts * rows, columns, dtype=dtype), bias)
+    matrices = tuple(GpuMatrix(storage, EXPERTS * rows, columns, "cpu") for _ in range(parts))
+    return ops.PackedExperts(matrices, rows, EXPERTS, bias)
