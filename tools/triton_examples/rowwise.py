@@ -10,13 +10,21 @@ from pagoda.kernels.triton import activation, norm, rope
 from pagoda.kernels.triton.target import offers
 from tools.triton_examples import Example
 
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOKENS, HIDDEN, HEADS, HEAD = 64, 4096, 32, 128
 
 
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def declined(dtype: torch.dtype, capability: int) -> str | None:
+    return offers(capability, dtype)
+
+
 def in_each_type(label: str, call: Callable[[torch.dtype], object]) -> Iterator[Example]:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        name = str(dtype).removeprefix("torch.")
-        yield Example(label, name, partial(call, dtype), partial(_declined, dtype))
+    for dtype in TYPES:
+        yield Example(label, name(dtype), partial(call, dtype), partial(declined, dtype))
 
 
 def examples() -> Iterator[Example]:
@@ -28,10 +36,6 @@ def examples() -> Iterator[Example]:
     yield from in_each_type("gates", _gates)
     for rotated in (HEAD, HEAD // 2):
         yield from in_each_type(f"{rotated} of {HEAD}", partial(_rotary, rotated))
-
-
-def _declined(dtype: torch.dtype, capability: int) -> str | None:
-    return offers(capability, dtype)
 
 
 def _norms(size: int, dtype: torch.dtype) -> None:

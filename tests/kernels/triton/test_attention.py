@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attention
+from pagoda.kernels.ref.kv_cache import FP8
 from pagoda.kernels.triton import attention
-from tests.kernels.triton.paged import FP8, MIXES, Case
+from tests.kernels.triton.paged import MIXES, Case
 
 HALVES = (torch.float16, torch.bfloat16)
 # Of fp32 sums in another order; of weights rounded to half precision.

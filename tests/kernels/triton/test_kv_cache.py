@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.ref import attention as ref
-from pagoda.kernels.ref.kv_cache import decode, key_rows
+from pagoda.kernels.ref.kv_cache import FP8, decode, encode, key_rows
 from pagoda.kernels.triton import fp8, kv_cache
-from tests.kernels.triton.paged import FP8, poisoned
+from tests.kernels.triton.paged import poisoned
 
 HALVES = (torch.float16, torch.bfloat16)
 TOKENS, HEADS, KV_HEADS, BLOCK_SIZE = 7, 3, 2, 4
@@ -41,7 +41,7 @@ class Step:
         return poisoned(8, KV_HEADS, BLOCK_SIZE, self.dim, dtype)
 
     def check(self, device: str, cos_sin: torch.Tensor | None, norms=None) -> None:
-        k_ref, v_ref = self.cache(torch.float32 if self.cache_dtype in FP8 else self.cache_dtype)
+        k_ref, v_ref = self.cache(self.cache_dtype)
         expected = ref.rotary_store(
             self.qkv.clone(), self.positions, cos_sin, k_ref, v_ref, self.slots, norms, None, False
         )
@@ -54,8 +54,6 @@ class Step:
         assert q.is_contiguous()
         close(q.cpu(), expected, self.qkv.dtype)
         for got, wanted in ((key_rows(k.cpu()), key_rows(k_ref)), (v.cpu(), v_ref)):
-            if self.cache_dtype in FP8:
-                got, wanted = got.float(), wanted.to(self.cache_dtype).float()
             close(decode(got, torch.float32), decode(wanted, torch.float32), self._written)
 
     @property
@@ -170,12 +168,15 @@ def test_every_8_bit_float(device, dtype, mantissa):
     largest = torch.finfo(dtype).max
     finite = numbers[numbers.isfinite()].sort().values
     between = (finite[1:] + finite[:-1]) / 2  # ties
+    # Past the largest number, past where it would be rounded to the next, and further.
+    beyond = torch.tensor([largest * 1.03, largest * 1.1, 1e9, 3e38, torch.inf])
     generator = torch.Generator().manual_seed(3)
     wide = torch.randn(4096, generator=generator) * torch.logspace(-8, 2, 4096)
-    x = torch.cat((numbers, between, wide))[:4096].clamp(-largest, largest)
+    x = torch.cat((numbers, beyond, -beyond, between, wide))[:4096]
     written = torch.zeros(4096, dtype=torch.uint8, device=device)
     _encode[(1,)](written, x.to(device), MANTISSA=mantissa)
     got = written.cpu().view(dtype).float()
-    torch.testing.assert_close(got, x.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
-    _encode[(1,)](written, torch.full((4096,), 1e9, device=device), MANTISSA=mantissa)
-    assert written.cpu().view(dtype).float().eq(largest).all()
+    # torch's own conversion of what fits.
+    expected = x.clamp(-largest, largest).to(dtype).float()
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(encode(x, dtype).float(), expected, rtol=0, atol=0, equal_nan=True)

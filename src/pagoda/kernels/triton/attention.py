@@ -104,15 +104,6 @@ def encoder_attention(
     return out
 
 
-def offers(capability: int, dtype: torch.dtype) -> str | None:
-    """Why activations of `dtype` are not taken on a GPU of `capability`; None where they are."""
-    if dtype == torch.bfloat16 and capability < 80:
-        return "bfloat16 needs sm_80 or later"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"{dtype} is no type of activations"
-    return None
-
-
 def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     """`few`: a step of one query per request, which only reads."""
     at_least = max(16, triton.next_power_of_2(group))
