@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels import ops
+from pagoda.kernels.triton.target import offers
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 ROWS = re.findall(r"^\| (`.+`) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
@@ -35,3 +37,17 @@ def test_same_parameters(name):
         for op in (form, OPS[name])
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "reason"),
+    [
+        (61, torch.float16, "sm_61 is older than sm_70"),
+        (75, torch.bfloat16, "bfloat16 needs sm_80 or later"),
+        (90, torch.float64, "torch.float64 is no type of activations"),
+        (75, torch.float16, None),
+        (121, torch.bfloat16, None),
+    ],
+)
+def test_what_is_declined_has_its_reason(target, dtype, reason):
+    assert offers(target, dtype) == reason

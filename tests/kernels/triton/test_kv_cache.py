@@ -80,16 +80,17 @@ def test_rotation_and_norms(device, dtype, dim):
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, *HALVES, torch.int8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_caches(device, dtype, cache_dtype):
     step = Step(24, dtype, cache_dtype)
     step.check(device, step.table)
 
 
 @pytest.mark.parametrize("cache_dtype", FP8)
-def test_caches_of_8_bit_floats(device, cache_dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_caches_of_8_bit_floats(device, dtype, cache_dtype):
     # Unrotated: a number between two of these may be rounded to either after other sums.
-    Step(24, torch.float32, cache_dtype).check(device, None)
+    Step(24, dtype, cache_dtype).check(device, None)
 
 
 def test_an_int8_row_with_infinity_reads_as_nan(device):
