@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -173,14 +174,15 @@ def _compile(
 
 def _needs_of(mark: str) -> Needs | str:
     """Of the launch with this fingerprint; or why it does not compile."""
-    for by_target in all_launches().values():
-        for launch in by_target.values():
-            if launch.fingerprint() == mark:
-                try:
-                    return needs(launch)
-                except RuntimeError as error:
-                    return str(error)
-    raise KeyError(mark)
+    try:
+        return needs(_by_mark()[mark])
+    except RuntimeError as error:
+        return str(error)
+
+
+@cache
+def _by_mark() -> dict[str, Launch]:
+    return {launch.fingerprint(): launch for _, launch in _matching("")}
 
 
 def _problems(form: Form, by_target: dict[int, Needs]) -> Iterator[str]:
