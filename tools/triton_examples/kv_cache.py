@@ -11,39 +11,37 @@ from pagoda.kernels.triton import kv_cache
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import TYPES, declined, name
 
-HEADS, KV_HEADS, BLOCK_SIZE, TOKENS = 8, 2, 16, 5
+HEADS, KV_HEADS, BLOCK_SIZE, DIM, TOKENS = 8, 2, 16, 256, 5
 
 
 def examples() -> Iterator[Example]:
     for dtype in TYPES:
         for storage in (dtype, torch.int8, *FP8):
-            for dim in (128, 512):
-                label = f"rotary, norms, head {dim}, KV {name(storage)}"
-                call = partial(_store, dtype, dim, storage)
-                yield Example(label, name(dtype), call, partial(declined, dtype))
+            label = f"rotary, norms, head {DIM}, KV {name(storage)}"
+            call = partial(_store, dtype, storage)
+            yield Example(label, name(dtype), call, partial(declined, dtype))
         call = partial(_store_unrotated, dtype)
         yield Example("scales, values are keys", name(dtype), call, partial(declined, dtype))
 
 
-def _store(dtype: torch.dtype, dim: int, storage: torch.dtype) -> None:
+def _store(dtype: torch.dtype, storage: torch.dtype) -> None:
     stored = torch.uint8 if storage in FP8 else storage
-    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, dim, stored)
+    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, stored)
     k, v = (torch.empty(shape, dtype=stored).view(storage) for shape in shapes)
-    norm = torch.empty(dim)
+    norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
-        torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype), index,
-        torch.empty(64, dim), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
+        torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype), index,
+        torch.empty(64, DIM), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
     )  # fmt: skip
 
 
 def _store_unrotated(dtype: torch.dtype) -> None:
-    dim = 128
     k, v = (torch.empty(shape, dtype=dtype) for shape in
-            ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, dim, dtype))  # fmt: skip
-    norm = torch.empty(dim)
+            ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, dtype))  # fmt: skip
+    norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
-        torch.empty(TOKENS, (HEADS + KV_HEADS) * dim, dtype=dtype), index, None, k, v, index,
+        torch.empty(TOKENS, (HEADS + KV_HEADS) * DIM, dtype=dtype), index, None, k, v, index,
         ops.HeadNorms(norm, norm, 1e-6, True), torch.empty(64), values_are_keys=True,
     )  # fmt: skip

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
-# Columns of a state of 128 rows that a program of 4 warps keeps in registers.
+# Columns of a state of 128 rows that a program keeps in registers.
 _COLUMNS = 32
 
 
@@ -141,10 +141,7 @@ def _rule(
             real = token < end
             is_key = real[:, None] & (key < key_dim)[None, :]
             row = qkv + token[:, None] * stride
-            q = tl.load(row + q_at + key[None, :], is_key, other=0.0)
             k = tl.load(row + k_at + key[None, :], is_key, other=0.0)
-            per_q = _per_length(q.to(tl.float32)) * scale
-            per_k = _per_length(k.to(tl.float32))
             there = real[:, None] & is_value[None, :]
             v = tl.load(row + v_at + column[None, :], there, other=0.0).to(tl.float32)
             beta = tl.sigmoid(
@@ -156,9 +153,15 @@ def _rule(
             # Tokens behind the end change nothing.
             beta, shrink = tl.where(real, beta, 0.0), tl.where(real, shrink, 0.0)
             if chunk == 1:
-                result, now = _one_token(now, q, per_q, k, per_k, v, shrink, beta)
+                q = tl.load(row + q_at + key[None, :], is_key, other=0.0)
+                result, now = _one_token(now, q, k, v, shrink, beta, scale)
             else:
-                result, now = _chunk(now, q, per_q, k, per_k, v, shrink, beta, chunk)
+                line = tl.arange(0, 2 * chunk)
+                again = first + line % chunk
+                rows = qkv + again.to(tl.int64) * stride + tl.where(line < chunk, k_at, q_at)
+                mask = (again < end)[:, None] & (key < key_dim)[None, :]
+                both = tl.load(rows[:, None] + key[None, :], mask, other=0.0)
+                result, now = _chunk(now, both, k, v, shrink, beta, scale, chunk)
             to = out + token[:, None] * (heads * value_dim) + head * value_dim + column[None, :]
             tl.store(to, result.to(out.dtype.element_ty), there)
         to = tl.load(write + req).to(tl.int64)
@@ -167,30 +170,48 @@ def _rule(
 
 
 @triton.jit
-def _one_token(now, q, per_q, k, per_k, v, shrink, beta):
-    """(result [1, columns], state [key_dim, columns]) after one token; q, k [1, key_dim] times
-    per_q, per_k [1]."""
+def _one_token(now, q, k, v, shrink, beta, scale):
+    """(result [1, columns], state [key_dim, columns]) after one token; q, k [1, key_dim]."""
+    q, k = q.to(tl.float32), k.to(tl.float32)
     now *= tl.exp(tl.sum(shrink, axis=0))
-    keys = tl.trans(k.to(tl.float32) * per_k[:, None])
+    keys = tl.trans(k * _per_length(k)[:, None])
     d = beta[:, None] * (v - tl.sum(keys * now, axis=0)[None, :])
     now += keys * d
-    queries = tl.trans(q.to(tl.float32) * per_q[:, None])
+    queries = tl.trans(q * (_per_length(q) * scale)[:, None])
     return tl.sum(queries * now, axis=0)[None, :], now
 
 
 @triton.jit
-def _chunk(now, q, per_q, k, per_k, v, shrink, beta, chunk: tl.constexpr):
-    """As `kernels.ref.delta_net._chunk`, with the lengths of q's and k's rows divided out of
-    their products."""
+def _halves(x, rows: tl.constexpr, columns: tl.constexpr):
+    """(the first, the last) `rows` of x [2 * rows, columns]."""
+    parts = tl.reshape(x, (2, rows, columns))
+    is_first = tl.arange(0, 2)[:, None, None] == 0
+    first = tl.sum(tl.where(is_first, parts, 0.0), axis=0)
+    return first, tl.sum(tl.where(is_first, 0.0, parts), axis=0)
+
+
+@triton.jit
+def _chunk(now, both, k, v, shrink, beta, scale, chunk: tl.constexpr):
+    """As `kernels.ref.delta_net._chunk`; `both` are k's rows, then q's.
+
+    Together, because most registers go to the parts of the state as operands of a product.
+    Lengths are divided out of products.
+    """
+    is_key = tl.arange(0, 2 * chunk) < chunk
+    per = (_per_length(both.to(tl.float32)) * tl.where(is_key, 1.0, scale))[:, None]
+    per_k = _per_length(k.to(tl.float32))
+    keys = tl.trans(k)
+    of_keys, of_queries = _halves(per * _times_wide(both, now), chunk, now.shape[1])
+    overlaps = per * tl.dot(both, keys) * per_k[None, :]
+    influence, seen = _halves(overlaps, chunk, chunk)
+
     row, column = tl.arange(0, chunk)[:, None], tl.arange(0, chunk)[None, :]
     total = tl.cumsum(shrink, axis=0)
     # Above the diagonal the difference is positive and its exponential might overflow.
     between = tl.exp(tl.where(row >= column, total[:, None] - total[None, :], -float("inf")))
-    between *= per_k[None, :]
-    decayed = tl.exp(total)
-    keys = tl.trans(k)
-    told = beta[:, None] * (v - (decayed * per_k)[:, None] * _times_wide(k, now))
-    influence = tl.where(row > column, (beta * per_k)[:, None] * between * tl.dot(k, keys), 0.0)
+    decayed = tl.exp(total)[:, None]
+    told = beta[:, None] * (v - decayed * of_keys)
+    influence = tl.where(row > column, beta[:, None] * between * influence, 0.0)
     # The inverse of 1 + influence, row by row. Powers of influence would be fewer steps, but
     # grow to 10**4 where keys repeat, and cancel.
     inverse = tl.where(row == column, 1.0, 0.0)
@@ -199,12 +220,10 @@ def _chunk(now, q, per_q, k, per_k, v, shrink, beta, chunk: tl.constexpr):
         less = tl.sum(tl.trans(of_row[None, :]) * inverse, axis=0)
         inverse -= tl.where(row == i, less[None, :], 0.0)
     d = tl.dot(inverse, told, input_precision="tf32x3")
-    seen = per_q[:, None] * between * tl.dot(q, keys)
-    result = (decayed * per_q)[:, None] * _times_wide(q, now)
-    result = tl.dot(seen, d, result, input_precision="tf32x3")
+    result = tl.dot(between * seen, d, decayed * of_queries, input_precision="tf32x3")
     last = tl.sum(shrink, axis=0)
-    left = tl.exp(last - total) * per_k
-    return result, tl.exp(last) * now + _times_wide(keys, left[:, None] * d)
+    left = (tl.exp(last - total) * per_k)[:, None]
+    return result, tl.exp(last) * now + _times_wide(keys, left * d)
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
@@ -242,6 +261,7 @@ def gated_delta_rule(
         slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
         qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5,
         tiled=tiled, chunk=1 if by_token else _CHUNK,
-        block_key=max(16, triton.next_power_of_2(key_dim)), block=block, num_warps=4,
+        block_key=max(16, triton.next_power_of_2(key_dim)), block=block,
+        num_warps=4 if by_token else 8,
     )  # fmt: skip
     return out
