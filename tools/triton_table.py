@@ -1,6 +1,9 @@
-"""Compile the Triton kernels ahead of time, without a GPU, and write what they need.
+"""Compile the Triton kernels ahead of time, without a GPU, and say what they need.
 
-    python tools/triton_table.py [--files attention kv_cache] [--targets 80 90] [--write]
+    python tools/triton_table.py --write          # docs/benchmarks/triton.md, what is stale in it
+    python tools/triton_table.py --check          # compiles nothing; fails where the page is stale
+    python tools/triton_table.py --one-of-each    # one form of each kernel for each target
+    python tools/triton_table.py --only "head 256" --targets 80 90
 
 Registers and spills are what the ptxas in the triton package says, shared memory what Triton
 does. Exits with 1 where a kernel asks for more shared memory than its target has, or spills
@@ -9,183 +12,243 @@ without a reason.
 
 import argparse
 import re
-import subprocess
 import sys
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402 - behind the path
-import triton  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+import triton  # noqa: E402 - behind the path
 
-from pagoda.kernels.triton.target import SHARED_MEMORY, assuming  # noqa: E402
-from tools.triton_examples import examples  # noqa: E402
+from pagoda.kernels.triton.target import SHARED_MEMORY  # noqa: E402
+from tools.triton_compile import (  # noqa: E402
+    Form,
+    Launch,
+    Needs,
+    all_kernels,
+    all_launches,
+    fingerprint,
+    needs,
+)
 
 PAGE = ROOT / "docs" / "benchmarks" / "triton.md"
-TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8",
-    torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.bool: "i1", torch.float64: "fp64",
-}  # fmt: skip
+TARGETS = tuple(SHARED_MEMORY)
+_SAVED = 50
+"""New cells after which the page is written, so that an interrupted run can go on."""
 SPILLS = {
     "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
     "old": "no tensor cores here: a tile's products are in registers",
-    "split": "fp32 as three products of tf32: keys of a chunk are in registers in two parts",
 }
 
 
-class Launch(NamedTuple):
-    """What an op asked of Triton."""
-
-    kernel: Any
-    arguments: dict[str, Any]
-    options: dict[str, int]
-
-
 class Row(NamedTuple):
-    """A line of the table."""
+    """What a form needs on each target that is offered it."""
 
-    kernel: str
-    label: str
-    dtype: str
-    target: int
-    registers: int
-    spilled: int
-    """Bytes."""
-    shared: int
-    """Bytes."""
+    fingerprint: str
+    needs: dict[int, Needs]
 
-    @property
-    def reason(self) -> str:
-        """For spilling."""
-        if not self.spilled:
-            return ""
-        if self.kernel == "delta_net.rule":
-            return SPILLS["split"]
-        if self.target < 80:
-            return SPILLS["old"]
-        return SPILLS["fp32"] if self.dtype == "float32" else ""
 
-    @property
-    def problem(self) -> str:
-        where = f"{self.kernel} ({self.label}, {self.dtype}) on sm_{self.target}"
-        room = SHARED_MEMORY[self.target] * 1024
-        if self.shared > room:
-            return f"{where} needs {self.shared} bytes of shared memory; there are {room}"
-        if self.spilled and not self.reason:
-            return f"{where} spills {self.spilled} bytes, for no reason that is known"
-        return ""
+Rows = dict[Form, Row]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", nargs="*", default=[], help="of kernels; all, if not given")
-    parser.add_argument("--targets", nargs="*", type=int, default=list(SHARED_MEMORY))
-    parser.add_argument("--only", default="", help="part of the labels to compile")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--check", action="store_true", help="compare it with the kernels")
+    parser.add_argument("--one-of-each", action="store_true", help="the first form of each kernel")
+    parser.add_argument("--only", default="", help="part of the kernel and form, as printed")
+    parser.add_argument("--targets", nargs="*", type=int, default=TARGETS)
+    parser.add_argument("--jobs", type=int, default=2, help="processes that compile")
     options = parser.parse_args()
-    # Triton 3.9 tells of a default that 3.10 changes.
-    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    rows = []
-    for target in options.targets:
-        for row in _rows(options.files, target, options.only):
-            print(*row, row.problem, sep="\t", flush=True)
-            rows.append(row)
+    if options.check:
+        return _report(_stale())
     if options.write:
-        PAGE.write_text(_page(rows, options.only))
-    return 1 if any(row.problem for row in rows) else 0
+        return _write(options.jobs)
+    chosen = _first_of_each() if options.one_of_each else _matching(options.only)
+    wanted = [(form, launch) for form, launch in chosen if launch.target in options.targets]
+    return _report(_compared(wanted, options.jobs))
 
 
-def _rows(files: list[str], target: int, only: str) -> Iterator[Row]:
-    for file, example in examples(files):
-        if only in example.label and example.declined(target) is None:
-            with assuming(target):
-                launches = _launches(example.call)
-            for launch in launches:
-                name = f"{file}.{launch.kernel.__name__.strip('_')}"
-                yield Row(name, example.label, example.dtype, target, *_needs(launch, target))
+def _compared(wanted: list[tuple[Form, Launch]], jobs: int) -> Iterator[str]:
+    """Compile; problems, and what the page has otherwise though the compiler is the same."""
+    version, rows = _read()
+    for form, target, need, problem in _compile(wanted, jobs):
+        row = rows.get(form)
+        if problem:
+            yield problem
+        elif row and version == triton.__version__ and row.needs.get(target) != need:
+            where = f"{' | '.join(form)} on sm_{target}"
+            yield f"{where} needs {need}; {PAGE.name} says {row.needs.get(target)}"
 
 
-def _launches(call: Callable[[], object]) -> list[Launch]:
-    """What `call` would run."""
-    launches = []
-
-    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in list(kwargs) if name not in kernel.arg_names}
-        launches.append(
-            Launch(kernel, dict(zip(kernel.arg_names, args, strict=False)) | kwargs, options)
-        )
-
-    with mock.patch.object(JITFunction, "run", record):
-        call()
-    return launches
+def _report(problems: Iterable[str]) -> int:
+    found = list(problems)
+    print(*found, sep="\n", file=sys.stderr)
+    return 1 if found else 0
 
 
-def _needs(launch: Launch, target: int) -> tuple[int, int, int]:
-    """(registers of a thread, bytes spilled, bytes of shared memory)."""
-    source = ASTSource(launch.kernel, *_signature(launch))
-    compiled = triton.compile(source, GPUTarget("cuda", target, 32), launch.options)
-    ptx = compiled.asm["ptx"]
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        arch = re.search(r"\.target (sm_\w+)", ptx)
-        assert arch is not None
-        command = [get_ptxas(target).path, "-v", f"--gpu-name={arch[1]}", file.name]
-        said = subprocess.run(
-            [*command, "-o", "/dev/null"], capture_output=True, text=True, check=True
-        ).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    assert registers is not None, said
-    spilled = sum(int(number) for number in re.findall(r"(\d+) bytes spill stores", said))
-    return int(registers[1]), spilled, compiled.metadata.shared
+def _matching(text: str) -> Iterator[tuple[Form, Launch]]:
+    for form, by_target in all_launches().items():
+        for launch in by_target.values():
+            if text in "\t".join(form):
+                yield form, launch
 
 
-def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
-    """(types, constants, what is known of arguments), as Triton makes them of a launch."""
-    types, constants, known = {}, {}, {}
-    for index, param in enumerate(launch.kernel.params):
-        value = launch.arguments[param.name]
-        special = type(value) is int and not param.do_not_specialize
-        if param.is_constexpr or value is None or (special and value == 1):
-            types[param.name], constants[(index,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            types[param.name] = "*" + TYPES[value.dtype]
-            known[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            types[param.name] = "fp32"
+def _first_of_each() -> Iterator[tuple[Form, Launch]]:
+    seen = set()
+    for form, launch in _matching(""):
+        if (form.kernel, launch.target) not in seen:
+            seen.add((form.kernel, launch.target))
+            yield form, launch
+
+
+def _stale() -> Iterator[str]:
+    """What is wrong with the page."""
+    wanted = all_launches()
+    for kernel in all_kernels() - {form.kernel for form in wanted}:
+        yield f"{kernel}: no example in tools/triton_examples launches it"
+    version, rows = _read()
+    for form, by_target in wanted.items():
+        row = rows.get(form)
+        if row is None or row.needs.keys() != by_target.keys():
+            yield f"{' | '.join(form)} is missing in {PAGE.name}"
+        elif row.fingerprint != fingerprint(by_target):
+            yield f"{' | '.join(form)} has changed since {PAGE.name} was written"
         else:
-            types[param.name] = "i32" if abs(value) < 1 << 31 else "i64"
-            if special and value % 16 == 0:
-                known[(index,)] = [["tt.divisibility", 16]]
-    return types, constants, known
+            yield from _problems(form, row.needs)
+    for form in rows.keys() - wanted.keys():
+        yield f"{' | '.join(form)} is in {PAGE.name}, but no example launches it"
 
 
-def _page(rows: list[Row], only: str) -> str:
+def _write(jobs: int) -> int:
+    """Compile what the page does not have yet, or has of another version of Triton."""
+    version, rows = _read()
+    wanted = all_launches()
+    fresh: Rows = {}
+    for form, by_target in wanted.items():
+        row, mark = rows.get(form), fingerprint(by_target)
+        complete = row is not None and row.needs.keys() == by_target.keys()
+        keep = complete and row.fingerprint == mark and version == triton.__version__
+        fresh[form] = row if keep else Row(mark, {})
+    missing = [
+        (form, launch)
+        for form, row in fresh.items()
+        if not row.needs
+        for launch in wanted[form].values()
+    ]
+    problems = []
+    for count, (form, target, need, problem) in enumerate(_compile(missing, jobs)):
+        if need is not None:
+            fresh[form].needs[target] = need
+        if problem:
+            problems.append(problem)
+        if count % _SAVED == 0:
+            PAGE.write_text(_page(fresh))
+    PAGE.write_text(_page(fresh))
+    return _report(problems)
+
+
+def _compile(
+    wanted: list[tuple[Form, Launch]], jobs: int
+) -> Iterator[tuple[Form, int, Needs | None, str]]:
+    """(form, target, what it needs, problem), printed too."""
+    forms: dict[str, list[tuple[Form, int]]] = {}
+    for form, launch in wanted:
+        forms.setdefault(launch.fingerprint(), []).append((form, launch.target))
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for mark, need in zip(forms, pool.map(_needs_of, forms), strict=True):
+            for form, target in forms[mark]:
+                if isinstance(need, str):
+                    yield form, target, None, need
+                    continue
+                print(*form, target, *need, sep="\t", flush=True)
+                yield form, target, need, "; ".join(_problems(form, {target: need}))
+
+
+def _needs_of(mark: str) -> Needs | str:
+    """Of the launch with this fingerprint; or why it does not compile."""
+    try:
+        return needs(_by_mark()[mark])
+    except RuntimeError as error:
+        return str(error)
+
+
+@cache
+def _by_mark() -> dict[str, Launch]:
+    return {launch.fingerprint(): launch for _, launch in _matching("")}
+
+
+def _problems(form: Form, by_target: dict[int, Needs]) -> Iterator[str]:
+    for target, need in by_target.items():
+        where = f"{' | '.join(form)} on sm_{target}"
+        room = SHARED_MEMORY[target] * 1024
+        if need.shared > room:
+            yield f"{where} needs {need.shared} bytes of shared memory; there are {room}"
+        if need.spilled and not _reason(form, target):
+            yield f"{where} spills {need.spilled} bytes, for no reason that is known"
+
+
+def _reason(form: Form, target: int) -> str:
+    """For spilling."""
+    if target < 80:
+        return SPILLS["old"]
+    return SPILLS["fp32"] if form.dtype == "float32" else ""
+
+
+def _page(rows: Rows) -> str:
     lines = [
         "# What the Triton kernels need",
         "",
-        f"Compiled without a GPU by Triton {triton.__version__}; `python tools/triton_table.py "
-        f"{only and f'--only {only!r} '}--write` makes this page. Registers and spilled bytes are "
-        "a thread's, shared bytes a program's. How fast they are: not run on hardware.",
+        "Registers of a thread / bytes of shared memory of a program, and the bytes that a thread "
+        "spills where it does; empty where a form is not offered.",
+        f"Compiled without a GPU by Triton {triton.__version__}: none of it was run on hardware.",
+        "`python tools/triton_table.py --write` makes this page; `source` is a hash of the "
+        "kernel's code and of how it is launched.",
         "",
-        "| kernel | form | activations | target | registers | spilled | shared | reason |",
-        "| --- | --- | --- | --- | --: | --: | --: | --- |",
+        "| kernel | form | activations | "
+        + " | ".join(f"sm_{target}" for target in TARGETS)
+        + " | why it spills | source |",
+        "|" + " --- |" * 3 + " --: |" * len(TARGETS) + " --- | --- |",
     ]
-    for row in sorted(rows):
-        cells = (row.kernel, row.label, row.dtype, f"sm_{row.target}", *row[4:], row.reason)
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    for form, row in sorted(rows.items(), key=lambda item: item[0].kernel):
+        cells = [_cell(row.needs.get(target)) for target in TARGETS]
+        spilling = (target for target, need in row.needs.items() if need.spilled)
+        reasons = dict.fromkeys(_reason(form, target) for target in spilling)
+        why = "; ".join(reasons)
+        lines.append("| " + " | ".join((*form, *cells, why, row.fingerprint)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(need: Needs | None) -> str:
+    if need is None:
+        return ""
+    spilled = f" / {need.spilled} spilled" if need.spilled else ""
+    return f"{need.registers} / {need.shared}{spilled}"
+
+
+def _read() -> tuple[str, Rows]:
+    """(version of Triton, rows) of the page."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    version = re.search(r"by Triton ([\w.]+):", text)
+    rows: Rows = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) != 5 + len(TARGETS) or not re.fullmatch(r"[0-9a-f]{10}", cells[-1]):
+            continue
+        by_target = {}
+        for target, cell in zip(TARGETS, cells[3:-2], strict=True):
+            if cell:
+                registers, shared, *spilled = map(int, re.findall(r"\d+", cell))
+                by_target[target] = Needs(registers, shared, *(spilled or [0]))
+        rows[Form(*cells[:3])] = Row(cells[-1], by_target)
+    return version[1] if version else "", rows
 
 
 if __name__ == "__main__":

@@ -23,12 +23,6 @@ class Example(NamedTuple):
     """Why a capability (as 90) is not offered this, or None."""
 
 
-def files() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
-
-
-def examples(names: list[str]) -> Iterator[tuple[str, Example]]:
-    """(file, example) of those files of kernels, or of all."""
-    for name in names or files():
-        for example in importlib.import_module(f"{__name__}.{name}").examples():
-            yield name, example
+def examples() -> Iterator[Example]:
+    for module in sorted(found.name for found in pkgutil.iter_modules(__path__)):
+        yield from importlib.import_module(f"{__name__}.{module}").examples()

@@ -6,33 +6,42 @@ from functools import partial
 import torch
 
 from pagoda.kernels import ops
+from pagoda.kernels.ref.kv_cache import FP8
 from pagoda.kernels.triton import kv_cache
 from tools.triton_examples import Example
+from tools.triton_examples.rowwise import TYPES, declined, name
 
-HEADS, KV_HEADS, BLOCK_SIZE, TOKENS = 8, 2, 16, 5
+HEADS, KV_HEADS, BLOCK_SIZE, DIM, TOKENS = 8, 2, 16, 256, 5
 
 
 def examples() -> Iterator[Example]:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for storage in (dtype, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
-            for dim in (128, 512):
-                name = str(dtype).removeprefix("torch.")
-                label = f"rotary, norms, head {dim}, KV {str(storage).removeprefix('torch.')}"
-                call = partial(_store, dtype, dim, storage)
-                yield Example(label, name, call, partial(_declined, dtype))
+    for dtype in TYPES:
+        for storage in (dtype, torch.int8, *FP8):
+            label = f"rotary, norms, head {DIM}, KV {name(storage)}"
+            call = partial(_store, dtype, storage)
+            yield Example(label, name(dtype), call, partial(declined, dtype))
+        call = partial(_store_unrotated, dtype)
+        yield Example("scales, values are keys", name(dtype), call, partial(declined, dtype))
 
 
-def _declined(dtype: torch.dtype, capability: int) -> str | None:
-    return kv_cache.offers(capability, dtype)
-
-
-def _store(dtype: torch.dtype, dim: int, storage: torch.dtype) -> None:
-    stored = torch.uint8 if storage.itemsize == 1 and storage != torch.int8 else storage
-    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, dim, stored)
+def _store(dtype: torch.dtype, storage: torch.dtype) -> None:
+    stored = torch.uint8 if storage in FP8 else storage
+    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, stored)
     k, v = (torch.empty(shape, dtype=stored).view(storage) for shape in shapes)
-    norm = torch.empty(dim)
+    norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
-        torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype), index,
-        torch.empty(64, dim), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
+        torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype), index,
+        torch.empty(64, DIM), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
+    )  # fmt: skip
+
+
+def _store_unrotated(dtype: torch.dtype) -> None:
+    k, v = (torch.empty(shape, dtype=dtype) for shape in
+            ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, dtype))  # fmt: skip
+    norm = torch.empty(DIM)
+    index = torch.empty(TOKENS, dtype=torch.int64)
+    kv_cache.rotary_store(
+        torch.empty(TOKENS, (HEADS + KV_HEADS) * DIM, dtype=dtype), index, None, k, v, index,
+        ops.HeadNorms(norm, norm, 1e-6, True), torch.empty(64), values_are_keys=True,
     )  # fmt: skip

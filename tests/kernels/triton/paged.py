@@ -8,8 +8,8 @@ import torch
 from pagoda.core.kvcache.spec import ALIGNMENT
 from pagoda.kernels import ops
 from pagoda.kernels.ref import attention as ref
+from pagoda.kernels.ref.kv_cache import FP8
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MIXES = {
     "first token": [(1, 1)],
     "decodes": [(1, 64), (1, 65), (1, 1), (1, 17)],
@@ -75,12 +75,8 @@ class Case:
             blocks = self.table[row].long()[at // self.block_size]
             shape = (2, len(at), self.kv_heads, self.head_dim)
             k, v = torch.randn(shape, generator=generator)
-            if self.dtype in FP8:
-                self.k_cache[blocks, :, :, at % self.block_size] = k.to(self.dtype)
-                self.v_cache[blocks, :, at % self.block_size] = v.to(self.dtype)
-            else:
-                slots = blocks * self.block_size + at % self.block_size
-                ref.store_kv(k, v, self.k_cache, self.v_cache, slots)
+            slots = blocks * self.block_size + at % self.block_size
+            ref.store_kv(k, v, self.k_cache, self.v_cache, slots)
         counts = torch.tensor([0, *(queries for queries, _ in self.requests)])
         self.starts = counts.cumsum(0).int()
         self.lens = torch.tensor([kv_len for _, kv_len in self.requests], dtype=torch.int32)

@@ -9,33 +9,31 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.base.env import child_environment
 from pagoda.kernels.triton.target import SHARED_MEMORY
-from tools.triton_examples import files
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def compiled(*arguments: str) -> list[list[str]]:
-    """The rows of the table, in a process that does not interpret kernels."""
+def table(*arguments: str) -> list[list[str]]:
+    """What the tool prints, in a process that does not interpret kernels."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "tools" / "triton_table.py"), *arguments],
         env=child_environment(TRITON_INTERPRET="0"), capture_output=True, text=True,
     )  # fmt: skip
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(row[-1] for row in rows)
-    return rows
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [line.split("\t") for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("target", [75, 90])
-def test_some_kernels_compile(target):
-    rows = compiled("--files", "attention", "--targets", str(target), "--only", "decode, head 64")
-    assert {row[0] for row in rows} == {"attention.paged_attention", "attention.merge_splits"}
-    # No bfloat16 without the hardware for it.
-    assert any(row[2] == "bfloat16" for row in rows) == (target >= 80)
+def test_the_table_is_of_these_kernels():
+    """Every kernel, form, type and target has its cell, made from the code as it is."""
+    table("--check")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("target", SHARED_MEMORY)
-@pytest.mark.parametrize("file", files())
-def test_all_kernels_compile(file, target):
-    assert compiled("--files", file, "--targets", str(target))
+@pytest.mark.timeout(1200)
+def test_a_form_of_each_kernel_compiles_for_each_target():
+    """And needs what the table says, where the compiler is the same."""
+    rows = table("--one-of-each")
+    kernels = {row[0] for row in rows}
+    assert len(kernels) > 20
+    compiled = sorted((row[0], int(row[3])) for row in rows)
+    assert compiled == sorted((name, target) for name in kernels for target in SHARED_MEMORY)

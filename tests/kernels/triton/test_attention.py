@@ -5,8 +5,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attention
+from pagoda.kernels.ref.kv_cache import FP8
 from pagoda.kernels.triton import attention
-from tests.kernels.triton.paged import FP8, MIXES, Case
+from pagoda.kernels.triton.target import assuming
+from tests.kernels.triton.paged import MIXES, Case
 
 HALVES = (torch.float16, torch.bfloat16)
 # Of fp32 sums in another order; of weights rounded to half precision.
@@ -38,13 +40,21 @@ def test_caches(device, dtype, q_dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
     [(4, 4, 8), (3, 1, 64), (5, 1, 80), (14, 2, 96), (71, 1, 64), (2, 1, 256), (2, 1, 512)],
 )
-def test_head_layouts(device, dtype, heads, kv_heads, head_dim):
+def test_head_layouts(device, dtype, q_dtype, heads, kv_heads, head_dim):
+    stored = q_dtype if dtype.is_floating_point else dtype
     requests = [(1, 40), (5, 20)]
-    check(Case(requests, heads, kv_heads, head_dim, dtype=dtype, device=device))
+    check(Case(requests, heads, kv_heads, head_dim, 16, stored, q_dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, *FP8])
+def test_without_tensor_cores(device, dtype):
+    with assuming(75):
+        check(Case(MIXES["mixed"], head_dim=96, dtype=dtype, q_dtype=torch.float16, device=device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

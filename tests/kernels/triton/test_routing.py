@@ -6,15 +6,16 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref import experts as reference
 from pagoda.kernels.triton import routing
-from tests.kernels.triton.forms import spread_rows
+from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 5), (37, 3), (130, 8)])
 @pytest.mark.parametrize("scoring", ["softmax", "topk_softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_route(experts, top_k, scoring, renormalize, device):
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_route(experts, top_k, scoring, renormalize, dtype, device):
     # Rounded, so that many are equal, and in rows that lie apart.
-    logits = (spread_rows((7, experts), torch.float32, device) * 4).round() / 2
+    logits = (spread_rows((7, experts), dtype, device) * 4).round() / 2
     logits = torch.cat((logits, logits), dim=1)[:, :experts]
     ids, weights = reference.route(logits, top_k, scoring, renormalize)
     found = routing.route(logits, top_k, scoring, renormalize)

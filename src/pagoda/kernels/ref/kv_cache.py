@@ -11,6 +11,7 @@ import torch
 from pagoda.core.kvcache.spec import INT8_SCALE_BYTES
 
 Tensor = torch.Tensor
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 Shape = tuple[int, int, int, int]
 
 
@@ -56,8 +57,13 @@ def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """rows [..., head_dim] as rows of V.
 
     In int8 a row's scale is its largest magnitude / 127; a row with infinity or NaN in it reads
-    as NaN throughout.
+    as NaN throughout. In 8-bit floats what is too large, infinity too, becomes the largest number,
+    as in saturating conversions of the hardware: torch makes infinity of it in e5m2 (and NaN in
+    e4m3 in older versions), and one such key would make NaN of all that comes after it.
     """
+    if dtype in FP8:
+        limit = torch.finfo(dtype).max
+        return rows.clamp(-limit, limit).to(dtype)
     if dtype != torch.int8:
         return rows.to(dtype)
     wide = rows.float()

@@ -104,15 +104,6 @@ def encoder_attention(
     return out
 
 
-def offers(capability: int, dtype: torch.dtype) -> str | None:
-    """Why activations of `dtype` are not taken on a GPU of `capability`; None where they are."""
-    if dtype == torch.bfloat16 and capability < 80:
-        return "bfloat16 needs sm_80 or later"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"{dtype} is no type of activations"
-    return None
-
-
 def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     """`few`: a step of one query per request, which only reads."""
     at_least = max(16, triton.next_power_of_2(group))
@@ -124,8 +115,17 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     if few:
         stages = 3 if target in (80, 90, 100) else 2
         return Form(at_least, keys, 8 if wide > 256 else 4, stages)
+    # Larger tiles spill; on sm_90 products read the queries and the keys from shared memory.
+    if wide > 512:
+        return Form(max(at_least, 32), 16, 8, 2)
     if wide > 256:
-        return Form(max(at_least, 64 if wide <= 512 else 32), 16, 8, 2)
+        return (
+            Form(max(at_least, 32), 64, 8, 2)
+            if target == 100
+            else Form(max(at_least, 64), 16, 8, 2)
+        )
+    if wide > 128 and target != 90:
+        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 4, 2)
     rows = max(at_least, 128 if target in (90, 100) else 64)
     return Form(rows, keys, 8 if rows > 64 else 4, 2)
 
@@ -301,12 +301,12 @@ def _paged_attention(
     line = (begin + token).to(tl.int64)
     dims = tl.arange(0, DIM_PAD)
     inside = real[:, None] & (dims[None, :] < DIM)
-    rows_out = line * (KV_HEADS * GROUP) + head
-    places_out = rows_out[:, None] * DIM + dims[None, :]
+    HEADS: tl.constexpr = KV_HEADS * GROUP
     if req == num_reqs:
         if first_split == 0:
+            rows_out = line * HEADS + head
             nothing = tl.zeros((ROWS, DIM_PAD), out.dtype.element_ty)
-            tl.store(out + places_out, nothing, mask=inside)
+            tl.store(out + rows_out[:, None] * DIM + dims[None, :], nothing, mask=inside)
             _note(counts, line, head, real, 0)
         return
 
@@ -350,9 +350,13 @@ def _paged_attention(
                 visible &= at[None, :] >= begins[:, None]
             logits = tl.where(visible, logits, float("-inf"))
             top, total, acc = _absorb(logits, values, top, total, acc)
+        # Volatile, or these addresses would be known, and hold registers, through the loop above.
+        begin = tl.load(query_start + req, volatile=True)
+        rows_out = (begin + token).to(tl.int64) * HEADS + head
         if splits == 1:
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            tl.store(out + places_out, result.to(out.dtype.element_ty), mask=inside)
+            places = rows_out[:, None] * DIM + dims[None, :]
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
         elif counts is not None:
             part = rows_out * most_splits + split
             tl.store(tops + part * 2, top, mask=real)

@@ -2,6 +2,7 @@
 
 States are as in `kernels.ref.delta_net`. Their columns never mix: a program holds some of a value
 head's in registers, token by token in a decode step, `_CHUNK` tokens at once where there are more.
+Chunks need tensor cores, and inputs of 16 bits, whose products those compute exactly.
 """
 
 import torch
@@ -17,7 +18,7 @@ Tensor = torch.Tensor
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
-# Columns of a state of 128 rows that a program of 4 warps keeps in registers.
+# Columns of a state of 128 rows that a program keeps in registers.
 _COLUMNS = 32
 
 
@@ -91,9 +92,19 @@ def _keep_inputs(
 
 
 @triton.jit
-def _unit(x, axis: tl.constexpr):
-    """fp32 x [tokens, key_dim] with rows of length 1."""
-    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, axis=axis) + _EPS), axis)
+def _per_length(x):
+    """[tokens] of fp32 x [tokens, key_dim]: what makes the length of each row 1."""
+    return tl.rsqrt(tl.sum(x * x, axis=1) + _EPS)
+
+
+@triton.jit
+def _times_wide(x, wide):
+    """x, of 16 bits, times fp32 `wide`, as exact as a sum in fp32 is: in tf32, whose 11 bits hold
+    each number of x, and each of `wide` in two parts."""
+    high = (wide.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    x = x.to(tl.float32)
+    low = tl.dot(x, wide - high, input_precision="tf32")
+    return tl.dot(x, high, low, input_precision="tf32")
 
 
 @triton.jit
@@ -108,7 +119,6 @@ def _rule(
     qkv, strength, decay, rate, bias, state, read, write, query_start, kv_lens, out,
     heads, shared, key_dim, value_dim, stride, strength_stride, decay_stride, slot_stride, scale,
     tiled: tl.constexpr, chunk: tl.constexpr, block_key: tl.constexpr, block: tl.constexpr,
-    precision: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * block + tl.arange(0, block)
     head, req = tl.program_id(1), tl.program_id(2)
@@ -131,10 +141,7 @@ def _rule(
             real = token < end
             is_key = real[:, None] & (key < key_dim)[None, :]
             row = qkv + token[:, None] * stride
-            q = tl.load(row + q_at + key[None, :], is_key, other=0.0).to(tl.float32)
-            k = tl.load(row + k_at + key[None, :], is_key, other=0.0).to(tl.float32)
-            q = _unit(q, 1) * scale
-            k = _unit(k, 1)
+            k = tl.load(row + k_at + key[None, :], is_key, other=0.0)
             there = real[:, None] & is_value[None, :]
             v = tl.load(row + v_at + column[None, :], there, other=0.0).to(tl.float32)
             beta = tl.sigmoid(
@@ -146,9 +153,15 @@ def _rule(
             # Tokens behind the end change nothing.
             beta, shrink = tl.where(real, beta, 0.0), tl.where(real, shrink, 0.0)
             if chunk == 1:
-                result, now = _one_token(now, q, k, v, shrink, beta)
+                q = tl.load(row + q_at + key[None, :], is_key, other=0.0)
+                result, now = _one_token(now, q, k, v, shrink, beta, scale)
             else:
-                result, now = _chunk(now, q, k, v, shrink, beta, chunk, precision)
+                line = tl.arange(0, 2 * chunk)
+                again = first + line % chunk
+                rows = qkv + again.to(tl.int64) * stride + tl.where(line < chunk, k_at, q_at)
+                mask = (again < end)[:, None] & (key < key_dim)[None, :]
+                both = tl.load(rows[:, None] + key[None, :], mask, other=0.0)
+                result, now = _chunk(now, both, k, v, shrink, beta, scale, chunk)
             to = out + token[:, None] * (heads * value_dim) + head * value_dim + column[None, :]
             tl.store(to, result.to(out.dtype.element_ty), there)
         to = tl.load(write + req).to(tl.int64)
@@ -157,30 +170,48 @@ def _rule(
 
 
 @triton.jit
-def _one_token(now, q, k, v, shrink, beta):
+def _one_token(now, q, k, v, shrink, beta, scale):
     """(result [1, columns], state [key_dim, columns]) after one token; q, k [1, key_dim]."""
+    q, k = q.to(tl.float32), k.to(tl.float32)
     now *= tl.exp(tl.sum(shrink, axis=0))
-    keys = tl.trans(k)
+    keys = tl.trans(k * _per_length(k)[:, None])
     d = beta[:, None] * (v - tl.sum(keys * now, axis=0)[None, :])
     now += keys * d
-    return tl.sum(tl.trans(q) * now, axis=0)[None, :], now
+    queries = tl.trans(q * (_per_length(q) * scale)[:, None])
+    return tl.sum(queries * now, axis=0)[None, :], now
 
 
 @triton.jit
-def _chunk(now, q, k, v, shrink, beta, chunk: tl.constexpr, precision: tl.constexpr):
-    """As `kernels.ref.delta_net._chunk`."""
+def _halves(x, rows: tl.constexpr, columns: tl.constexpr):
+    """(the first, the last) `rows` of x [2 * rows, columns]."""
+    parts = tl.reshape(x, (2, rows, columns))
+    is_first = tl.arange(0, 2)[:, None, None] == 0
+    first = tl.sum(tl.where(is_first, parts, 0.0), axis=0)
+    return first, tl.sum(tl.where(is_first, 0.0, parts), axis=0)
+
+
+@triton.jit
+def _chunk(now, both, k, v, shrink, beta, scale, chunk: tl.constexpr):
+    """As `kernels.ref.delta_net._chunk`; `both` are k's rows, then q's.
+
+    Together, because most registers go to the parts of the state as operands of a product.
+    Lengths are divided out of products.
+    """
+    is_key = tl.arange(0, 2 * chunk) < chunk
+    per = (_per_length(both.to(tl.float32)) * tl.where(is_key, 1.0, scale))[:, None]
+    per_k = _per_length(k.to(tl.float32))
+    keys = tl.trans(k)
+    of_keys, of_queries = _halves(per * _times_wide(both, now), chunk, now.shape[1])
+    overlaps = per * tl.dot(both, keys) * per_k[None, :]
+    influence, seen = _halves(overlaps, chunk, chunk)
+
     row, column = tl.arange(0, chunk)[:, None], tl.arange(0, chunk)[None, :]
     total = tl.cumsum(shrink, axis=0)
     # Above the diagonal the difference is positive and its exponential might overflow.
     between = tl.exp(tl.where(row >= column, total[:, None] - total[None, :], -float("inf")))
     decayed = tl.exp(total)[:, None]
-    keys = tl.trans(k)
-    told = beta[:, None] * (v - decayed * tl.dot(k, now, input_precision=precision))
-    influence = tl.where(
-        row > column,
-        beta[:, None] * between * tl.dot(k, keys, input_precision=precision),
-        0.0,
-    )
+    told = beta[:, None] * (v - decayed * of_keys)
+    influence = tl.where(row > column, beta[:, None] * between * influence, 0.0)
     # The inverse of 1 + influence, row by row. Powers of influence would be fewer steps, but
     # grow to 10**4 where keys repeat, and cancel.
     inverse = tl.where(row == column, 1.0, 0.0)
@@ -188,13 +219,11 @@ def _chunk(now, q, k, v, shrink, beta, chunk: tl.constexpr, precision: tl.conste
         of_row = tl.sum(tl.where(row == i, influence, 0.0), axis=0)
         less = tl.sum(tl.trans(of_row[None, :]) * inverse, axis=0)
         inverse -= tl.where(row == i, less[None, :], 0.0)
-    d = tl.dot(inverse, told, input_precision=precision)
-    seen = between * tl.dot(q, keys, input_precision=precision)
-    result = decayed * tl.dot(q, now, input_precision=precision)
-    result += tl.dot(seen, d, input_precision=precision)
+    d = tl.dot(inverse, told, input_precision="tf32x3")
+    result = tl.dot(between * seen, d, decayed * of_queries, input_precision="tf32x3")
     last = tl.sum(shrink, axis=0)
-    left = tl.exp(last - total)[None, :]
-    return result, tl.exp(last) * now + tl.dot(left * keys, d, input_precision=precision)
+    left = (tl.exp(last - total) * per_k)[:, None]
+    return result, tl.exp(last) * now + _times_wide(keys, left * d)
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
@@ -226,13 +255,13 @@ def gated_delta_rule(
     # Rows behind the last request have none to write them.
     out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
     block = min(_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
-    by_token = tokens <= requests or capability(qkv) < 80
+    by_token = tokens <= requests or capability(qkv) < 80 or qkv.dtype == torch.float32
     _rule[(triton.cdiv(value_dim, block), heads, requests)](
         qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
         slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
         qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5,
         tiled=tiled, chunk=1 if by_token else _CHUNK,
-        block_key=max(16, triton.next_power_of_2(key_dim)), block=block, precision="tf32x3",
+        block_key=max(16, triton.next_power_of_2(key_dim)), block=block,
         num_warps=4 if by_token else 8,
     )  # fmt: skip
     return out

@@ -19,7 +19,8 @@ def decode_fp8(codes, MANTISSA: tl.constexpr):
 
 @triton.jit
 def encode_fp8(x, MANTISSA: tl.constexpr):
-    """uint8 nearest to fp32 x, ties to even; what is too large becomes the largest number."""
+    """uint8 nearest to fp32 x, ties to even; what is too large, infinity too, becomes the largest
+    number, as in `kernels.ref.kv_cache.encode`."""
     BIAS: tl.constexpr = 7 if MANTISSA == 3 else 15
     LARGEST: tl.constexpr = 0x7E if MANTISSA == 3 else 0x7B
     DROPPED: tl.constexpr = 23 - MANTISSA

@@ -29,8 +29,7 @@ def rotary_store(
 ) -> Tensor:
     """As `ops.rotary_store`; q [tokens, heads, dim] is contiguous memory of its own.
 
-    Computed in fp32 up to the end. Caches of 8-bit floats are written, too: what is too large
-    becomes their largest number.
+    Computed in fp32 up to the end. Caches may hold 8-bit floats, too.
     """
     cache = cache_form(k_cache, v_cache)
     tokens, dim, kv_heads = qkv.shape[0], cache.dim, cache.heads
@@ -46,13 +45,6 @@ def rotary_store(
         TOKENS=_TOKENS, num_warps=4 if dim > 128 else 2,
     )  # fmt: skip
     return q
-
-
-def offers(capability: int, dtype: torch.dtype) -> str | None:
-    """As `attention.offers`."""
-    if dtype == torch.bfloat16 and capability < 80:
-        return "bfloat16 needs sm_80 or later"
-    return None
 
 
 @triton.jit

@@ -52,9 +52,13 @@ def _processors(device: int) -> int:
 
 
 def offers(capability: int, dtype: torch.dtype) -> str | None:
-    """Why no kernel takes activations of `dtype` on a GPU of `capability`; None where they do."""
+    """Why no kernel takes activations of `dtype` on a GPU of `capability`; None where all do."""
+    if capability < min(SHARED_MEMORY):
+        return f"sm_{capability} is older than sm_{min(SHARED_MEMORY)}"
     if dtype == torch.bfloat16 and capability < 80:
         return "bfloat16 needs sm_80 or later"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"{dtype} is no type of activations"
     return None
 
 
