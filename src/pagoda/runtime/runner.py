@@ -13,9 +13,8 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
-from pagoda.core.messages import POOLING_TASKS, AddRequest, PoolingParams, TokenLogprobs
-from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
-from pagoda.core.sampling import SamplingParams
+from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
 from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
@@ -43,6 +42,7 @@ from pagoda.runtime.sampler import (
 )
 from pagoda.runtime.sleep import PutAway, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
+from pagoda.runtime.warm_up import first_plans
 from pagoda.text.images.base import ImageProcessor
 
 logger = get_logger(__name__)
@@ -231,49 +231,17 @@ class ModelRunner:
         Returns the tokens of the longer one: few, for the largest step takes a second and more.
         Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
         """
-        if self.spec.encoder is not None:
-            return self._warm_up_encoder()
-        with torch.inference_mode():
-            self.program = self._record()
-        length = max(1, min(*self._block_sizes(), 16, self.max_model_len) - 1)
-        sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
-        request = AddRequest(req_id="warm-up", prompt_token_ids=[0] * length, sampling=sampling)
-        blocks: list[list[int]] = [[0] for _ in self._block_sizes()]
-        empty: list[list[int]] = [[] for _ in self._block_sizes()]
-        for start, num_tokens, block_ids in ((0, length, blocks), (length, 1, empty)):
-            planned = PlannedRequest(
-                req_id=request.req_id,
-                num_computed_tokens=start,
-                num_tokens=num_tokens,
-                new_block_ids=block_ids,
-            )
-            rows = [] if start else [NewRow(request=request, req_id=request.req_id)]
-            (result,) = self.execute(StepPlan(step_id=-1, rows=rows, requests=[planned])).results
-            if result.error is not None:
-                logger.warning("The warm-up step failed: %s", result.error)
-        self._forget_warm_up()
-        return length
-
-    def _warm_up_encoder(self) -> int:
-        length = min(16, self.max_model_len)
-        pooling = PoolingParams("classify" if self.spec.pooling.labels else "embed")
-        request = AddRequest(
-            req_id="warm-up", prompt_token_ids=[0] * length, kind="pool", pooling=pooling
-        )
-        planned = PlannedRequest(
-            req_id="warm-up", num_computed_tokens=0, num_tokens=length, new_block_ids=[]
-        )
-        row = NewRow(request=request, req_id="warm-up")
-        (result,) = self.execute(StepPlan(step_id=-1, rows=[row], requests=[planned])).results
-        if result.error is not None:
-            logger.warning("The warm-up step failed: %s", result.error)
-        self._forget_warm_up()
-        return length
-
-    def _forget_warm_up(self) -> None:
-        self.execute(StepPlan(step_id=-1, freed=["warm-up"]))
+        if self.spec.encoder is None:
+            with torch.inference_mode():
+                self.program = self._record()
+        length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len)
+        for plan in plans:
+            for result in self.execute(plan).results:
+                if result.error is not None:
+                    logger.warning("The warm-up step failed: %s", result.error)
         self.device.synchronize()
         self.times = StepTimes()
+        return length
 
     def _encode_ahead(self, plan: StepPlan, seconds: float) -> list[str]:
         """Work on the media of later steps for as long as this step took: its streams then wait
