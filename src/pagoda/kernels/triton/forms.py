@@ -61,14 +61,15 @@ def rows_of_tile(layout: Layout, dtype: torch.dtype) -> int:
 
 def _default(what: Case, target: int) -> Form:
     large = target in (90, 100)
+    tokens = 128 if large else 64
     if what.tokens <= 16:
         return Form(16, 32, 4, 3)
+    # Before sm_90 codes of two planes spill in tiles of 64 x 64, and of experts more.
+    if what.tokens <= 32:
+        return Form(32, 64, 4, 2)
     if what.kind == "linear":
-        if what.tokens <= (64 if large else 32):
-            return Form(what.tokens, 64, 4, 2)
-        # Before sm_90 codes of two planes spill in 64 x 64.
-        return Form(128 if large else 64, 128, 8, 2)
-    return Form(min(what.tokens, 128 if large else 64), 64, 8, 2)
+        return Form(64, 64, 4, 2) if large and what.tokens <= 64 else Form(tokens, 128, 8, 2)
+    return Form(min(what.tokens, tokens), 64, 8, 2) if large else Form(64, 32, 4, 2)
 
 
 def candidates(what: Case, target: int) -> Iterator[Form]:
