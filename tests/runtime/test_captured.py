@@ -32,6 +32,7 @@ class FakeGpu(CpuDevice):
     """A CPU that makes graphs; each takes COST bytes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.free = 10**9
         self.replays = 0
         self.broken = False

@@ -6,6 +6,13 @@ from pagoda.base.machine import cpu_facts
 from pagoda.runtime.device import CudaDevice, make_device
 
 
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """torch says that there is one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -57,7 +64,7 @@ def test_cpu_facts_and_threads():
     assert device.memory_used() > 0
 
 
-def test_a_gpu_measures_what_work_takes_beside_what_was_held(monkeypatch):
+def test_a_gpu_measures_what_work_takes_beside_what_was_held(monkeypatch, one_gpu):
     calls = []
     held, peak = 700, 1900
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
@@ -72,7 +79,7 @@ def test_a_gpu_measures_what_work_takes_beside_what_was_held(monkeypatch):
 
 
 @pytest.mark.parametrize(("capability", "number"), [((7, 5), 75), ((12, 0), 120)])
-def test_facts_of_a_gpu(monkeypatch, capability, number):
+def test_facts_of_a_gpu(monkeypatch, one_gpu, capability, number):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 8 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
