@@ -38,12 +38,15 @@ from tools.triton_compile import (  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks" / "triton.md"
 TARGETS = tuple(SHARED_MEMORY)
-_SAVED = 50
+_SAVED = 10
 """New cells after which the page is written, so that an interrupted run can go on."""
 SPILLS = {
     "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
     "old": "no tensor cores here: a tile's products are in registers",
+    "room": "ptxas makes room for one more program on a processor",
+    "state": "a chunk's columns of the state; half of them would be twice the programs",
 }
+_MOST_REGISTERS, _FEW_BYTES = 255, 64
 
 
 class Row(NamedTuple):
@@ -191,12 +194,16 @@ def _problems(form: Form, by_target: dict[int, Needs]) -> Iterator[str]:
         room = SHARED_MEMORY[target] * 1024
         if need.shared > room:
             yield f"{where} needs {need.shared} bytes of shared memory; there are {room}"
-        if need.spilled and not _reason(form, target):
+        if need.spilled and not _reason(form, target, need):
             yield f"{where} spills {need.spilled} bytes, for no reason that is known"
 
 
-def _reason(form: Form, target: int) -> str:
+def _reason(form: Form, target: int, need: Needs) -> str:
     """For spilling."""
+    if need.registers < _MOST_REGISTERS and need.spilled <= _FEW_BYTES:
+        return SPILLS["room"]
+    if form.kernel == "delta_net.rule":
+        return SPILLS["state"] if need.spilled <= _FEW_BYTES else ""
     if target < 80:
         return SPILLS["old"]
     return SPILLS["fp32"] if form.dtype == "float32" else ""
@@ -219,9 +226,8 @@ def _page(rows: Rows) -> str:
     ]
     for form, row in sorted(rows.items(), key=lambda item: item[0].kernel):
         cells = [_cell(row.needs.get(target)) for target in TARGETS]
-        spilling = (target for target, need in row.needs.items() if need.spilled)
-        reasons = dict.fromkeys(_reason(form, target) for target in spilling)
-        why = "; ".join(reasons)
+        spilling = ((target, need) for target, need in row.needs.items() if need.spilled)
+        why = "; ".join(dict.fromkeys(_reason(form, *one) for one in spilling))
         lines.append("| " + " | ".join((*form, *cells, why, row.fingerprint)) + " |")
     return "\n".join(lines) + "\n"
 

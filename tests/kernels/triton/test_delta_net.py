@@ -53,7 +53,7 @@ def test_causal_conv(form, width, channels, dtype, device):
 @pytest.mark.parametrize("form", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize(
     ("key_heads", "value_heads", "key_dim", "value_dim", "tiled"),
-    [(1, 1, 8, 16, False), (2, 4, 24, 40, True), (1, 2, 37, 16, False)],
+    [(1, 2, 37, 40, False), (2, 4, 24, 16, True), (2, 4, 8, 16, False)],
 )
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tiled, dtype, device):

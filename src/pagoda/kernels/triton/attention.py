@@ -119,12 +119,9 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
     if wide > 512:
         return Form(max(at_least, 32), 16, 8, 2)
     if wide > 256:
-        return (
-            Form(max(at_least, 32), 64, 8, 2)
-            if target == 100
-            else Form(max(at_least, 64), 16, 8, 2)
-        )
-    if wide > 128 and target != 90:
+        rows, keys = (32, 64) if target == 100 else (64, 16)
+        return Form(max(at_least, rows), keys, 8, 2)
+    if target == 120 or (wide > 128 and target != 90):
         return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 4, 2)
     rows = max(at_least, 128 if target in (90, 100) else 64)
     return Form(rows, keys, 8 if rows > 64 else 4, 2)
@@ -293,7 +290,6 @@ def _paged_attention(
     first_token = (tile - begin // BLOCK_Q - req) * BLOCK_Q
     if first_token >= count:
         return
-
     row = tl.arange(0, ROWS)
     token = first_token + row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -310,9 +306,8 @@ def _paged_attention(
             _note(counts, line, head, real, 0)
         return
 
-    begins, ends = _sight(
-        token, real, tl.load(kv_lens + req) - count, line, sees_until, window, CHUNKED
-    )
+    begins, ends = _sight(token, real, tl.load(kv_lens + req) - count, line, sees_until, window,
+                          CHUNKED)  # fmt: skip
     first_seen = tl.min(tl.where(real, begins, 1 << 30), 0)
     end = tl.max(tl.where(real, ends, 0), 0)
     # Counted in tiles of keys, so that the compiler knows where they begin.
@@ -324,7 +319,6 @@ def _paged_attention(
         splits = tl.cdiv(size, share)
     if first_split == 0:
         _note(counts, line, head, real, splits)
-
     q_rows = q + line * q_row + head * q_head
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
@@ -342,9 +336,8 @@ def _paged_attention(
                 queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
                 BLOCK_SIZE, STORAGE,
             )  # fmt: skip
-            values = _value_tile(
-                v_cache, block * v_block, offset, seen, dims, DIM, STORAGE, queries.dtype
-            )
+            values = _value_tile(v_cache, block * v_block, offset, seen, dims, DIM, STORAGE,
+                                 queries.dtype)  # fmt: skip
             visible = at[None, :] < ends[:, None]
             if window is not None:
                 visible &= at[None, :] >= begins[:, None]
