@@ -158,16 +158,19 @@ def qwen3_5_int4(folder: Path) -> list[str]:
         num_key_value_heads=2, head_dim=256, vocab_size=64000, max_position_embeddings=4096,
         linear_num_key_heads=16, linear_num_value_heads=16,
     )  # fmt: skip
-    return _saved(folder, Qwen3_5ForCausalLM, config, "int4")
+    # A state takes as much as 1,000 tokens' keys and values.
+    return _saved(folder, Qwen3_5ForCausalLM, config, "int4", cache="256M")
 
 
-def _saved(folder: Path, model_class: Any, config: Any, method: str) -> list[str]:
+def _saved(
+    folder: Path, model_class: Any, config: Any, method: str, cache: str = "48M"
+) -> list[str]:
     import torch
 
     torch.set_default_dtype(torch.bfloat16)
     model_class(config).save_pretrained(folder)
     torch.set_default_dtype(torch.float32)
-    return [str(folder), "--quantization", method, _CACHE, "48M"]
+    return [str(folder), "--quantization", method, _CACHE, cache]
 
 
 MODELS: Mapping[str, Maker] = {

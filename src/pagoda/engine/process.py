@@ -119,8 +119,9 @@ def main(start: Start | None = None) -> NoReturn:
         sys.exit("This is the engine process of Pagoda; `pagoda serve` starts it.")
     setup_logging(launch.log_level, launch.log_format)
     folder = Path(launch.folder)
-    threading.Thread(target=_follow_parent, args=(folder,), name="parent", daemon=True).start()
     end = EngineEnd(folder)
+    # After the sockets: one that appears while the folder is being removed would keep it there.
+    threading.Thread(target=_follow_parent, args=(folder,), name="parent", daemon=True).start()
     code = 0
     try:
         _serve(launch, end, start)
