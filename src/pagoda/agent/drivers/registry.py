@@ -1,0 +1,33 @@
+"""Drivers by the scheme of their URL: `--driver vnc://host:5900`."""
+
+from urllib.parse import urlsplit
+
+from pagoda.agent.drivers.base import Driver
+from pagoda.base.errors import ConfigError
+from pagoda.base.registry import Registry
+
+# Each is a function of the URL (with its user, password and query) that makes a driver, not open
+# yet, and raises ConfigError for a URL that it cannot use.
+DRIVERS = Registry(
+    "driver",
+    {
+        "x11": "pagoda.agent.drivers.x11:make",
+        "vnc": "pagoda.agent.drivers.vnc.driver:make",
+        "nanokvm": "pagoda.agent.drivers.nanokvm.driver:make",
+        "nanokvms": "pagoda.agent.drivers.nanokvm.driver:make",
+        "pikvm": "pagoda.agent.drivers.pikvm:make",
+    },
+)
+
+
+def make_driver(url: str) -> Driver:
+    """The driver for `x11:` (the display in DISPLAY) or `x11://:1`, `vnc://:password@host:5900`,
+    `nanokvm://admin@host`, `nanokvms://...` (https), `pikvm://admin:password@host`.
+
+    Raises ConfigError for a scheme or a URL that is not known.
+    """
+    scheme = urlsplit(url).scheme or url
+    if scheme not in DRIVERS:
+        raise ConfigError(f"There is no driver {scheme!r}; {DRIVERS.nearest(scheme)}.")
+    driver: Driver = DRIVERS.get(scheme)(url)
+    return driver

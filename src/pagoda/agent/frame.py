@@ -1,0 +1,46 @@
+"""One picture of the controlled computer's screen."""
+
+import io
+import time
+from dataclasses import dataclass, field
+
+from PIL import Image, ImageStat
+
+# Mean and spread of brightness (0 to 255) below which a picture counts as black.
+_DARK = 6.0
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """RGB pixels and when they arrived; positions of actions are shares of `size`."""
+
+    image: Image.Image
+    number: int
+    """Counts up with every frame of a driver."""
+    received_at: float = field(default_factory=time.monotonic)
+    stale: bool = False
+    """Nothing newer came although it was asked for; a screen without changes may send none."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.image.size
+
+    def encoded(self, kind: str = "JPEG", long_edge: int | None = None, quality: int = 85) -> bytes:
+        """The picture as JPEG or PNG, made smaller where its longer edge is beyond `long_edge`."""
+        image = self.image
+        if long_edge is not None and max(image.size) > long_edge:
+            image = image.copy()
+            image.thumbnail((long_edge, long_edge), Image.Resampling.LANCZOS)
+        out = io.BytesIO()
+        if kind == "JPEG":
+            image.save(out, kind, quality=quality)
+        else:
+            image.save(out, kind, compress_level=1)
+        return out.getvalue()
+
+    def is_black(self) -> bool:
+        """Whether there is nothing to see, as on a sleeping computer."""
+        grey = self.image.convert("L").resize((64, 36), Image.Resampling.BOX)
+        stat = ImageStat.Stat(grey)
+        return stat.mean[0] < _DARK and stat.stddev[0] < _DARK
