@@ -23,9 +23,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PLACEHOLDER = re.compile(r"\{\{secret:(.*?)\}\}")
 # What wrapping puts between two characters: blanks, and line breaks as JSON and URLs write them.
 # Bounded and possessive, so that no text makes the search slow.
-_BREAK = r"\s|\\{1,8}[nrt]|%0[AaDd9]"
-_GAP = rf"(?:{_BREAK}){{0,80}}+"
-_BLANK = rf"(?:{_BREAK}|%20|\+){{0,80}}+"
+_BREAK = r"\s|%0[AaDd9]"
+_ESCAPED = r"\\{1,8}[nrt]"
+_GAP = rf"(?:{_BREAK}|{_ESCAPED}){{0,80}}+"
+_GAP_BEFORE_BACKSLASH = rf"(?:{_BREAK}){{0,80}}+"
+_BLANK = rf"(?:{_BREAK}|{_ESCAPED}|%(?:25)?20|%250[AaDd9]|\+|&#0{{0,4}}(?:9|10|13|32);){{0,80}}+"
 
 
 class Secrets:
@@ -99,8 +101,21 @@ def _pattern(value: str) -> re.Pattern[str]:
 
 def _divided(value: str) -> str:
     """Each character as it is or in one of its escaped forms, with breaks in between."""
-    words = [_GAP.join(map(_character, word)) for word in value.split()]
+    words = []
+    # Other blanks are characters like any.
+    for word in re.split(r"[ \t\r\n]+", value.strip(" \t\r\n")):
+        pattern = ""
+        for unit in re.findall(r"\\+|.", word, re.DOTALL):
+            if pattern:
+                pattern += _GAP_BEFORE_BACKSLASH if unit[0] == "\\" else _GAP
+            pattern += _backslashes(len(unit)) if unit[0] == "\\" else _character(unit)
+        words.append(pattern)
     return _BLANK.join(words)
+
+
+def _backslashes(count: int) -> str:
+    """So many, or more: JSON within JSON doubles them again and again."""
+    return rf"(?:\\{{{count},64}}+|(?:%(?:25)?5[Cc]){{{count}}}|(?:&#0{{0,4}}92;){{{count}}})"
 
 
 def _character(char: str) -> str:
@@ -109,10 +124,10 @@ def _character(char: str) -> str:
     plain = [re.escape(char)]
     escape = json.dumps(char)[1:-1]
     if escape.startswith("\\u"):
-        plain.append(_either_case(escape[1:].replace("\\", "")))
+        plain.append(r"\\{1,8}+".join(map(_either_case, escape.split("\\")[1:])))
     forms = [
-        # JSON within JSON puts ever more backslashes before a quote or a backslash.
-        *(rf"\\{{0,8}}{form}" for form in plain),
+        # JSON within JSON puts ever more backslashes before a quote.
+        rf"\\{{0,8}}+(?:{'|'.join(plain)})",
         percent,
         percent.replace("%", "%25"),
         *({re.escape(html.escape(char))} - {re.escape(char)}),
@@ -133,7 +148,8 @@ def _base64_forms(raw: bytes) -> list[str]:
         core = encoded[first:last]
         signs = {"+": r"(?:[+-]|%2[Bb])", "/": r"(?:[/_]|%2[Ff]|\\{1,8}/)"}
         body = _GAP.join(signs.get(sign, sign) for sign in core)
-        forms.append(rf"[A-Za-z0-9+/_-]?{body}[A-Za-z0-9+/_-]?" if before else body)
+        mixed = "[A-Za-z0-9+/_-]?"
+        forms.append(f"{mixed * bool(before)}{body}{mixed}")
     return forms
 
 
