@@ -71,8 +71,9 @@ async def test_chat_requests():
     calls = [ToolCall(*call) for call in TWO]
     messages = conversation(dialect, calls)
     tools = dialect.tools(SCREEN, FULL)
-    extra = {"temperature": 0.0}
-    _, request = await exchange("openai", messages, tools, Step("Hi."), extra=extra)
+    how = {"extra": {"temperature": 0.0}, "max_tokens": 77}
+    _, request = await exchange("openai", messages, tools, Step("Hi."), **how)
+    assert request.body["max_tokens"] == 77
     assert_fits(params.CompletionCreateParamsStreaming, request.body)
     assert request.body["temperature"] == 0
     roles = [message["role"] for message in request.body["messages"]]

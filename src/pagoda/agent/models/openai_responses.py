@@ -31,11 +31,12 @@ class OpenAIResponses:
         body: dict[str, Any] = {
             "model": self._endpoint.model,
             "input": list(_Input(messages).items()),
-            "max_output_tokens": self._endpoint.max_tokens,
             "store": False,
             "include": ["reasoning.encrypted_content"],
             "stream": True,
         }
+        if self._endpoint.max_tokens is not None:
+            body["max_output_tokens"] = self._endpoint.max_tokens
         if system:
             body["instructions"] = system
         if tools:
