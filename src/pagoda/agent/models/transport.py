@@ -74,9 +74,8 @@ class Transport:
             except PassingError as fault:
                 last.append(str(fault))
                 if number == tries:
-                    text = str(fault)
                     times = f" (tried {tries} times)" if tries > 1 else ""
-                    raise ModelError(f"{text[0].upper()}{text[1:]}{times}.") from None
+                    raise ModelError(f"The model gave no reply: {fault}{times}.") from None
                 wait = fault.wait
             if wait is None:
                 wait = min(_MAX_BACKOFF, backoff * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
