@@ -39,10 +39,12 @@ class Journal:
             raise JournalError(f"{folder} cannot be written to: {error.strerror}.") from error
         self._file = os.fdopen(descriptor, "ab", buffering=0)
 
-    def write(self, event: str, **fields: Any) -> None:
-        """Raises JournalError when it is not on the disk for certain."""
+    def write(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The event as it was written, without secrets. Raises JournalError when it is not on the
+        disk for certain."""
         line = json.dumps({"event": event, "time": time.time(), **fields}, ensure_ascii=False)
-        data = self._redact(line).encode() + b"\n"
+        line = self._redact(line)
+        data = line.encode() + b"\n"
         try:
             if self._file.write(data) != len(data):
                 raise OSError(28, "No space left on device")
@@ -52,6 +54,8 @@ class Journal:
                 f"The journal in {self.folder} cannot be written: {error.strerror}. "
                 "Make room there, or choose another folder with --runs-dir."
             ) from error
+        written: dict[str, Any] = json.loads(line)
+        return written
 
     def save_frame(self, frame: Frame) -> dict[str, Any]:
         """Keep a frame; what the journal says of it. PNG, so that a replay compares what was."""

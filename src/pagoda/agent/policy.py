@@ -63,7 +63,8 @@ _COMMANDS = re.compile(
     | \bbase64\b.*-d.*\|\s*(sudo\s+)?\w*sh\b | \beval\b | \biex\b
     | \bchmod\s+(-\S*R\S*\s+)?0?777\s+/ | \bch(own|mod|grp)\s+-\S*R\S*\s+\S+\s+/
     | \bmv\b.*\s/dev/null\b
-    | \buser(del|mod)\b | (^|[;&|\s])passwd(\s|$) | \bvisudo\b | \bnet\s+user\b | \breg\s+delete\b | \bbcdedit\b
+    | \buser(del|mod)\b | (^|[;&|\s])passwd(\s|$)
+    | \bvisudo\b | \bnet\s+user\b | \breg\s+delete\b | \bbcdedit\b
     | \bcrontab\s+-r\b | \biptables\s+-F | \bnft\s+flush\b | \bufw\s+(disable|reset)\b
     | \b(apt|apt-get|dnf|yum|pacman|zypper)\s+.*(remove|purge|autoremove|-R\w*)\b
     | \bgit\s+(push\s+.*(-f\b|--force)|reset\s+--hard|clean\s+-\S*f) | \bterraform\s+destroy\b

@@ -72,6 +72,10 @@ class Driver(ABC):
         Raises NoSignalError where there is no picture, DriverError for a broken one.
         """
 
+    async def screen_size(self) -> tuple[int, int] | None:
+        """(width, height) in pixels as the driver knows it now, without asking for a frame."""
+        return None
+
     @abstractmethod
     async def _send_move(self, to: Point) -> None:
         """Put the pointer there, at once."""
