@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pagoda.agent.actions import Action, Done, to_json
+from pagoda.agent.budget import Budget
 from pagoda.agent.policy import Judgement
 from pagoda.agent.recorder import Recorder
 from pagoda.base.errors import PagodaError
@@ -65,6 +66,10 @@ class Control:
     recorder: Recorder
     step: Step
     release: Callable[[], Awaitable[None]]
+    finish: Callable[[], Awaitable[None]]
+    """At the end of the task, behind the last `release`."""
+    budget: Budget
+    """Its time stands still while the task waits for the user."""
     note: Callable[[str], None]
     """Takes a hint of the user to the next request."""
     limits: Limits = field(default_factory=Limits)
@@ -188,6 +193,7 @@ class Control:
             self._fail(f"{type(error).__name__}: {error} (a bug; the log says where)")
         finally:
             await self.release()
+            await self.finish()
 
     async def _one_step(self) -> Done | None:
         self._stepping = asyncio.ensure_future(self.step(self))
@@ -218,4 +224,8 @@ class Control:
 
     def _enter(self, state: State, reason: str = "", **fields: object) -> None:
         self.state, self.reason = state, reason
+        if state is State.RUNNING:
+            self.budget.resume()
+        else:
+            self.budget.pause()
         self.recorder.record("state", state=state, reason=reason, **fields)

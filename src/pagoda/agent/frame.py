@@ -26,12 +26,19 @@ class Frame:
         """(width, height) in pixels."""
         return self.image.size
 
+    def scaled_size(self, long_edge: int) -> tuple[int, int]:
+        """Its size once its longer edge is `long_edge` at most."""
+        longest = max(self.size)
+        if longest <= long_edge:
+            return self.size
+        width, height = (max(1, round(value * long_edge / longest)) for value in self.size)
+        return width, height
+
     def encoded(self, kind: str = "JPEG", long_edge: int | None = None, quality: int = 85) -> bytes:
         """The picture as JPEG or PNG, made smaller where its longer edge is beyond `long_edge`."""
         image = self.image
         if long_edge is not None and max(image.size) > long_edge:
-            image = image.copy()
-            image.thumbnail((long_edge, long_edge), Image.Resampling.LANCZOS)
+            image = image.resize(self.scaled_size(long_edge), Image.Resampling.LANCZOS)
         out = io.BytesIO()
         if kind == "JPEG":
             image.save(out, kind, quality=quality)

@@ -1,4 +1,4 @@
-"""When to look: the screen at rest, if it comes to rest."""
+"""When to look: once the screen rests, if it comes to rest."""
 
 import asyncio
 import time
@@ -6,48 +6,68 @@ from dataclasses import dataclass
 
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import alike
-from pagoda.agent.errors import NoSignalError
+from pagoda.agent.errors import DriverError, NoSignalError
 from pagoda.agent.frame import Frame
+from pagoda.base.log import get_logger
+
+log = get_logger(__name__)
+
+# Broken pictures and lost connections in a row that end a wait.
+_MAX_FAILURES = 4
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Seconds. Two looks in a row that are alike end the wait; for films `most` does."""
+    """Seconds, beyond the driver's own delay."""
 
-    least: float = 0.15
-    between: float = 0.12
+    least: float = 0.03
+    between: float = 0.05
+    """Two looks so far apart that are alike end the wait."""
+    patience: float = 0.4
+    """How long an action's effect is waited for while there is none: menus and dialogs take 100
+    to 300 ms to open."""
     most: float = 2.5
+    """For films and other screens that never rest."""
     dark: float = 20.0
     """How long a black screen or none is waited out: a computer that starts or wakes up."""
 
 
-async def settled(driver: Driver, settle: Settle) -> Frame:
-    """The screen once it rests after an action, or as it is after `settle.most`.
+async def settled(driver: Driver, settle: Settle, before: Frame | None = None) -> Frame:
+    """The screen once it rests; with the frame from `before` an action, once something changed
+    too, or `patience` is over.
 
-    Raises NoSignalError when it stays black or without a picture for `settle.dark`.
+    Raises NoSignalError when it stays black or without a picture for `settle.dark`, DriverError
+    when looking fails again and again.
     """
-    dark_until = time.monotonic() + settle.dark
+    started = time.monotonic()
     await asyncio.sleep(settle.least + driver.capabilities.delay)
-    deadline = time.monotonic() + settle.most
     last: Frame | None = None
+    rests_by = started + settle.most
+    failures = 0
     while True:
+        now = time.monotonic()
         try:
             frame = await driver.screenshot()
-            black = frame.is_black()
+            black, failures = frame.is_black(), 0
         except NoSignalError:
             black = True
-            if time.monotonic() >= dark_until:
+        except DriverError as error:
+            failures += 1
+            if failures == _MAX_FAILURES:
                 raise
-        now = time.monotonic()
+            log.warning("The screen could not be seen: %s", error)
+            await asyncio.sleep(settle.patience * failures)
+            continue
         if black:
-            if now >= dark_until:
+            if now - started >= settle.dark:
                 raise NoSignalError(
-                    f"The screen has been black for {settle.dark:g} s: the computer sleeps, is "
-                    "off, or shows nothing."
+                    f"The screen has shown nothing for {settle.dark:g} s: the computer sleeps, is "
+                    "off, or its cable is out."
                 )
-            last, deadline = None, now + settle.most
-        elif (last is not None and alike(last, frame)) or now >= deadline:
-            return frame
+            last, rests_by = None, now + settle.most
+        elif now >= rests_by or (last is not None and alike(last, frame)):
+            if before is None or now >= started + settle.patience or not alike(before, frame):
+                return frame
         else:
             last = frame
         await asyncio.sleep(settle.between)

@@ -1,9 +1,9 @@
 """One step: look, ask the model, check what it wants, do it, look again."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -11,14 +11,15 @@ from pagoda.agent import actions
 from pagoda.agent.actions import Action, Ask, CursorPosition, Done, Point, Screenshot, Wait, Zoom
 from pagoda.agent.budget import Budget
 from pagoda.agent.control import Control
-from pagoda.agent.dialogue import ChatModel, Message, Parsed, Picture, Reply
+from pagoda.agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import Effect, changed_at, compare
-from pagoda.agent.errors import ActionError, ConnectionLostError
+from pagoda.agent.errors import ActionError, ConnectionLostError, NoSignalError
 from pagoda.agent.frame import Frame
+from pagoda.agent.history import History
 from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
-from pagoda.agent.policy import Decision, Policy
+from pagoda.agent.policy import Decision, Judgement, Policy
 from pagoda.agent.profiles import Profile
 from pagoda.agent.recorder import Recorder
 from pagoda.agent.secrets import Secrets
@@ -26,6 +27,8 @@ from pagoda.agent.stuck import STOP_AT, StuckDetector, Verdict
 
 # So many replies in a row that cannot be understood end the task.
 MAX_REASKS = 3
+# Seconds for which what a step left needs no second look.
+_FRESH = 1.0
 _NUDGE = (
     "You have repeated yourself without any effect. The next step must be a different one: look "
     "again, try another way to the same goal, or ask the user."
@@ -35,22 +38,7 @@ _GOES_IN_CIRCLES = (
 )
 _NOT_EXECUTED = "Not executed, because of what came before."
 _INTERRUPTED = "Interrupted by the user; it may be done in part."
-
-
-class Conversation(Protocol):
-    """What the model is told and has said; `history.History`."""
-
-    def request(self, picture: Picture) -> list[Message]:
-        """The messages of the next call, the picture in the newest."""
-
-    def accept(self, picture: Picture, reply: Reply) -> None:
-        """The model's answer to that request becomes part of the conversation."""
-
-    def tell(self, messages: Sequence[Message]) -> None:
-        """Results of actions, before the next picture."""
-
-    def say(self, text: str) -> None:
-        """A hint of the user or a note of the agent, before the next picture."""
+_STOPPED = "Not executed: stopped by the user."
 
 
 @dataclass
@@ -60,66 +48,81 @@ class Stepper:
     driver: Driver
     model: ChatModel
     profile: Profile
-    conversation: Conversation
+    dialect: Dialect
+    history: History
     policy: Policy
     budget: Budget
     secrets: Secrets
     recorder: Recorder
+    instruct: Callable[[tuple[int, int]], str]
+    """The system prompt for pictures of such a size."""
     settle: Settle = field(default_factory=Settle)
     number: int = 0
     """Of the last step."""
 
     def __post_init__(self) -> None:
         self._stuck = StuckDetector()
+        self._seen: Frame | None = None
+        """What the last step left."""
         self._size: tuple[int, int] | None = None
-        self._details: list[Message] = []
+        self._details: list[Picture] = []
+        """Parts that the model zoomed into."""
+        self._acting = False
+        """An action is under way, or ended in the middle."""
 
     async def step(self, control: Control) -> Done | None:
         """How the task ended, or None while it goes on. May be cancelled anywhere: what was not
         carried out by then never is."""
-        self.budget.check()
-        frame = await self._look()
+        self.budget.before_call()
+        frame = self._seen
+        if frame is None or time.monotonic() - frame.received_at > _FRESH:
+            frame = await self._look(control)
         self.number += 1
-        self.budget.round()
         self.recorder.record("step", step=self.number, frame=self.recorder.keep(frame))
         parsed = await self._think(frame)
         done = next((action for action in parsed.actions if isinstance(action, Done)), None)
         if done is not None:
             return done
         await self._act(control, parsed, frame)
-        after = await self._look()
         changing = [action for action in parsed.actions if isinstance(action, actions.InputAction)]
+        after = await self._look(control, frame if changing else None)
         targets = tuple(point for action in changing for point in actions.points(action))
         effect = compare(frame, after, targets)
         self.recorder.record("effect", step=self.number, kind=effect.kind, share=effect.share,
                              box=effect.box)  # fmt: skip
         if changing:
-            self.conversation.say(effect.describe())
-        return await self._check_progress(control, parsed, effect, after)
+            self.history.add_note(effect.describe())
+        ended = await self._check_progress(control, parsed, effect, after)
+        self._seen = after
+        return ended
 
-    async def _look(self) -> Frame:
-        frame = await settled(self.driver, self.settle)
+    async def _look(self, control: Control, before: Frame | None = None) -> Frame:
+        try:
+            frame = await settled(self.driver, self.settle, before)
+        except NoSignalError as error:
+            hint = await control.ask_user(f"{error} What should be done?")
+            self.history.add_hint(hint)
+            frame = await settled(self.driver, self.settle)
         if self._size not in (None, frame.size):
             width, height = frame.size
-            self.conversation.say(f"The screen has {width}x{height} pixels now.")
+            self.history.system = self.instruct(frame.scaled_size(self.profile.long_edge))
+            self.history.add_note(f"The screen has {width}x{height} pixels now.")
         self._size = frame.size
         return frame
 
     async def _think(self, frame: Frame) -> Parsed:
         """The model's actions, all of them understood and possible. ActionError when it cannot be
         brought to say any."""
-        picture = self.profile.picture(frame)
+        picture = self._picture(frame)
+        self.history.add_picture(picture)
         for attempt in range(MAX_REASKS + 1):
-            self.budget.check()
-            messages = self.conversation.request(picture)
-            reply = await self.model.complete(
-                messages, self.profile.dialect.tools(picture.size, self.driver.capabilities)
-            )
-            self.budget.add(reply.usage)
-            self.conversation.accept(picture, reply)
+            self.budget.before_call()
+            reply = await self._complete(picture.size)
+            self.history.add_reply(reply)
             self._record_reply(reply)
+            self.budget.after_call(reply.usage)
             try:
-                parsed = self.profile.dialect.parse(reply, picture.size)
+                parsed = self.dialect.parse(reply, picture.size)
                 self.recorder.record(
                     "actions", step=self.number, thought=parsed.thought,
                     actions=[actions.to_json(action) for action in parsed.actions],
@@ -132,26 +135,53 @@ class Stepper:
                         f"row; the last: {error}"
                     ) from error
                 self.recorder.record("not understood", step=self.number, reason=str(error))
-                ids = tuple(call.id for call in reply.tool_calls)
-                self._tell(ids, [f"Not understood, nothing was done: {error}"])
+                self.history.add_refusal(str(error))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _complete(self, screen: tuple[int, int]) -> Reply:
+        tools = self.dialect.tools(screen, self.driver.capabilities)
+        try:
+            async with asyncio.timeout(self.budget.seconds_left()):
+                return await self.model.complete(self.history.messages(), tools)
+        except TimeoutError:
+            self.budget.before_call()  # says that the time is over
+            raise
+        except asyncio.CancelledError:
+            self.history.drop_pictures()
+            raise
 
     async def _act(self, control: Control, parsed: Parsed, frame: Frame) -> None:
         """Carry out the actions until one fails; the model is told how each went."""
         results: list[str] = []
+        consented = self._acting = False
         try:
+            if parsed.warnings:
+                consented = await self._ask_about_warnings(control, parsed)
+                if not consented:
+                    results.append("Refused by the user.")
+                    return
             for index, action in enumerate(parsed.actions):
                 result, goes_on = await self._do(control, index, action, parsed.thought, frame)
                 results.append(result)
                 self.recorder.record("result", step=self.number, index=index, text=result)
                 if not goes_on:
                     break
-        except BaseException:
-            results.append(_INTERRUPTED)
+        except asyncio.CancelledError:
+            results.append(_INTERRUPTED if self._acting else _STOPPED)
             raise
         finally:
             missing = len(parsed.actions) - len(results)
-            self._tell(parsed.call_ids, results + [_NOT_EXECUTED] * missing)
+            results += [_NOT_EXECUTED] * missing
+            self.history.add_outcomes(parsed.call_ids, results, consented)
+            for detail in self._details:
+                self.history.add_picture(detail)
+            self._details = []
+
+    async def _ask_about_warnings(self, control: Control, parsed: Parsed) -> bool:
+        reason = f"The model's provider warns: {' '.join(parsed.warnings)}"
+        return await control.ask_consent(
+            parsed.actions[0], Judgement(Decision.CONFIRM, reason=reason)
+        )
 
     async def _do(
         self, control: Control, index: int, action: Action, thought: str, frame: Frame
@@ -182,8 +212,10 @@ class Stepper:
             if await self._changed_meanwhile(action, frame):
                 return "Not executed: what it was aimed at changed before it was allowed.", False
         self.recorder.record("acting", step=self.number, index=index)
+        self._acting = True
         try:
             await perform(self.driver, action, self.secrets.reveal)
+            self._acting = False
         except ActionError as error:
             return f"Not executed: {error}", False
         except ConnectionLostError as error:
@@ -210,7 +242,7 @@ class Stepper:
         verdict = self._stuck.add(parsed.actions, effect, after)
         if verdict is Verdict.NUDGE:
             self.recorder.record("stuck", step=self.number, verdict=verdict.value)
-            self.conversation.say(_NUDGE)
+            self.history.add_note(_NUDGE)
         elif verdict is Verdict.STOP:
             self.recorder.record("stuck", step=self.number, verdict=verdict.value)
             try:
@@ -218,7 +250,7 @@ class Stepper:
             except TimeoutError:
                 return Done(False, f"The model went in circles: {STOP_AT} times the same.")
             self._stuck.reset()
-            self.conversation.say(f"The user says: {hint}")
+            self.history.add_hint(hint)
         return None
 
     def _zoom(self, action: Zoom, frame: Frame) -> str:
@@ -229,20 +261,21 @@ class Stepper:
             max(int(left * width) + 1, round(right * width)),
             max(int(top * height) + 1, round(bottom * height)),
         )  # fmt: skip
-        part = self.profile.picture(Frame(frame.image.crop(box), frame.number))
-        self._details.append(Message("user", "The part that you zoomed into:", (part,)))
+        part = self._picture(Frame(frame.image.crop(box), frame.number))
+        self._details.append(part)
         return "The part follows, then the whole screen; positions refer to the whole."
 
-    def _tell(self, call_ids: Sequence[str], results: Sequence[str]) -> None:
-        self.conversation.tell(self.profile.dialect.result(call_ids, results))
-        self.conversation.tell(self._details)
-        self._details = []
+    def _picture(self, frame: Frame) -> Picture:
+        profile = self.profile
+        data = frame.encoded(profile.picture_format, profile.long_edge)
+        size = frame.scaled_size(profile.long_edge)
+        return Picture(data, f"image/{profile.picture_format.lower()}", size)
 
     def _record_reply(self, reply: Reply) -> None:
         self.recorder.record(
             "reply", step=self.number, text=reply.text, reasoning=reply.reasoning,
             tool_calls=[msgspec.to_builtins(call) for call in reply.tool_calls],
-            usage=msgspec.to_builtins(reply.usage), spent=self.budget.spent(),
+            usage=msgspec.to_builtins(reply.usage), spent=msgspec.to_builtins(self.budget.spent),
         )  # fmt: skip
 
 
