@@ -5,7 +5,7 @@ import importlib
 
 from pagoda.base.errors import ConfigError
 
-USAGE = "{serve,run,resume,replay} [flags]"
+USAGE = "{serve,run,resume,replay,calibrate,mcp} [flags]"
 EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -13,6 +13,8 @@ KINDS = {
     "run": "One task, from this terminal.",
     "resume": "Go on with a run that was cut off.",
     "replay": "Do a recorded run again, without a model.",
+    "calibrate": "How far a model's clicks miss drawn targets.",
+    "mcp": "The computer and the agent as tools for other programs.",
 }
 
 

@@ -8,6 +8,7 @@ from pagoda.base import env
 
 if TYPE_CHECKING:
     from pagoda.agent.operator import Operator
+    from pagoda.agent.settings import Settings
 
 SETTINGS_NAME = "agent.json"
 # Flags that change one field of the settings for this run.
@@ -66,12 +67,9 @@ def settings_path() -> Path:
     return env.config_dir() / SETTINGS_NAME
 
 
-def make_operator(args: argparse.Namespace) -> "Operator":
-    """From the flags, the settings file and the environment; the driver is not open yet."""
+def load_settings(args: argparse.Namespace) -> "Settings":
+    """The page's settings, with those of the flags over them."""
     from pagoda.agent import settings
-    from pagoda.agent.drivers.registry import make_driver
-    from pagoda.agent.operator import Operator
-    from pagoda.agent.secrets import Secrets
 
     names = [*_SETTINGS, "insecure"]
     changes: dict[str, Any] = {
@@ -81,9 +79,14 @@ def make_operator(args: argparse.Namespace) -> "Operator":
     key = env.get("PAGODA_API_KEY")
     if key and not kept.api_key:
         changes["api_key"] = key
-    return Operator(
-        make_driver(args.driver),
-        settings.changed(kept, changes),
-        Secrets.load(args.secrets),
-        runs_folder(args),
-    )
+    return settings.changed(kept, changes)
+
+
+def make_operator(args: argparse.Namespace) -> "Operator":
+    """From the flags, the settings file and the environment; the driver is not open yet."""
+    from pagoda.agent.drivers.registry import make_driver
+    from pagoda.agent.operator import Operator
+    from pagoda.agent.secrets import Secrets
+
+    secrets = Secrets.load(args.secrets)
+    return Operator(make_driver(args.driver), load_settings(args), secrets, runs_folder(args))
