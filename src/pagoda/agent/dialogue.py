@@ -43,6 +43,8 @@ class Message:
     """Of an assistant; sent back only to servers that want it."""
     opaque: Any = None
     """What a server gave with its reply and wants back as it was (signatures of thoughts)."""
+    consented: bool = False
+    """Of a tool: the user allowed what the call's warnings were about (`Parsed.warnings`)."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,9 @@ class Parsed:
     actions: tuple[Action, ...]
     call_ids: tuple[str, ...] = ()
     """The tool call of each action; empty where the dialect is text."""
+    warnings: tuple[str, ...] = ()
+    """The model's provider wants the user's consent before any of these actions is carried out;
+    without it none may be."""
 
 
 class ChatModel(Protocol):
@@ -114,5 +119,8 @@ class Dialect(Protocol):
         """Raises ActionError, quoting what is wrong, for a reply that is not understood whole;
         nothing of it is carried out then. Positions are shares of the screen already."""
 
-    def result(self, call_ids: Sequence[str], outcomes: Sequence[str]) -> list[Message]:
-        """The messages that tell the model how its actions went, before the next picture."""
+    def result(
+        self, call_ids: Sequence[str], outcomes: Sequence[str], consented: bool = False
+    ) -> list[Message]:
+        """The messages that tell the model how its actions went, before the next picture.
+        `consented`: the user allowed them despite the reply's warnings."""

@@ -76,6 +76,15 @@ def get(name: str) -> Any:
         raise ConfigError(f"The variable {name} is {text!r}: {error}.") from error
 
 
+def with_prefix(prefix: str) -> dict[str, str]:
+    """Every variable whose name begins so, by the rest of its name; for names that users make."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+
+
 def is_empty(name: str) -> bool:
     """True where the variable is set to nothing, which `get` takes for unset."""
     return os.environ.get(name) == ""
