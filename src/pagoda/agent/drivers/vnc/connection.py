@@ -51,13 +51,16 @@ async def connect(host: str, port: int, password: str) -> "Connection":
             try:
                 size = await shake_hands(reader, writer, password)
                 return Connection(reader, writer, size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                writer.close()
+                raise DriverError(
+                    f"{where} closed the connection before the login was over."
+                ) from None
             except BaseException:
                 writer.close()
                 raise
     except TimeoutError:
         raise DriverError(f"{where} does not answer.") from None
-    except asyncio.IncompleteReadError:
-        raise DriverError(f"{where} closed the connection before the login was over.") from None
     except OSError as error:
         raise DriverError(
             f"{where} cannot be reached ({error.strerror or error}). Check host and port, and "
