@@ -56,6 +56,7 @@ VARIABLES = {
             None,
             "Password of the computer that `--driver` names, to keep it out of the command line.",
         ),
+        Variable("XDG_CONFIG_HOME", Path, None, "Where settings live; ~/.config."),
         Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
         Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),
         Variable("HF_TOKEN", str, None, "Access token for the Hugging Face hub."),
@@ -105,6 +106,11 @@ def cache_dir() -> Path:
         return Path(own)
     base = get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pagoda"
+
+
+def config_dir() -> Path:
+    """Folder of Pagoda's settings; not created here."""
+    return Path(get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pagoda"
 
 
 def set_default(name: str, value: str) -> None:
