@@ -13,7 +13,7 @@ class FakeComputer(Driver):
     """Clicks leave marks and text fills lines, unless it is `deaf`."""
 
     name = "fake"
-    capabilities = Capabilities(horizontal_wheel=True, unicode=True, power=True)
+    capabilities = Capabilities(horizontal_wheel=True, unicode=True, captures=True)
 
     def __init__(self, size=(640, 360)):
         super().__init__()
@@ -24,6 +24,8 @@ class FakeComputer(Driver):
         self.typing_pause = 0.0
         self.fails = {}
         """Errors to raise, by the kind of the event."""
+        self.taken_over_at = 0
+        """The user moves the mouse before this look at who has it, counted from 1."""
         self._frames = 0
         self._at = (0, 0)
 
@@ -35,6 +37,10 @@ class FakeComputer(Driver):
 
     async def screen_size(self):
         return self.image.size
+
+    async def taken_over(self):
+        self.taken_over_at -= 1
+        return self.taken_over_at == 0
 
     async def screenshot(self):
         self._raise("screenshot")
@@ -77,9 +83,6 @@ class FakeComputer(Driver):
         if not self.deaf:
             top = 12 * (len(self.typed) % 20)
             self.paint((200, top, 330, top + 8), (0, 80, 0))
-
-    async def power(self, action):
-        self._note("power", action.action)
 
     def _note(self, *entry):
         self.log.append(entry)

@@ -361,6 +361,18 @@ async def test_a_full_disk_stops_cleanly(make, computer, monkeypatch):
     assert computer.log == [], "what cannot be written down is not done"
 
 
+async def test_the_user_takes_the_mouse(make, computer):
+    operator, script = make("mouse 500 500 1\nmouse 600 600 1", "Done")
+    computer.taken_over_at = 2
+    control = await operator.start("x")
+    await until(lambda: control.state is State.PAUSED)
+    assert "moved the computer's mouse" in control.reason
+    assert len(computer.done("press")) == 1 and computer.held == ()
+    control.resume("go on")
+    await asyncio.wait_for(control.wait(), PATIENCE)
+    assert control.state is State.DONE and "stopped by the user" in script.told()
+
+
 async def test_no_signal_asks_the_user(make, computer):
     operator, script = make("mouse 500 500 1", "mouse 400 500 1", "Done")
     control = await operator.start("x")

@@ -32,6 +32,10 @@ class State(StrEnum):
         return self in (State.DONE, State.FAILED, State.CANCELLED)
 
 
+class PauseRequest(Exception):  # noqa: N818 - no error
+    """Raised by a step that should not go on before the user says so."""
+
+
 class StateError(PagodaError):
     """What was asked for has no meaning in the task's state; nothing happened."""
 
@@ -199,6 +203,11 @@ class Control:
         self._stepping = asyncio.ensure_future(self.step(self))
         try:
             return await self._stepping
+        except PauseRequest as request:
+            self._go_on.clear()
+            await self.release()
+            self._enter(State.PAUSED, str(request))
+            return None
         except asyncio.CancelledError:
             if self.state is State.PAUSED and self._stepping.cancelled():
                 return None

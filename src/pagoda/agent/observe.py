@@ -48,7 +48,7 @@ async def settled(driver: Driver, settle: Settle, before: Frame | None = None) -
         now = time.monotonic()
         try:
             frame = await driver.screenshot()
-            black, failures = frame.is_black(), 0
+            black, failures = driver.capabilities.captures and frame.is_black(), 0
         except NoSignalError:
             black = True
         except DriverError as error:

@@ -10,7 +10,7 @@ import msgspec
 from pagoda.agent import actions
 from pagoda.agent.actions import Action, Ask, CursorPosition, Done, Point, Screenshot, Wait, Zoom
 from pagoda.agent.budget import Budget
-from pagoda.agent.control import Control
+from pagoda.agent.control import Control, PauseRequest
 from pagoda.agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import Effect, changed_at, compare
@@ -36,6 +36,7 @@ _NUDGE = (
 _GOES_IN_CIRCLES = (
     f"The model did the same {STOP_AT} times without effect. What should it do instead?"
 )
+_TAKEN_OVER = "Somebody moved the computer's mouse; the agent lets go of it."
 _NOT_EXECUTED = "Not executed, because of what came before."
 _INTERRUPTED = "Interrupted by the user; it may be done in part."
 _STOPPED = "Not executed: stopped by the user."
@@ -166,7 +167,7 @@ class Stepper:
                 self.recorder.record("result", step=self.number, index=index, text=result)
                 if not goes_on:
                     break
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, PauseRequest):
             results.append(_INTERRUPTED if self._acting else _STOPPED)
             raise
         finally:
@@ -201,6 +202,8 @@ class Stepper:
                 return _position(await self.driver.pointer()), True
             case Done():
                 raise AssertionError("the step ends before")
+        if await self.driver.taken_over():
+            raise PauseRequest(_TAKEN_OVER)
         if actions.points(action) and await self._moved(frame):
             return "Not executed: the screen's size changed after you saw it.", False
         judgement = self.policy.judge(action, thought)

@@ -96,4 +96,4 @@ class Terminal:
     def _say(self, text: str, style: str) -> None:
         # As Text: what a model says is no markup, and control characters do not reach the terminal.
         shown = "".join(char for char in text if char.isprintable() or char == "\n")
-        self._console.print(Text(shown, style=style))
+        self._console.print(Text(shown, style=style), soft_wrap=True)

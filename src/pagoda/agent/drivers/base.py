@@ -35,6 +35,8 @@ class Capabilities:
     """`pointer()` asks the computer; else it is what was sent last."""
     power: bool = False
     hid_reset: bool = False
+    captures: bool = False
+    """Sees a cable's signal, so that a black screen may be a computer that is off."""
     delay: float = 0.0
     """Seconds until a change on the computer is in a frame: capture, encoding and network."""
 
@@ -71,10 +73,6 @@ class Driver(ABC):
 
         Raises NoSignalError where there is no picture, DriverError for a broken one.
         """
-
-    async def screen_size(self) -> tuple[int, int] | None:
-        """(width, height) in pixels as the driver knows it now, without asking for a frame."""
-        return None
 
     @abstractmethod
     async def _send_move(self, to: Point) -> None:
