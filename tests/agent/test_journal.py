@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import errno
-import io
+import hashlib
 import json
 import os
 import stat
@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from pagoda.agent import journal as journals
+from pagoda.agent.dialogue import Picture
 from pagoda.agent.events import Events
 from pagoda.agent.frame import Frame
 from pagoda.agent.journal import Journal, JournalError, new_folder, read
@@ -47,12 +48,13 @@ def test_only_the_owner_may_look(journal, tmp_path):
     assert stat.S_IMODE(os.stat(tmp_path / "run" / journals.JOURNAL).st_mode) == 0o600
 
 
-def test_frames_are_kept_as_they_were_seen(journal, tmp_path):
-    image = Image.effect_noise((64, 48), 50).convert("RGB")
-    kept = journal(tmp_path).save_frame(Frame(image, 7))
-    assert kept["size"] == [64, 48]
-    data = (tmp_path / "frames" / kept["file"]).read_bytes()
-    assert Image.open(io.BytesIO(data)).convert("RGB").tobytes() == image.tobytes()
+def test_pictures_are_kept_as_they_were_sent(journal, tmp_path):
+    frame = Frame(Image.effect_noise((64, 48), 50).convert("RGB"), 7)
+    picture = Picture(frame.encoded("PNG"), "image/png", (64, 48))
+    kept = journal(tmp_path).save_picture(frame, picture)
+    assert kept["size"] == [64, 48] and kept["file"] == "000007.png"
+    assert (tmp_path / "frames" / kept["file"]).read_bytes() == picture.data
+    assert kept["sha256"] == hashlib.sha256(picture.data).hexdigest()
 
 
 def test_a_line_that_a_crash_cut_off(journal, tmp_path):
@@ -87,7 +89,7 @@ def test_a_full_disk_is_said(journal, tmp_path, monkeypatch):
 
     monkeypatch.setattr(journals.os, "fsync", fsync)
     with pytest.raises(JournalError, match=r"No space left.*--runs-dir"):
-        full.write("step")
+        full.write("acting")
 
 
 def test_secrets_are_taken_out_of_every_line(journal, tmp_path):

@@ -104,7 +104,8 @@ async def test_a_task_over_http(make, serve, computer):
     assert [event["event"] for event in kept] == [event["event"] for event in events]
     frame = next(event["frame"]["file"] for event in kept if event["event"] == "step")
     picture = await client.get(f"/api/runs/{run}/frames/{frame}")
-    assert picture.headers["content-type"] == "image/png" and picture.content[:4] == b"\x89PNG"
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert picture.content[:3] == b"\xff\xd8\xff"
 
 
 async def test_an_address_works_once(make, serve):

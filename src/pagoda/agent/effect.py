@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from pagoda.agent.actions import Point
 from pagoda.agent.frame import Frame
 
-# The screen is compared on cells of so many pixels each way.
-_CELL = 8
 # A cell has changed when its mean brightness of a colour moves so far (of 255): beyond what JPEG
 # does to a still picture (about 4 at quality 60 and more), less than a focus ring or a letter.
 _LEVEL = 6.0
@@ -68,7 +65,7 @@ def compare(before: Frame, after: Frame, targets: tuple[Point, ...] = ()) -> Eff
         return Effect("resized")
     if after.stale and after.received_at <= before.received_at:
         return Effect("unknown")
-    changed = _changed(before.image, after.image)
+    changed = _changed(before, after)
     if not changed.any():
         return Effect("none")
     rows, columns = np.nonzero(changed)
@@ -88,14 +85,14 @@ def alike(first: Frame, second: Frame) -> bool:
     """Whether both show the same, small spots aside."""
     if first.size != second.size:
         return False
-    return float(_changed(first.image, second.image).mean()) < _SMALL
+    return float(_changed(first, second).mean()) < _SMALL
 
 
 def changed_at(before: Frame, after: Frame, target: Point) -> bool:
     """Whether the screen around one position looks different."""
     if before.size != after.size:
         return True
-    changed = _changed(before.image, after.image)
+    changed = _changed(before, after)
     height, width = changed.shape
     top, bottom = _span(target.y, height)
     left, right = _span(target.x, width)
@@ -106,15 +103,10 @@ def _span(center: float, cells: int) -> tuple[int, int]:
     return max(0, int((center - _NEAR / 2) * cells)), int((center + _NEAR / 2) * cells) + 1
 
 
-def _changed(before: Image.Image, after: Image.Image) -> "np.ndarray":
+def _changed(before: Frame, after: Frame) -> "np.ndarray":
     """Boolean [rows, columns] of cells."""
-    difference = np.abs(_cells(before) - _cells(after)).max(axis=2)
+    difference = np.abs(before.cells - after.cells).max(axis=2)
     return np.asarray(difference > _LEVEL)
-
-
-def _cells(image: Image.Image) -> "np.ndarray":
-    size = (-(-image.width // _CELL), -(-image.height // _CELL))
-    return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX), dtype=np.float32)
 
 
 def _distance(box: Box, point: Point) -> float:

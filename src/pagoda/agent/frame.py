@@ -3,11 +3,15 @@
 import io
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 from PIL import Image, ImageStat
 
 from pagoda.agent.actions import Point
 
+# Screens are compared on cells of so many pixels each way.
+_CELL = 8
 # Mean and spread of brightness (0 to 255) below which a picture counts as black.
 _DARK = 6.0
 
@@ -47,6 +51,18 @@ class Frame:
         else:
             image.save(out, kind, compress_level=1)
         return out.getvalue()
+
+    @cached_property
+    def cells(self) -> "np.ndarray":
+        """The mean color of each cell, fp32 [rows, columns, 3]."""
+        return np.asarray(self.image.reduce(_CELL), dtype=np.float32)
+
+    def scaled(self, size: tuple[int, int]) -> "Frame":
+        """As it looks when it was recorded in `size`."""
+        if size == self.size:
+            return self
+        image = self.image.resize(size, Image.Resampling.LANCZOS)
+        return Frame(image, self.number, self.received_at, self.stale)
 
     def is_black(self) -> bool:
         """Whether there is nothing to see, as on a sleeping computer."""

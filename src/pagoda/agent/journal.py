@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pagoda.agent.dialogue import Picture
 from pagoda.agent.frame import Frame
 from pagoda.base.errors import PagodaError
 
 JOURNAL = "journal.jsonl"
+# A run that is resumed must know what was begun, and what the user said.
+_LASTING = ("start", "acting", "hint", "answer", "consent", "state")
 FRAMES = "frames"
 
 
@@ -40,15 +43,19 @@ class Journal:
         self._file = os.fdopen(descriptor, "ab", buffering=0)
 
     def write(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The event as it was written, without secrets. Raises JournalError when it is not on the
-        disk for certain."""
+        """The event as it was written, without secrets. Raises JournalError when it cannot be.
+
+        What must not be forgotten is on the disk when this returns, with all before it; the rest
+        outlives the process, but not a power cut.
+        """
         line = json.dumps({"event": event, "time": time.time(), **fields}, ensure_ascii=False)
         line = self._redact(line)
         data = line.encode() + b"\n"
         try:
             if self._file.write(data) != len(data):
                 raise OSError(28, "No space left on device")
-            os.fsync(self._file.fileno())
+            if event in _LASTING:
+                os.fsync(self._file.fileno())
         except OSError as error:
             raise JournalError(
                 f"The journal in {self.folder} cannot be written: {error.strerror}. "
@@ -57,18 +64,16 @@ class Journal:
         written: dict[str, Any] = json.loads(line)
         return written
 
-    def save_frame(self, frame: Frame) -> dict[str, Any]:
-        """Keep a frame; what the journal says of it. PNG, so that a replay compares what was."""
-        name = f"{frame.number:06d}.png"
+    def save_picture(self, frame: Frame, picture: Picture) -> dict[str, Any]:
+        """Keep what the model is sent of a frame; what the journal says of it."""
+        name = f"{frame.number:06d}.{picture.media_type.rpartition('/')[2]}"
         path = self.folder / FRAMES / name
-        data = frame.encoded("PNG")
         try:
-            if not path.exists():
-                path.write_bytes(data)
+            path.write_bytes(picture.data)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
-        digest = hashlib.sha256(data).hexdigest()
+        digest = hashlib.sha256(picture.data).hexdigest()
         return {"file": name, "sha256": digest, "size": list(frame.size), "stale": frame.stale}
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.agent.events import Events
-from pagoda.agent.frame import Frame
 from pagoda.agent.journal import Journal
 
 
@@ -17,7 +16,3 @@ class Recorder:
         """Raises JournalError, and tells nobody, when it cannot be kept."""
         kept = self.journal.write(event, **fields)
         self.events.emit(**kept)
-
-    def keep(self, frame: Frame) -> dict[str, Any]:
-        """As `Journal.save_frame`."""
-        return self.journal.save_frame(frame)

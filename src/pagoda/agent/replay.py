@@ -17,6 +17,7 @@ from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
 from pagoda.base.errors import PagodaError
 
+_NO_FRAME = {"file": "", "size": [0, 0]}
 # Keys and text have no target to look at: so much of the screen may differ before them.
 _MAY_DIFFER = 0.05
 
@@ -29,21 +30,23 @@ class ReplayError(PagodaError):
 class RecordedStep:
     number: int
     frame: Path
+    screen: tuple[int, int]
+    """Pixels of the screen, of which `frame` may be a smaller picture."""
     actions: tuple[InputAction, ...]
     """Those that were carried out."""
 
 
 def recorded_steps(folder: Path) -> Iterator[RecordedStep]:
     """The steps of a run that did something. Raises JournalError for a broken run."""
-    number, frame = 0, ""
+    number, frame, screen = 0, "", (0, 0)
     planned: list[dict[str, Any]] = []
     done: list[InputAction] = []
-    for event in [*read(folder), {"event": "step", "step": 0, "frame": {"file": ""}}]:
+    for event in [*read(folder), {"event": "step", "step": 0, "frame": _NO_FRAME}]:
         match event:
-            case {"event": "step", "step": step, "frame": {"file": file}}:
+            case {"event": "step", "step": step, "frame": {"file": file, "size": [w, h]}}:
                 if done:
-                    yield RecordedStep(number, _frame_path(folder, frame), tuple(done))
-                number, frame, planned, done = step, file, [], []
+                    yield RecordedStep(number, _frame_path(folder, frame), screen, tuple(done))
+                number, frame, screen, planned, done = step, file, (w, h), [], []
             case {"event": "actions", "actions": listed}:
                 planned = listed
             case {"event": "acting", "index": int(index)} if 0 <= index < len(planned):
@@ -74,11 +77,12 @@ async def replay(
 
 
 def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:
-    if then.size != now.size:
+    if step.screen != now.size:
         raise ReplayError(
-            f"Step {step.number} was recorded at {then.size[0]}x{then.size[1]} pixels; the screen "
-            f"has {now.size[0]}x{now.size[1]} now."
+            f"Step {step.number} was recorded at {step.screen[0]}x{step.screen[1]} pixels; the "
+            f"screen has {now.size[0]}x{now.size[1]} now."
         )
+    now = now.scaled(then.size)
     # What a step's later actions are aimed at may only appear with its first.
     first = step.actions[0]
     targets = actions.points(first)

@@ -79,8 +79,10 @@ class Stepper:
         if frame is None or time.monotonic() - frame.received_at > _FRESH:
             frame = await self._look(control)
         self.number += 1
-        self.recorder.record("step", step=self.number, frame=self.recorder.keep(frame))
-        parsed = await self._think(frame)
+        picture = self._picture(frame)
+        kept = self.recorder.journal.save_picture(frame, picture)
+        self.recorder.record("step", step=self.number, frame=kept)
+        parsed = await self._think(picture)
         done = next((action for action in parsed.actions if isinstance(action, Done)), None)
         if done is not None:
             return done
@@ -111,10 +113,9 @@ class Stepper:
         self._size = frame.size
         return frame
 
-    async def _think(self, frame: Frame) -> Parsed:
+    async def _think(self, picture: Picture) -> Parsed:
         """The model's actions, all of them understood and possible. ActionError when it cannot be
         brought to say any."""
-        picture = self._picture(frame)
         self.history.add_picture(picture)
         for attempt in range(MAX_REASKS + 1):
             self.budget.before_call()

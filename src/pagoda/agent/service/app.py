@@ -34,6 +34,7 @@ log = get_logger(__name__)
 
 _MOST_BODY = 256 << 10
 _FPS = 5.0
+_PICTURES = {".jpeg": "image/jpeg", ".png": "image/png"}
 _BOUNDARY = "frame"
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -249,9 +250,10 @@ class Service:
     async def run_frame(self, request: Request) -> Response:
         folder = self._run_folder(request.path_params["run"]) / FRAMES
         path = folder / request.path_params["file"]
-        if path.parent != folder or path.suffix != ".png" or not path.is_file():
+        kind = _PICTURES.get(path.suffix)
+        if path.parent != folder or kind is None or not path.is_file():
             return _error(404, "There is no such frame.")
-        return FileResponse(path, media_type="image/png")
+        return FileResponse(path, media_type=kind)
 
     async def run_export(self, request: Request) -> Response:
         folder = self._run_folder(request.path_params["run"])

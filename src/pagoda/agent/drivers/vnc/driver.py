@@ -39,6 +39,7 @@ _WITH_SHIFT = frozenset(SHIFTED.values())
 class VncDriver(Driver):
     name = "vnc"
     capabilities = Capabilities(horizontal_wheel=True, unicode=True, delay=0.05)
+    click_pause = 0.01
 
     def __init__(self, address: Address):
         super().__init__()

@@ -30,6 +30,7 @@ _JITTER = 3
 class X11Driver(Driver):
     name = "x11"
     capabilities = Capabilities(horizontal_wheel=True, unicode=True, pointer_position=True)
+    click_pause = 0.008
 
     def __init__(self, display: str):
         """`display` is as in DISPLAY; empty takes the one of that variable."""
