@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda.agent.drivers.base import Driver
@@ -32,9 +33,10 @@ class Settle:
     """How long a black screen or none is waited out: a computer that starts or wakes up."""
 
 
-async def settled(driver: Driver, settle: Settle, before: Frame | None = None) -> Frame:
-    """The screen once it rests; with the frame from `before` an action, once something changed
-    too, or `patience` is over.
+async def settled(
+    driver: Driver, settle: Settle, shows_effect: Callable[[Frame], bool] = lambda frame: True
+) -> Frame:
+    """The screen once it rests and `shows_effect` of what was done, or `patience` is over.
 
     Raises NoSignalError when it stays black or without a picture for `settle.dark`, DriverError
     when looking fails again and again.
@@ -66,7 +68,7 @@ async def settled(driver: Driver, settle: Settle, before: Frame | None = None) -
                 )
             last, rests_by = None, now + settle.most
         elif now >= rests_by or (last is not None and alike(last, frame)):
-            if before is None or now >= started + settle.patience or not alike(before, frame):
+            if now >= started + settle.patience or shows_effect(frame):
                 return frame
         else:
             last = frame

@@ -88,8 +88,10 @@ class Stepper:
             return done
         await self._act(control, parsed, frame)
         changing = [action for action in parsed.actions if isinstance(action, actions.InputAction)]
-        after = await self._look(control, frame if changing else None)
         targets = tuple(point for action in changing for point in actions.points(action))
+        after = await self._look(
+            control, lambda now: not changing or compare(frame, now, targets).happened
+        )
         effect = compare(frame, after, targets)
         self.recorder.record("effect", step=self.number, kind=effect.kind, share=effect.share,
                              box=effect.box)  # fmt: skip
@@ -99,9 +101,11 @@ class Stepper:
         self._seen = after
         return ended
 
-    async def _look(self, control: Control, before: Frame | None = None) -> Frame:
+    async def _look(
+        self, control: Control, shows_effect: Callable[[Frame], bool] = lambda frame: True
+    ) -> Frame:
         try:
-            frame = await settled(self.driver, self.settle, before)
+            frame = await settled(self.driver, self.settle, shows_effect)
         except NoSignalError as error:
             hint = await control.ask_user(f"{error} What should be done?")
             self.history.add_hint(hint)
