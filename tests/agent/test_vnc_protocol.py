@@ -24,7 +24,7 @@ FULL_RED = update(rectangle(WHOLE, RAW, pixels(32, RED)))
 def impatient(monkeypatch):
     """Servers here never send later what they did not send at once."""
     monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(connection, "_PICTURE_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "_PICTURE_TRIES", 1)
     monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0,))
 
 
