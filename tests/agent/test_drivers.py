@@ -74,9 +74,7 @@ async def test_the_corners_are_on_the_screen(driver, target, station):
         assert close_to((at.x, at.y), (min(corner.x, 0.9999), min(corner.y, 0.9999)))
 
 
-@pytest.mark.parametrize(
-    "button, count", [("left", 2), ("left", 3), ("right", 1), ("middle", 1), ("back", 1)]
-)
+@pytest.mark.parametrize("button, count", [("left", 2), ("left", 3), ("right", 1), ("middle", 1)])
 async def test_buttons_and_counts(driver, target, button, count):
     at = target.share(200 + 40 * count, 400)
     await driver.click(at, button, count, ())
@@ -87,18 +85,19 @@ async def test_buttons_and_counts(driver, target, button, count):
     assert len(state["releases"]) == count
 
 
-async def test_the_forward_button_or_an_error_without_effect(driver, target, station):
+@pytest.mark.parametrize("button", ["back", "forward"])
+async def test_buttons_that_not_all_have(driver, target, station, button):
     at = target.share(200, 400)
     if station.url.startswith("vnc:"):
-        with pytest.raises(UnsupportedActionError, match="forward"):
-            await driver.click(at, "forward", 1, ())
+        with pytest.raises(UnsupportedActionError, match=button):
+            await driver.click(at, button, 1, ())
         await driver.release_all()
         assert driver.held == ()
         assert not (await everything_arrived(driver, target))["presses"]
     else:
-        await driver.click(at, "forward", 1, ())
+        await driver.click(at, button, 1, ())
         state = await everything_arrived(driver, target)
-        assert [press["button"] for press in state["presses"]] == ["forward"]
+        assert [press["button"] for press in state["presses"]] == [button]
 
 
 async def test_a_drag_moves_in_steps_and_ends_where_it_shall(driver, target):
@@ -137,7 +136,9 @@ async def test_the_wheel_scrolls_both_ways(driver, target):
     ] * 2
 
 
-async def test_the_horizontal_wheel_or_an_error(driver, target):
+async def test_the_horizontal_wheel_or_an_error(driver, target, station):
+    if station.name == "x11vnc":
+        pytest.skip("x11vnc 0.9.16 knows five buttons, and drops these notches")
     at = target.share(300, 300)
     if not driver.capabilities.horizontal_wheel:
         with pytest.raises(UnsupportedActionError, match="horizontal"):
@@ -153,8 +154,14 @@ async def test_the_horizontal_wheel_or_an_error(driver, target):
     assert not any("Shift" in key["keysym"] for key in state["keys"])
 
 
-async def type_into_text(driver, target, text):
+async def click_into_text(driver, target):
+    """A window manager may hold a click back, but not the keys that come after it."""
     await driver.click(target.middle("text"), "left", 1, ())
+    await target.saw("the click", lambda state: state["releases"])
+
+
+async def type_into_text(driver, target, text):
+    await click_into_text(driver, target)
     await driver.type_text(text)
     return (await everything_arrived(driver, target))["text"]
 
@@ -183,16 +190,19 @@ async def test_what_no_keyboard_types_is_named_and_nothing_is_typed(driver, targ
 
 
 async def test_every_key_is_the_one_it_is_called(driver, target, station):
+    observer = station.desktop.observer
     # Locks change what others mean, and the numeric block depends on one of them.
     skip = ("Lock", "Numpad", "AltRight")
-    codes = [code for code in KEYS if not any(word in code for word in skip)]
-    for code in codes:
-        await driver.chord([code])
+    keys = [key for key in KEYS.values() if not any(word in key.code for word in skip)]
+    # Servers for VNC have few keys to spare for those that are not on the display's keyboard.
+    there = [key for key in keys if observer.keycode_of(key.keysym)]
+    assert len(there) > 70
+    for key in there:
+        await driver.chord([key.code])
     state = await everything_arrived(driver, target)
-    pressed = [key["keysym"] for key in state["keys"] if key["pressed"]][: len(codes)]
-    name = station.desktop.observer.keysym_name
-    assert pressed == [name(KEYS[code].keysym) for code in codes]
-    assert not station.desktop.observer.keys_down()
+    pressed = [key["keysym"] for key in state["keys"] if key["pressed"]][: len(there)]
+    assert pressed == [observer.keysym_name(key.keysym) for key in there]
+    assert not observer.keys_down()
 
 
 async def test_a_chord_holds_its_modifiers(driver, target):
@@ -262,7 +272,7 @@ async def test_closing_releases_what_is_down(driver, target, station):
 
 
 async def test_typing_that_is_cancelled_stops_with_all_keys_up(driver, target, station):
-    await driver.click(target.middle("text"), "left", 1, ())
+    await click_into_text(driver, target)
     typing = asyncio.create_task(driver.type_text("Stop Me! " * 500))
     await target.saw("some text", lambda state: len(state["text"]) > 20)
     typing.cancel()

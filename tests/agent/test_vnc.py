@@ -192,6 +192,7 @@ async def test_a_connection_that_is_cut_while_typing(desktop, clean):
     text = "0123456789" * 40
     async with proxied(desktop.vnc_port) as (driver, proxy):
         await driver.click(clean.middle("text"), "left", 1, ())
+        await clean.saw("the click", lambda state: state["releases"])
         typing = asyncio.create_task(driver.type_text(text))
         await clean.saw("some text", lambda state: len(state["text"]) > 20)
         proxy.cut()

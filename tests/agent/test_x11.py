@@ -158,6 +158,7 @@ async def test_more_signs_than_spare_keys(desktop):
         driver = make_driver(f"x11://{desktop.display}")
         await driver.open()
         await driver.click(target.middle("text"), "left", 1, ())
+        await target.saw("the click", lambda state: state["releases"])
         await driver.type_text(text)
         await target.saw("all of the text", lambda state: len(state["text"]) >= len(text))
         assert target.state()["text"] == text
@@ -169,6 +170,7 @@ async def test_caps_lock_does_not_change_what_is_typed(desktop):
         driver = make_driver(f"x11://{desktop.display}")
         await driver.open()
         await driver.click(target.middle("text"), "left", 1, ())
+        await target.saw("the click", lambda state: state["releases"])
         await driver.chord(["CapsLock"])
         await driver.type_text("Aa1!zZ")
         await driver.chord(["CapsLock"])

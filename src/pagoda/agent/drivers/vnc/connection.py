@@ -36,9 +36,10 @@ _PIXEL_FORMAT = struct.pack(">BBBBHHHBBB3x", 32, 24, 0, 1, 255, 255, 255, 16, 8,
 _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 5.0
 # A server that has nothing to tell answers in milliseconds; a whole picture takes what the
-# network takes.
+# network takes, some times as long.
 _ANSWER_SECONDS = 1.0
-_PICTURE_SECONDS = 15.0
+_ECHO_SECONDS = 0.5
+_PICTURE_TRIES = 15
 _PART = 1 << 20
 
 
@@ -85,6 +86,7 @@ class Connection:
         self._news = asyncio.Condition()
         self._answers = 0  # updates that had the corner
         self._updating = False
+        self._looking = 0  # calls of `image` that wait for an answer
         codes = b"".join(struct.pack(">i", encoding) for encoding in Encoding)
         writer.write(struct.pack(">Bxxx", 0) + _PIXEL_FORMAT)
         writer.write(struct.pack(">BxH", 2, len(Encoding)) + codes)
@@ -102,20 +104,33 @@ class Connection:
         Raises ConnectionLostError, and DriverError where no whole picture comes.
         """
         before = self._answers
-        # What changed, and a pixel whether or not it did: that is the answer that surely comes,
-        # together with the changes or after them.
-        self._ask(whole=True, incremental=True)
-        self._ask(whole=False, incremental=False)
-        await self.flush()
-        fresh = await self._wait(lambda: self._answers > before, _ANSWER_SECONDS)
-        whole = await self._wait(
-            lambda: not self._updating and not self._picture.missing, _PICTURE_SECONDS
-        )
+        self._looking += 1
+        try:
+            # What changed, and a pixel whether or not it did: that is the answer that surely
+            # comes, together with the changes or after them.
+            self._ask(whole=True, incremental=True)
+            self._ask(whole=False, incremental=False)
+            await self.flush()
+            fresh = await self._wait(lambda: self._answers > before, _ANSWER_SECONDS)
+        finally:
+            self._looking -= 1
+        for _ in range(_PICTURE_TRIES):
+            if await self._wait(self._is_whole, _ANSWER_SECONDS):
+                break
+            if not self._updating:
+                self._ask(whole=True, incremental=False)
         if self.lost is not None:
             raise self.lost
-        if not whole:
+        if self._picture.missing:
             raise DriverError("The VNC server sends no picture.")
         return self._picture.image(), not fresh
+
+    async def echo(self) -> None:
+        """Wait until the server has read what was sent before, as far as it answers in time."""
+        before = self._answers
+        self._ask(whole=False, incremental=False)
+        await self.flush()
+        await self._wait(lambda: self._answers > before, _ECHO_SECONDS)
 
     def key(self, keysym: int, pressed: bool) -> None:
         self._writer.write(struct.pack(">BBxxI", 4, pressed, keysym))
@@ -142,16 +157,20 @@ class Connection:
         with suppress(OSError):
             await self._writer.wait_closed()
 
+    def _is_whole(self) -> bool:
+        return not self._updating and not self._picture.missing
+
     def _ask(self, whole: bool, incremental: bool) -> None:
         width, height = self.size if whole else (1, 1)
         if all(self.size):
             self._writer.write(struct.pack(">BBHHHH", 3, incremental, 0, 0, width, height))
 
     async def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Whether it holds in time, or the connection is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._news:
                 await self._news.wait_for(lambda: self.lost or holds())
-        return holds()
+        return self.lost is not None or holds()
 
     async def _lose(self, why: str) -> None:
         if self.lost is None:
@@ -189,7 +208,7 @@ class Connection:
 
     async def _read_update(self) -> None:
         self._updating = True
-        size, missing, answered = self.size, self._picture.missing, False
+        size, answered = self.size, False
         (count,) = struct.unpack(">xH", await self._reader.readexactly(3))
         for _ in range(count):
             x, y, width, height, encoding = struct.unpack(
@@ -199,12 +218,13 @@ class Connection:
             answered |= (x, y) == (0, 0) and encoding >= 0
         self._updating = False
         self._answers += answered
-        if self.size != size or self._picture.missing == missing > 0:
-            # A server may answer with the screen's size alone, and leaves the rest to be asked.
+        if self.size != size:
             self._ask(whole=True, incremental=False)
         else:
-            # Servers tell a new size to those only who wait for an update; of one pixel is enough.
-            self._ask(whole=False, incremental=True)
+            # Servers may answer in parts, or with the size alone, and wait to be asked for the
+            # rest. One pixel is asked for at all times, since only then they tell a new size.
+            more = self._picture.missing or (self._looking and not answered)
+            self._ask(whole=bool(more), incremental=True)
         async with self._news:
             self._news.notify_all()
 

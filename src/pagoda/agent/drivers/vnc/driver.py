@@ -23,13 +23,14 @@ from pagoda.agent.keys import KEYS, SHIFTED, keysym_of
 _PORT = 5900
 # Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.
 _MOST_DISPLAYS = 100
-# Bits of a pointer message. The protocol has eight; the forward button would be the ninth.
-_BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4, "back": 128}
+# Bits of a pointer message. The protocol has eight and says nothing of the last one, which servers
+# drop (TigerVNC 1.12, x11vnc 0.9.16); there is none for forward.
+_BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
 # (dx, dy): bit
 _WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
-# Characters that are typed in one go, and the pause after them, which lets slow servers follow.
+# Characters that are typed in one go. After them, and after every press and release of a button,
+# the server's answer is awaited: x11vnc loses what piles up while it looks at the screen.
 _TYPED_AT_ONCE = 5
-_TYPING_PAUSE = 0.02
 # Seconds before each try to connect again.
 _TRIES = (0.0, 0.5, 1.5)
 _SHIFT = KEYS["ShiftLeft"].keysym
@@ -89,7 +90,7 @@ class VncDriver(Driver):
             for start in range(0, len(text), _TYPED_AT_ONCE):
                 part = text[start : start + _TYPED_AT_ONCE]
                 await self._send(lambda connection, part=part: _type(connection, part))
-                await asyncio.sleep(_TYPING_PAUSE)
+                await self._opened().echo()
         finally:
             self._typing = False
 
@@ -100,13 +101,17 @@ class VncDriver(Driver):
     async def _send_button(self, button: Button, pressed: bool) -> None:
         bit = _BUTTONS.get(button, 0)
         if pressed and not bit:
-            raise UnsupportedActionError(f"VNC has no {button!r} button; use a key instead.")
+            raise UnsupportedActionError(
+                f"VNC has no {button!r} button; use keys, as AltLeft with an arrow."
+            )
         if self._at is None and not pressed:
             return  # nothing was ever pressed
         await self._send_pointer(self._buttons | bit if pressed else self._buttons & ~bit)
+        await self._opened().echo()
 
     async def _send_wheel(self, dx: int, dy: int) -> None:
         await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons)
+        await self._opened().echo()
 
     async def _send_key(self, code: str, pressed: bool) -> None:
         if pressed:
