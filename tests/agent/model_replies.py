@@ -212,12 +212,28 @@ def _response_events(step: "Step") -> Iterator[tuple[str, Any]]:
     begun = {**reply, "status": "in_progress", "output": [], "usage": None}
     kind = "response.created"
     yield kind, {"type": kind, "sequence_number": 0, "response": begun}
-    for number, piece in enumerate(_pieces(step.text), 1):
-        kind = "response.output_text.delta"
-        place = {"item_id": "m_1", "output_index": 0, "content_index": 0, "logprobs": []}
-        yield kind, {"type": kind, "sequence_number": number, "delta": piece, **place}
+    for index, item in enumerate(reply["output"]):
+        yield from _item_events(index, item)
     kind = "response.completed" if step.finish == "stop" else "response.incomplete"
     yield kind, {"type": kind, "sequence_number": 99, "response": reply}
+
+
+def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def event(kind: str, **fields: Any) -> tuple[str, Any]:
+        return kind, {"type": kind, "sequence_number": 1, "output_index": index, **fields}
+
+    if item["type"] != "message":
+        yield event("response.output_item.added", item=item)
+    else:
+        (part,) = item["content"]
+        place = {"item_id": item["id"], "content_index": 0}
+        yield event("response.output_item.added", item={**item, "content": []})
+        yield event("response.content_part.added", **place, part={**part, "text": ""})
+        for piece in _pieces(part["text"]):
+            yield event("response.output_text.delta", **place, delta=piece, logprobs=[])
+        yield event("response.output_text.done", **place, text=part["text"], logprobs=[])
+        yield event("response.content_part.done", **place, part=part)
+    yield event("response.output_item.done", item=item)
 
 
 def _native(step: "Step", text: str | None = None, finish: str | None = None) -> dict[str, Any]:

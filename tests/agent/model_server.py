@@ -129,6 +129,8 @@ class ModelServer:
             await self._answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             pass
+        except asyncio.CancelledError:
+            pass  # the server's end; Python 3.11 logs connections' tasks that end so
         finally:
             self._connections.discard(task)
             writer.close()
@@ -159,7 +161,7 @@ class ModelServer:
         gone = asyncio.ensure_future(reader.read(1))
         telling = asyncio.ensure_future(self._tell(request, writer))
         await asyncio.wait([gone, telling], return_when=asyncio.FIRST_COMPLETED)
-        if not telling.done():
+        if not telling.done() or telling.exception() is not None:
             request.left.set()
         for task in (gone, telling):
             task.cancel()

@@ -40,7 +40,7 @@ def read(name, reply):
 
 @pytest.mark.parametrize("name", list(DIALECTS))
 def test_any_text(name):
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(st.text(max_size=200))
     def run(text):
         read(name, Reply(text))
@@ -53,7 +53,7 @@ def test_a_reply_with_something_cut_or_put_in(name):
     sample = SAMPLES[name]
     assert isinstance(read(name, Reply(sample)), Parsed)
 
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(st.integers(0, len(sample)), st.integers(0, 6), st.text(max_size=5))
     def run(place, length, text):
         read(name, Reply(sample[:place] + text + sample[place + length :]))
@@ -66,7 +66,7 @@ def test_any_arguments(name):
     tool, good = TOOLS[name]
     assert isinstance(read(name, calls((tool, good))), Parsed)
 
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(JSON, st.sampled_from(["", "action", "coordinate", "actions", "text", "keys", "x"]))
     def run(value, field):
         given = {**good, field: value} if field else value
@@ -77,7 +77,7 @@ def test_any_arguments(name):
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_any_text_as_arguments(name):
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(st.text(max_size=60))
     def run(text):
         read(name, calls((TOOLS[name][0], text or " ")))

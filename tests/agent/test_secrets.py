@@ -66,7 +66,7 @@ def test_found_in_every_writing(value, writing):
         assert len(set(piece)) < 4 or piece not in left
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(
     st.text(
         st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=4, max_size=20

@@ -27,7 +27,9 @@ _BREAK = r"\s|%0[AaDd9]"
 _ESCAPED = r"\\{1,8}[nrt]"
 _GAP = rf"(?:{_BREAK}|{_ESCAPED}){{0,80}}+"
 _GAP_BEFORE_BACKSLASH = rf"(?:{_BREAK}){{0,80}}+"
-_BLANK = rf"(?:{_BREAK}|{_ESCAPED}|%(?:25)?20|%250[AaDd9]|\+|&#0{{0,4}}(?:9|10|13|32);){{0,80}}+"
+_WRITTEN_BLANK = rf"{_BREAK}|%(?:25)?20|%250[AaDd9]|&#0{{0,4}}(?:9|10|13|32);"
+# Twice, as the next word may itself begin with a plus or a backslash.
+_BLANK = rf"(?:(?:{_WRITTEN_BLANK}){{0,80}}+|(?:{_WRITTEN_BLANK}|{_ESCAPED}|\+){{0,80}}+)"
 
 
 class Secrets:
@@ -123,8 +125,10 @@ def _character(char: str) -> str:
     point = ord(char)
     plain = [re.escape(char)]
     escape = json.dumps(char)[1:-1]
-    if escape.startswith("\\u"):
+    if not char.isascii():
+        # JSON's (two for what is beyond 16 bits) and Python's escapes.
         plain.append(r"\\{1,8}+".join(map(_either_case, escape.split("\\")[1:])))
+        plain.append(_either_case(f"x{point:02x}" if point < 0x100 else f"U{point:08x}"))
     forms = [
         # JSON within JSON puts ever more backslashes before a quote.
         rf"\\{{0,8}}+(?:{'|'.join(plain)})",

@@ -87,7 +87,7 @@ def resized(size: tuple[int, int]) -> tuple[int, int]:
     """The size to which Qwen2.5-VL's image processor brings a picture of `size` (`smart_resize`):
     edges to the nearest multiple of 28, its area within limits."""
     width, height = size
-    edges = [max(_PATCH, round(edge / _PATCH) * _PATCH) for edge in (width, height)]
+    edges = [round(edge / _PATCH) * _PATCH for edge in (width, height)]
     if edges[0] * edges[1] > _MOST_AREA:
         factor = math.sqrt(width * height / _MOST_AREA)
         edges = [max(_PATCH, math.floor(e / factor / _PATCH) * _PATCH) for e in (width, height)]

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pagoda.agent.actions import Action, Ask, Done, Point, check
 from pagoda.agent.dialects.space import Space
@@ -17,7 +17,6 @@ MAX_ACTIONS = 20
 _MAX_NUMBER = 1e12
 _ENDING = re.compile(r"^(DONE|FAILED|QUESTION):[ \t]*", re.MULTILINE)
 _REQUIRED: Any = object()
-T = TypeVar("T")
 
 
 def shown(value: object) -> str:
@@ -160,34 +159,29 @@ class Fields:
         return self._left.get(name) is not None
 
     def text(self, name: str, default: str = _REQUIRED) -> str:
-        return self._read(name, "a string", lambda value: isinstance(value, str), default)
+        return str(self._read(name, "a string", lambda value: isinstance(value, str), default))
 
     def number(self, name: str, default: float = _REQUIRED) -> float:
-        return self._read(name, "a number", is_number, default)
+        return float(self._read(name, "a number", is_number, default))
 
     def whole(self, name: str, default: int = _REQUIRED) -> int:
         return int(self._read(name, "a whole number", _is_whole, default))
 
     def choice(self, name: str, allowed: Sequence[str], default: str = _REQUIRED) -> str:
         listed = f"one of {', '.join(allowed)}"
-        return self._read(name, listed, lambda value: value in allowed, default)
+        return str(self._read(name, listed, lambda value: value in allowed, default))
 
-    def texts(self, name: str, default: Sequence[str] = _REQUIRED) -> Sequence[str]:
-        return self._read(name, "a list of strings", _is_texts, default)
+    def texts(self, name: str, default: Sequence[str] = _REQUIRED) -> list[str]:
+        return list(self._read(name, "a list of strings", _is_texts, default))
 
     def numbers(self, name: str, count: int) -> list[float]:
-        what = f"a list of {count} numbers"
-        return self._read(
-            name,
-            what,
-            lambda value: (
-                isinstance(value, list) and len(value) == count and all(map(is_number, value))
-            ),
-            _REQUIRED,
-        )
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and len(value) == count and all(map(is_number, value))
+
+        return list(self._read(name, f"a list of {count} numbers", fits, _REQUIRED))
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        return self._read(name, "a list of objects", _is_objects, _REQUIRED)
+        return list(self._read(name, "a list of objects", _is_objects, _REQUIRED))
 
     def mapping(self, name: str) -> dict[str, Any]:
         return dict(self._read(name, "an object", lambda v: isinstance(v, dict), _REQUIRED))

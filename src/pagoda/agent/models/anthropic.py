@@ -15,6 +15,8 @@ from pagoda.agent.models.reading import IncompleteError, Reader, count, items, m
 from pagoda.agent.models.transport import Transport
 
 _VERSION = "2023-06-01"
+_MAX_TOKENS = 4096
+"""This API wants a limit; thoughts and an action take a few hundred."""
 _BETAS = {
     "computer_20241022": "computer-use-2024-10-22",
     "computer_20250124": "computer-use-2025-01-24",
@@ -36,7 +38,7 @@ class AnthropicMessages:
         system = "\n\n".join(message.text for message in messages if message.role == "system")
         body: dict[str, Any] = {
             "model": self._endpoint.model,
-            "max_tokens": self._endpoint.max_tokens,
+            "max_tokens": self._endpoint.max_tokens or _MAX_TOKENS,
             "messages": turns([message for message in messages if message.role != "system"]),
             "stream": True,
         }

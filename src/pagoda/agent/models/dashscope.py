@@ -31,13 +31,14 @@ class DashScope:
                 "DashScope's native API is spoken without tools here; choose a profile in text, "
                 "or its compatible mode with the API `openai`."
             )
+        most = self._endpoint.max_tokens
         body: dict[str, Any] = {
             "model": self._endpoint.model,
             "input": {"messages": [_sent(message) for message in messages]},
             "parameters": {
                 "result_format": "message",
                 "incremental_output": True,
-                "max_tokens": self._endpoint.max_tokens,
+                **({} if most is None else {"max_tokens": most}),
                 **self._endpoint.extra,
             },
         }

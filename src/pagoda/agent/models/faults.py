@@ -29,20 +29,25 @@ class PassingError(Exception):
 def of_transport(error: Exception, endpoint: Endpoint) -> ModelError | PassingError:
     """For a connection that failed, at its beginning or within the reply."""
     place = endpoint.place
-    causes = list(_chain(error))
-    if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        why = next(cause for cause in causes if isinstance(cause, ssl.SSLError))
-        return ModelError(
-            f"The certificate of {place} is not trusted ({endpoint.clean(str(why))[:200]}). Give "
-            "its authority as a CA file, or allow an insecure connection if you know the server."
-        )
-    if any(isinstance(cause, socket.gaierror) for cause in causes):
-        host = httpx.URL(endpoint.base_url).host
-        return ModelError(f"The name {host!r} is not known (DNS); is the base URL right?")
     if isinstance(error, httpx.ConnectTimeout):
         return PassingError(f"{place} did not answer within {endpoint.connect_seconds:g} s")
     if isinstance(error, httpx.ReadTimeout):
         return PassingError(f"{place} was silent for {endpoint.read_seconds:g} s")
+    causes = list(_chain(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ModelError(
+                f"The certificate of {place} is not trusted ({cause.verify_message}). Give its "
+                "authority as a CA file, or allow an insecure connection if you know the server."
+            )
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError):
+            return ModelError(
+                f"{place} does not speak TLS as it should ({cause.reason}); is it http?"
+            )
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        host = httpx.URL(endpoint.base_url).host
+        return ModelError(f"The name {host!r} is not known (DNS); is the base URL right?")
     if isinstance(error, httpx.ConnectError):
         return PassingError(f"nothing answers at {place}; is the server running?")
     if isinstance(error, httpx.TransportError):

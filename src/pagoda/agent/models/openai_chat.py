@@ -27,10 +27,11 @@ class OpenAIChat:
         body: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": chat_messages(messages),
-            "max_tokens": self._endpoint.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._endpoint.max_tokens is not None:
+            body["max_tokens"] = self._endpoint.max_tokens
         if tools:
             body["tools"] = list(tools)
         return await self._transport.ask(

@@ -31,11 +31,12 @@ class OpenAIResponses:
         body: dict[str, Any] = {
             "model": self._endpoint.model,
             "input": list(_Input(messages).items()),
-            "max_output_tokens": self._endpoint.max_tokens,
             "store": False,
             "include": ["reasoning.encrypted_content"],
             "stream": True,
         }
+        if self._endpoint.max_tokens is not None:
+            body["max_output_tokens"] = self._endpoint.max_tokens
         if system:
             body["instructions"] = system
         if tools:
@@ -97,7 +98,7 @@ class _Input:
             yield _user(message.text, message.pictures)
             return
         self._picture = picture
-        answer = {
+        answer: dict[str, Any] = {
             "type": "computer_call_output",
             "call_id": message.tool_call_id,
             "output": {"type": "computer_screenshot", "image_url": data_url(picture)},
@@ -155,6 +156,8 @@ class ResponseReader(Reader):
             raise IncompleteError(f"{error.get('code')}: {error.get('message')}")
         if not isinstance(payload.get("output"), list):
             raise IncompleteError("it has no output")
+        texts = (text_of(item.get("content")) for item in items(payload["output"], "`output`"))
+        self.length = max(self.length, sum(map(len, texts)))
         self.done = True
 
     def reply(self) -> Reply:
