@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageStat
 
+from pagoda.agent.actions import Point
+
 # Mean and spread of brightness (0 to 255) below which a picture counts as black.
 _DARK = 6.0
 
@@ -44,3 +46,11 @@ class Frame:
         grey = self.image.convert("L").resize((64, 36), Image.Resampling.BOX)
         stat = ImageStat.Stat(grey)
         return stat.mean[0] < _DARK and stat.stddev[0] < _DARK
+
+
+def pixel(at: Point, size: tuple[int, int]) -> tuple[int, int]:
+    """The pixel (x, y) of a picture of `size` (width, height) in which a position lies."""
+    # A share that was computed from a pixel may come out a hair short of it.
+    return tuple(
+        min(int(share * edge + 1e-6), edge - 1) for share, edge in zip(at, size, strict=True)
+    )

@@ -105,6 +105,15 @@ class Driver(ABC):
         """Where the pointer is; None where nobody knows."""
         return self._pointer
 
+    async def screen_size(self) -> tuple[int, int] | None:
+        """(width, height) of the screen now, for a look at whether it is still that of a frame;
+        None where only a screenshot tells."""
+        return None
+
+    async def taken_over(self) -> bool:
+        """Whether somebody else moved the pointer since we did, or since this was asked last."""
+        return False
+
     @property
     def held(self) -> tuple[str, ...]:
         """Keys and buttons that are down because of us."""
@@ -162,7 +171,7 @@ class Driver(ABC):
 
     async def drag(self, path: Sequence[Point], button: Button, modifiers: Sequence[str]) -> None:
         """Through all points of the path with the button down, in small steps."""
-        start = self._pointer if len(path) == 1 else path[0]
+        start = await self.pointer() if len(path) == 1 else path[0]
         if start is None:
             raise UnsupportedActionError(
                 "Nobody knows where the pointer is; name the drag's first position too."

@@ -1,0 +1,60 @@
+"""Where a computer is, and with which password, as the URL of a driver says."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from pagoda.base import env
+from pagoda.base.errors import ConfigError
+
+_MAX_PASSWORD = 1024
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int | None
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+def parse_address(url: str) -> Address:
+    """`scheme://user:password@host:port`, each but the host optional.
+
+    A password does not belong into a command line, where every user of the machine sees it: it may
+    also be in a file, `scheme://host?password-file=PATH`, or in PAGODA_DRIVER_PASSWORD. Raises
+    ConfigError without ever quoting the URL, for it may have a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"The driver's URL cannot be read: {error}.") from None
+    if not parts.hostname:
+        raise ConfigError(
+            f"The driver's URL names no host; write it like {parts.scheme}://192.168.1.7."
+        )
+    if parts.path not in ("", "/") or parts.fragment:
+        raise ConfigError(
+            f"The driver's URL goes on after {parts.hostname}; a password with one of the signs "
+            "/ ? # @ needs them as %2F %3F %23 %40, or a file: ?password-file=PATH."
+        )
+    return Address(parts.hostname, port, unquote(parts.username or ""), _password(parts))
+
+
+def _password(parts: SplitResult) -> str:
+    query = parse_qs(parts.query, keep_blank_values=True)
+    if unknown := set(query) - {"password-file"}:
+        raise ConfigError(
+            f"The driver's URL has the option {min(unknown)!r}; known is only password-file."
+        )
+    if parts.password:
+        return unquote(parts.password)
+    if not query:
+        return str(env.get("PAGODA_DRIVER_PASSWORD") or "")
+    path = Path(query["password-file"][-1]).expanduser()
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.readline(_MAX_PASSWORD).rstrip("\r\n")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"The file with the password cannot be read: {error}.") from error
