@@ -2,6 +2,7 @@
 
 import io
 import random
+from contextlib import suppress
 
 import pytest
 from PIL import Image
@@ -143,10 +144,8 @@ def test_noise_never_raises_anything_else():
         noise = bytearray(WHOLE)
         for _ in range(draw.randrange(1, 30)):
             noise[draw.randrange(len(noise))] = draw.randrange(256)
-        try:
+        with suppress(DriverError):
             parsed(bytes(noise), sorted(draw.sample(range(1, len(noise)), 5)))
-        except DriverError:
-            pass
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ def openssl(*arguments: str, stdin: bytes) -> bytes:
 
 def test_known_answer():
     assert (
-        obfuscated("admin", bytes(range(8)))
-        == "U2FsdGVkX18AAQIDBAUGB7RQW%2Bo4DxJ1XwZq5sFeCig%3D"
+        obfuscated("admin", bytes(range(8))) == "U2FsdGVkX18AAQIDBAUGB7RQW%2Bo4DxJ1XwZq5sFeCig%3D"
     )
 
 

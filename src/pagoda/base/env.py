@@ -40,9 +40,6 @@ VARIABLES = {
             None,
             "Tokens to draft at a time, whatever --mode says; only `pagoda doctor` knows it yet.",
         ),
-        Variable(
-            "PAGODA_KVM_PASSWORD", str, None, "Password of the KVM that the agent operates through."
-        ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
         Variable(
             "PAGODA_CPU_ISA",

@@ -76,6 +76,10 @@ class FakeNanoKvm:
     """Close with this code, rather than cutting, when dropping."""
     refuse: bool = False
     """Take no WebSocket."""
+    login_code: int | None = None
+    """Answer every login with this code."""
+    login_answer: object = None
+    """What a login gives instead of a session."""
     leads_to: str = ""
     """Redirect everything there."""
 
@@ -109,7 +113,7 @@ class FakeNanoKvm:
         # Keyboard and mouse are written by two goroutines; this keyboard's is the slower one.
         self._queues = {1: asyncio.Queue(), 2: asyncio.Queue()}
         workers = [
-            asyncio.create_task(self._work(self._queues[1], 0.008)),
+            asyncio.create_task(self._work(self._queues[1], 0.005)),
             asyncio.create_task(self._work(self._queues[2], 0)),
         ]
         try:
@@ -157,8 +161,10 @@ class FakeNanoKvm:
     async def login(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.logins.append(body)
-        if self.firmware.password == "none":
-            return self._ok({"token": "disabled"})
+        if self.login_code is not None:
+            return web.json_response({"code": self.login_code, "msg": "too many attempts"})
+        if self.login_answer is not None:
+            return self._ok(self.login_answer)
         password = body["password"]
         if self.firmware.password == "obfuscated":
             password = await openssl_decrypts(password)
@@ -236,12 +242,12 @@ class FakeNanoKvm:
         self.times.append(time.monotonic())
         if isinstance(message, str) == (self.firmware.speaks == "json"):
             event = list(message) if isinstance(message, bytes) else message_array(message)
-            self._queues[event[0]].put_nowait(event[1:])
+            self._queues[event[0]].put_nowait((time.monotonic(), event[1:]))
 
     async def _work(self, queue: asyncio.Queue, lag: float) -> None:
         while True:
-            event = await queue.get()
-            await asyncio.sleep(lag)
+            came, event = await queue.get()
+            await asyncio.sleep(came + lag - time.monotonic())
             with suppress(Exception):  # as the firmware's goroutines, which log it
                 if queue is self._queues[1]:
                     self._type(event)
@@ -266,9 +272,7 @@ class FakeNanoKvm:
             elif kind == 1 and button in (1, 2, 4):
                 self.computer.relative_mouse(bytes([button, 0, 0, 0]))
             elif kind == 2:
-                self.computer.absolute_mouse(
-                    bytes([0, x & 0xFF, x >> 8, y & 0xFF, y >> 8, 0])
-                )
+                self.computer.absolute_mouse(bytes([0, x & 0xFF, x >> 8, y & 0xFF, y >> 8, 0]))
             elif kind == 4:
                 self.computer.relative_mouse(bytes([0, 0, 0, 0xFF if y > 0 else 1]))
         elif len(event) == 4:

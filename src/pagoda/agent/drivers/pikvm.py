@@ -8,7 +8,7 @@ from websockets.asyncio.client import ClientConnection
 
 from pagoda.agent.actions import Button, Point, Power
 from pagoda.agent.drivers.base import Capabilities
-from pagoda.agent.drivers.kvm.address import Address, read_address
+from pagoda.agent.drivers.kvm.address import KvmAddress, read_address
 from pagoda.agent.drivers.kvm.driver import DELAY, KvmDriver, fetch
 from pagoda.agent.drivers.kvm.link import Message, dial
 from pagoda.agent.drivers.kvm.pictures import MAX_BYTES, decode
@@ -31,7 +31,7 @@ class PiKvmDriver(KvmDriver):
     heartbeat = _event("ping")
     capabilities = Capabilities(horizontal_wheel=True, power=True, hid_reset=True, delay=DELAY)
 
-    def __init__(self, address: Address):
+    def __init__(self, address: KvmAddress):
         super().__init__(address)
         self._number = 0
         self._headers = {"X-KVMD-User": address.user, "X-KVMD-Passwd": address.password}
@@ -71,7 +71,7 @@ class PiKvmDriver(KvmDriver):
         if response.status_code in (401, 403):
             raise LoginError(
                 f"{self.address} refused the password of {self.address.user!r}. Check both; the "
-                "password comes from the URL, the file that it names, or PAGODA_KVM_PASSWORD."
+                "password comes from the URL, the file that it names, or PAGODA_DRIVER_PASSWORD."
             )
         return response.status_code, body
 

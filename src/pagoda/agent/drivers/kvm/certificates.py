@@ -5,7 +5,7 @@ import hashlib
 import ssl
 from contextlib import suppress
 
-from pagoda.agent.drivers.kvm.address import Address
+from pagoda.agent.drivers.kvm.address import KvmAddress
 from pagoda.agent.errors import DriverError
 
 _SECONDS = 10.0
@@ -14,7 +14,7 @@ _SECONDS = 10.0
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 
 
-async def tls_context(address: Address) -> ssl.SSLContext | None:
+async def tls_context(address: KvmAddress) -> ssl.SSLContext | None:
     """How to check the KVM's certificate; None where the URL is not one of https.
 
     Raises DriverError where it is not the pinned one, or none that can be trusted; that error
@@ -62,7 +62,7 @@ def _fingerprint(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
-async def _certificate(address: Address, context: ssl.SSLContext) -> bytes:
+async def _certificate(address: KvmAddress, context: ssl.SSLContext) -> bytes:
     """The certificate, in DER, that the KVM shows to a connection that asks nothing more."""
     try:
         async with asyncio.timeout(_SECONDS):

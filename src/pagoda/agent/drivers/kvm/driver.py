@@ -10,7 +10,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection
 
 from pagoda.agent.drivers.base import Driver
-from pagoda.agent.drivers.kvm.address import Address
+from pagoda.agent.drivers.kvm.address import KvmAddress
 from pagoda.agent.drivers.kvm.certificates import tls_context
 from pagoda.agent.drivers.kvm.link import Link, Message, Send
 from pagoda.agent.errors import DriverError
@@ -29,7 +29,7 @@ class KvmDriver(Driver):
     heartbeat: Message
     gap = 0.0
 
-    def __init__(self, address: Address):
+    def __init__(self, address: KvmAddress):
         super().__init__()
         self.address = address
         self._context: ssl.SSLContext | None = None
@@ -58,7 +58,7 @@ class KvmDriver(Driver):
     async def open(self) -> None:
         self._context = await tls_context(self.address)
         self._http = httpx.AsyncClient(
-            base_url=f"{'https' if self.address.secure else 'http'}://{self.address.authority}",
+            base_url=f"{'https' if self.address.secure else 'http'}://{self.address}",
             verify=self._context or True,
             timeout=_TIMEOUT,
             trust_env=False,

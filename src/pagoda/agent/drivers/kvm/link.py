@@ -10,7 +10,7 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from pagoda.agent.drivers.kvm.address import Address
+from pagoda.agent.drivers.kvm.address import KvmAddress
 from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError
 
 Message = bytes | str
@@ -28,13 +28,13 @@ _MAX_MESSAGE = 1 << 20
 
 
 async def dial(
-    address: Address, path: str, headers: dict[str, str], context: ssl.SSLContext | None
+    address: KvmAddress, path: str, headers: dict[str, str], context: ssl.SSLContext | None
 ) -> ClientConnection:
     """A WebSocket to the KVM. LoginError where it refuses the session, else DriverError."""
     scheme = "wss" if context else "ws"
     try:
         return await connect(
-            f"{scheme}://{address.authority}{path}",
+            f"{scheme}://{address}{path}",
             additional_headers=headers,
             ssl=context,
             # The KVM is on this network, whatever proxy the browser needs.

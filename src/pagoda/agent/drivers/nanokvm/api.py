@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from pagoda.agent.drivers.kvm.address import Address
+from pagoda.agent.drivers.kvm.address import KvmAddress
 from pagoda.agent.drivers.kvm.driver import fetch
 from pagoda.agent.drivers.nanokvm.password import obfuscated
 from pagoda.agent.errors import DriverError, LoginError
@@ -21,7 +21,7 @@ _BINARY_SINCE, _BINARY_SINCE_PRO = (2, 3, 2), (1, 2, 6)
 class Api:
     """Requests with the session's cookie, logging in again once when it is refused."""
 
-    def __init__(self, address: Address, http: httpx.AsyncClient):
+    def __init__(self, address: KvmAddress, http: httpx.AsyncClient):
         self._address = address
         self._http = http
         self.token = ""
@@ -49,7 +49,7 @@ class Api:
             if not self._address.password:
                 raise LoginError(
                     f"{self._address} wants a password. Put it into the variable "
-                    "PAGODA_KVM_PASSWORD, or into a file that ?password_file= in the URL names."
+                    "PAGODA_DRIVER_PASSWORD, or into a file that ?password-file= in the URL names."
                 )
             for form in self._forms:
                 if await self._try_login(form(self._address.password)):
@@ -57,7 +57,7 @@ class Api:
                     return
             raise LoginError(
                 f"{self._address} refused the password of {self._address.user!r}. Check both; the "
-                "password comes from the URL, the file that it names, or PAGODA_KVM_PASSWORD."
+                "password comes from the URL, the file that it names, or PAGODA_DRIVER_PASSWORD."
             )
 
     async def _try_login(self, password: str) -> bool:

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection
 
 from pagoda.agent.actions import Button, Point, Power
 from pagoda.agent.drivers.base import Capabilities
-from pagoda.agent.drivers.kvm.address import Address, read_address
+from pagoda.agent.drivers.kvm.address import KvmAddress, read_address
 from pagoda.agent.drivers.kvm.driver import DELAY, KvmDriver
 from pagoda.agent.drivers.kvm.link import Message, dial
 from pagoda.agent.drivers.kvm.pictures import decode
@@ -40,7 +40,7 @@ class NanoKvmDriver(KvmDriver):
     gap = 0.02
     capabilities = Capabilities(power=True, hid_reset=True, delay=DELAY)
 
-    def __init__(self, address: Address):
+    def __init__(self, address: KvmAddress):
         super().__init__(address)
         self._api: Api
         self._video: Video | None = None
@@ -125,7 +125,7 @@ class NanoKvmDriver(KvmDriver):
             await self._api.call("POST", "/api/stream/mjpeg/detect/stop", {"duration": _AWAKE})
 
     def _hear(self, message: str) -> None:
-        with suppress(ValueError, TypeError, KeyError, RecursionError):
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             event = json.loads(message)
             if event["type"] == "capture-status":
                 status = json.loads(event["data"])
