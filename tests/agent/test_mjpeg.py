@@ -79,7 +79,9 @@ def test_without_lengths_parts_end_at_the_next_boundary(cuts):
 @pytest.mark.parametrize("cuts", [None, "all"])
 def test_wrong_lengths_spoil_nothing(error, cuts):
     shown = [PICTURES[0], PICTURES[2], PICTURES[0]]
-    stream = b"".join(part(picture, len(picture) + error) for picture in shown) + b"--frame"
+    stream = (
+        b"".join(part(picture, len(picture) + error) for picture in shown) + b"--frame\r\nX-A: b"
+    )
     got = parsed(stream, list(range(1, len(stream))) if cuts else None)
     assert got == shown
 

@@ -75,6 +75,7 @@ async def test_while_nothing_is_done(monkeypatch):
     async with kvm.run(), opened(kvm.url()) as driver:
         await driver.type_text("a")
         await kvm.cut()
+        await until(lambda: kvm.links == 2, "the next connection")
         await driver.type_text("b")
         await until(lambda: kvm.screen.events[-1] == ("key", 48, False), "b")
         assert kvm.links == 2
@@ -99,6 +100,7 @@ async def test_for_good(monkeypatch):
         await driver.press("left")
         kvm.refuse = True
         await kvm.cut()
+        await until(lambda: not driver._link._ready.is_set(), "the loss to be seen")
         with pytest.raises(ConnectionLostError, match="could not be made again: .*503"):
             await driver.move(Point(0.5, 0.5))
         assert driver.held == ("left",)

@@ -46,7 +46,7 @@ async def test_where_nothing_comes_the_last_picture_is_marked_stale(firmware):
     kvm = FakeNanoKvm(Still(), firmware)
     kvm.stream.rests = True
     async with kvm.run(), opened(kvm.url()) as driver:
-        await until(lambda: kvm.stream.sent == 1, "the first picture")
+        await until(lambda: driver._video.newest, "the first picture")
         stale = await driver.screenshot()
         assert stale.stale and stale.size == (320, 200)
         assert (await driver.screenshot()).number == stale.number
@@ -156,7 +156,8 @@ async def test_a_stream_that_ends_is_asked_for_again():
         assert not after.stale and after.number > before.number
 
 
-async def test_a_page_instead_of_a_stream():
+async def test_a_page_instead_of_a_stream(monkeypatch):
+    monkeypatch.setattr("pagoda.agent.drivers.nanokvm.driver._FIRST", 0.3)
     kvm = FakeNanoKvm(Still())
     kvm.stream.content_type = "text/html"
     async with kvm.run(), opened(kvm.url()) as driver:

@@ -111,10 +111,12 @@ async def test_a_wrong_password(pikvm, password, monkeypatch):
     assert pikvm.links == 0
 
 
-async def test_a_password_beyond_ascii(pikvm):
-    pikvm.password = "pä中ss"
+@pytest.mark.parametrize("password", ["pä中ss", "with:colon"])
+async def test_any_password(pikvm, password):
+    pikvm.password = password
     async with opened(pikvm.url(pikvm.options)) as driver:
         await driver.screenshot()
+    assert pikvm.links == 1
 
 
 async def test_a_relative_mouse_is_refused(pikvm):

@@ -26,9 +26,9 @@ def keymap(layout: str) -> dict[int, list[str]]:
         ["xkbcomp", "-w", "0", "-xkb", "-", "-"],
         input=source, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    numbers = {name: int(code) for name, code in re.findall(r"<(\w+)> = (\d+);", text)}
+    numbers = {name: int(code) for name, code in re.findall(r"<(\w+)> *= (\d+);", text)}
     found = {}
-    for name, body in re.findall(r"key <(\w+)> \{(.*?)\};", text, re.DOTALL):
+    for name, body in re.findall(r"key +<(\w+)> \{(.*?)\};", text, re.DOTALL):
         listed = re.search(r"symbols\[Group1\]=\s*\[([^\]]*)\]", body) or re.search(
             r"^\s*\[([^\]]*)\]", body
         )

@@ -3,6 +3,7 @@
 Written from kvmd's handlers (kvmd/apps/kvmd/api), with nothing of the drivers in it.
 """
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,10 +59,15 @@ class FakePiKvm:
 
     def _guarded(self, handler):
         async def answer(request: web.Request) -> web.StreamResponse:
-            if "X-KVMD-User" not in request.headers:
+            headers = request.headers
+            kind, _, encoded = headers.get("Authorization", "").partition(" ")
+            if "X-KVMD-User" in headers:
+                given = [headers["X-KVMD-User"], headers["X-KVMD-Passwd"]]
+            elif kind == "Basic":
+                given = base64.b64decode(encoded).decode().split(":")
+            else:
                 return self._error(401, "UnauthorizedError")
-            given = (request.headers["X-KVMD-User"], request.headers["X-KVMD-Passwd"])
-            if given != (self.user, self.password):
+            if given != [self.user, self.password]:
                 return self._error(403, "ForbiddenError")
             return await handler(request)
 

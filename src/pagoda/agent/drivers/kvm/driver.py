@@ -108,7 +108,7 @@ async def fetch(
     path: str,
     limit: int = 1 << 20,
     json: object = None,
-    headers: Mapping[str, str] | Mapping[str, bytes] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[httpx.Response, bytes]:
     """An answer and its body, read up to `limit` bytes within a minute.
 

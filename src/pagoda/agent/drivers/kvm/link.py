@@ -124,10 +124,12 @@ class Link:
             self._last = time.monotonic()
 
     async def _wait(self) -> None:
+        """For a connection. Raises ConnectionLostError, once for each loss that matters."""
         try:
             async with asyncio.timeout(_PATIENCE if self._tasks else 0):
                 await self._ready.wait()
         except TimeoutError:
+            self._interrupted = False
             raise ConnectionLostError(
                 f"The connection to the keyboard and mouse of {self._name} is lost, and could not "
                 f"be made again: {self._trouble or 'no answer'}"

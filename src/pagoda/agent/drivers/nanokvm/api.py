@@ -29,6 +29,8 @@ class Api:
         self._forms = (obfuscated, str)
         """How the password may be sent; only the one that worked once one has."""
         self._login = asyncio.Lock()
+        self._refusal = ""
+        """Of the password, which is not tried again then: tries lock the account."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -46,6 +48,8 @@ class Api:
         async with self._login:
             if self.token != refused:
                 return
+            if self._refusal:
+                raise LoginError(self._refusal)
             if not self._address.password:
                 raise LoginError(
                     f"{self._address} wants a password. Put it into the variable "
@@ -55,10 +59,11 @@ class Api:
                 if await self._try_login(form(self._address.password)):
                     self._forms = (form,)
                     return
-            raise LoginError(
+            self._refusal = (
                 f"{self._address} refused the password of {self._address.user!r}. Check both; the "
                 "password comes from the URL, the file that it names, or PAGODA_DRIVER_PASSWORD."
             )
+            raise LoginError(self._refusal)
 
     async def _try_login(self, password: str) -> bool:
         """False where the KVM calls the password wrong."""
