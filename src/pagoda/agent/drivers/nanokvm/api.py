@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -26,7 +27,7 @@ class Api:
         self._http = http
         self.token = ""
         """The session; empty where the KVM wants none."""
-        self._forms = (obfuscated, str)
+        self._forms: tuple[Callable[[str], str], ...] = (obfuscated, str)
         """How the password may be sent; only the one that worked once one has."""
         self._login = asyncio.Lock()
         self._refusal = ""

@@ -37,7 +37,7 @@ class MjpegParser:
     def feed(self, data: bytes) -> list[bytes]:
         """Raises DriverError for a part or header beyond all measure."""
         self._buffer += data
-        pictures = []
+        pictures: list[bytes] = []
         while True:
             if self._length is None and not self._read_headers():
                 return pictures
