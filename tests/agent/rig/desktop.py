@@ -131,6 +131,21 @@ class Desktop:
             self.end(process)
 
 
+def start_server(desktop: Desktop, program: str, *arguments: str) -> subprocess.Popen:
+    """An X server with a free number, which becomes the desktop's display."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as numbers:
+        server = desktop.spawn(
+            program, "-displayfd", str(writing), "-nolisten", "tcp", *arguments,
+            pass_fds=(writing,),
+        )  # fmt: skip
+        os.close(writing)
+        number = numbers.readline().decode().strip()
+    assert number, (desktop.folder / f"{program}.log").read_text()
+    desktop.display = f":{number}"
+    return server
+
+
 @contextmanager
 def start_desktop(
     folder: Path,
@@ -153,17 +168,8 @@ def start_desktop(
         desktop.vnc_port = free_port()
         arguments = ["-geometry", geometry, "-depth", "24", "-rfbport", str(desktop.vnc_port)]
         arguments += ["-interface", "127.0.0.1", "-SecurityTypes", "None"]
-    reading, writing = os.pipe()
     try:
-        server = desktop.spawn(
-            program, "-displayfd", str(writing), "-nolisten", "tcp", *arguments, *options,
-            pass_fds=(writing,),
-        )  # fmt: skip
-        os.close(writing)
-        with open(reading, "rb") as numbers:
-            number = numbers.readline().decode().strip()
-        assert number, (folder / f"{program}.log").read_text()
-        desktop.display = f":{number}"
+        server = start_server(desktop, program, *arguments, *options)
         desktop.observer = Observer(desktop.display)
         manager = desktop.spawn("openbox")
         wait_until(

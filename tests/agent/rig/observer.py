@@ -20,6 +20,8 @@ class Observer:
     def __init__(self, display: str):
         self._x11 = ctypes.CDLL(ctypes.util.find_library("X11"))
         self._x11.XOpenDisplay.restype = ctypes.c_void_p
+        self._x11.XKeysymToKeycode.restype = ctypes.c_ubyte
+        self._x11.XKeysymToString.restype = ctypes.c_char_p
         for name in ("XDefaultRootWindow", "XInternAtom"):
             getattr(self._x11, name).restype = ctypes.c_ulong
         self._display = ctypes.c_void_p(self._x11.XOpenDisplay(display.encode()))
@@ -47,6 +49,13 @@ class Observer:
         bits = ctypes.create_string_buffer(32)
         self._x11.XQueryKeymap(self._display, bits)
         return frozenset(code for code in range(256) if bits.raw[code // 8] >> code % 8 & 1)
+
+    def keycode_of(self, keysym: int) -> int:
+        """The key that made this keysym when it was asked for the first time; 0 for none."""
+        return self._x11.XKeysymToKeycode(self._display, ctypes.c_ulong(keysym))
+
+    def keysym_name(self, keysym: int) -> str:
+        return self._x11.XKeysymToString(ctypes.c_ulong(keysym)).decode()
 
     def root_has(self, property_name: str) -> bool:
         """Whether the root window has a property, as one that a window manager sets."""

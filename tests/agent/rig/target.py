@@ -1,5 +1,6 @@
 """The target program on a desktop, as tests see it."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -53,6 +54,10 @@ class Target:
             shown = {name: value for name, value in last.items() if name not in ("places", "moves")}
             raise AssertionError(f"{error}; the state is {shown}") from None
         return last
+
+    async def saw(self, what: str, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """`wait_for`, while asyncio's loop goes on."""
+        return await asyncio.to_thread(self.wait_for, what, holds)
 
     def reset(self) -> None:
         """Forget everything, and put widgets back."""

@@ -1,7 +1,8 @@
 """A full-screen Tk window that writes to a file what was done to it.
 
 Run as a program: `python target_app.py STATE.json`. It knows nothing of drivers; what it records
-is what an ordinary program on the controlled computer gets. Positions are pixels of the screen.
+is what an ordinary program on the controlled computer gets. Positions are pixels of the screen,
+times the X server's milliseconds. Tk 8.6 reports horizontal notches as vertical ones with Shift.
 SIGUSR1 makes it forget everything and put its widgets back.
 """
 
@@ -13,7 +14,7 @@ import tkinter as tk
 from tkinter import ttk
 
 BUTTONS = {1: "left", 2: "middle", 3: "right", 8: "back", 9: "forward"}
-WHEEL = {4: "up", 5: "down", 6: "left", 7: "right"}
+WHEEL = {4: "up", 5: "down"}
 MODIFIERS = {1: "Shift", 4: "Control", 8: "Alt", 64: "Super"}
 ROWS = 200
 BOX = 40  # pixels along an edge
@@ -164,6 +165,7 @@ class Target:
                 "keysym": event.keysym,
                 "char": event.char if pressed else "",
                 "pressed": pressed,
+                "time": event.time,
                 "modifiers": modifiers(event),
             }
         )

@@ -9,6 +9,10 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError
 
 _MAX_PASSWORD = 1024
+_ESCAPES = (
+    "A password with one of the signs / ? # @ : needs them as %2F %3F %23 %40 %3A; or put it into "
+    "a file: scheme://host?password-file=PATH."
+)
 
 
 @dataclass(frozen=True)
@@ -30,16 +34,17 @@ def parse_address(url: str, options: Collection[str] = ()) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"The driver's URL cannot be read: {error}.") from None
+    except ValueError:  # its message quotes what is taken for a port, and may be a password
+        raise ConfigError(
+            f"The driver's URL has a host or a port that cannot be read. {_ESCAPES}"
+        ) from None
     if not parts.hostname:
         raise ConfigError(
             f"The driver's URL names no host; write it like {parts.scheme}://192.168.1.7."
         )
     if parts.path not in ("", "/") or parts.fragment:
         raise ConfigError(
-            f"The driver's URL goes on after {parts.hostname}; a password with one of the signs "
-            "/ ? # @ needs them as %2F %3F %23 %40, or a file: ?password-file=PATH."
+            f"The driver's URL goes on after {parts.hostname}, which means nothing. {_ESCAPES}"
         )
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     known = {"password-file", *options}

@@ -1,7 +1,5 @@
 """Drivers by the scheme of their URL: `--driver vnc://host:5900`."""
 
-from urllib.parse import urlsplit
-
 from pagoda.agent.drivers.base import Driver
 from pagoda.base.errors import ConfigError
 from pagoda.base.registry import Registry
@@ -26,7 +24,7 @@ def make_driver(url: str) -> Driver:
 
     Raises ConfigError for a scheme or a URL that is not known, and where a package is missing.
     """
-    scheme = urlsplit(url).scheme or url
+    scheme = url.partition(":")[0]
     if scheme not in DRIVERS:
         raise ConfigError(f"There is no driver {scheme!r}; {DRIVERS.nearest(scheme)}.")
     try:

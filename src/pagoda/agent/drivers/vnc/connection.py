@@ -36,9 +36,9 @@ _PIXEL_FORMAT = struct.pack(">BBBBHHHBBB3x", 32, 24, 0, 1, 255, 255, 255, 16, 8,
 _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 5.0
 # A server that has nothing to tell answers in milliseconds; a whole picture takes what the
-# network takes.
+# network takes, some times as long.
 _ANSWER_SECONDS = 1.0
-_PICTURE_SECONDS = 15.0
+_PICTURE_TRIES = 15
 _PART = 1 << 20
 
 
@@ -51,13 +51,16 @@ async def connect(host: str, port: int, password: str) -> "Connection":
             try:
                 size = await shake_hands(reader, writer, password)
                 return Connection(reader, writer, size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                writer.close()
+                raise DriverError(
+                    f"{where} closed the connection before the login was over."
+                ) from None
             except BaseException:
                 writer.close()
                 raise
     except TimeoutError:
         raise DriverError(f"{where} does not answer.") from None
-    except asyncio.IncompleteReadError:
-        raise DriverError(f"{where} closed the connection before the login was over.") from None
     except OSError as error:
         raise DriverError(
             f"{where} cannot be reached ({error.strerror or error}). Check host and port, and "
@@ -82,6 +85,7 @@ class Connection:
         self._news = asyncio.Condition()
         self._answers = 0  # updates that had the corner
         self._updating = False
+        self._looking = 0  # calls of `image` that wait for an answer
         codes = b"".join(struct.pack(">i", encoding) for encoding in Encoding)
         writer.write(struct.pack(">Bxxx", 0) + _PIXEL_FORMAT)
         writer.write(struct.pack(">BxH", 2, len(Encoding)) + codes)
@@ -99,18 +103,24 @@ class Connection:
         Raises ConnectionLostError, and DriverError where no whole picture comes.
         """
         before = self._answers
-        # What changed, and a pixel whether or not it did: that is the answer that surely comes,
-        # together with the changes or after them.
-        self._ask(whole=True, incremental=True)
-        self._ask(whole=False, incremental=False)
-        await self.flush()
-        fresh = await self._wait(lambda: self._answers > before, _ANSWER_SECONDS)
-        whole = await self._wait(
-            lambda: not self._updating and not self._picture.missing, _PICTURE_SECONDS
-        )
+        self._looking += 1
+        try:
+            # What changed, and a pixel whether or not it did: that is the answer that surely
+            # comes, together with the changes or after them.
+            self._ask(whole=True, incremental=True)
+            self._ask(whole=False, incremental=False)
+            await self.flush()
+            fresh = await self._wait(lambda: self._answers > before)
+        finally:
+            self._looking -= 1
+        for _ in range(_PICTURE_TRIES):
+            if await self._wait(lambda: not self._updating and not self._picture.missing):
+                break
+            if not self._updating:
+                self._ask(whole=True, incremental=False)
         if self.lost is not None:
             raise self.lost
-        if not whole:
+        if self._picture.missing:
             raise DriverError("The VNC server sends no picture.")
         return self._picture.image(), not fresh
 
@@ -144,11 +154,12 @@ class Connection:
         if all(self.size):
             self._writer.write(struct.pack(">BBHHHH", 3, incremental, 0, 0, width, height))
 
-    async def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+    async def _wait(self, holds: Callable[[], bool]) -> bool:
+        """Whether it holds within the time that an answer takes, or the connection is lost."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._news:
+            async with asyncio.timeout(_ANSWER_SECONDS), self._news:
                 await self._news.wait_for(lambda: self.lost or holds())
-        return holds()
+        return self.lost is not None or holds()
 
     async def _lose(self, why: str) -> None:
         if self.lost is None:
@@ -186,7 +197,7 @@ class Connection:
 
     async def _read_update(self) -> None:
         self._updating = True
-        size, missing, answered = self.size, self._picture.missing, False
+        size, answered = self.size, False
         (count,) = struct.unpack(">xH", await self._reader.readexactly(3))
         for _ in range(count):
             x, y, width, height, encoding = struct.unpack(
@@ -196,12 +207,13 @@ class Connection:
             answered |= (x, y) == (0, 0) and encoding >= 0
         self._updating = False
         self._answers += answered
-        if self.size != size or self._picture.missing == missing > 0:
-            # A server may answer with the screen's size alone, and leaves the rest to be asked.
+        if self.size != size:
             self._ask(whole=True, incremental=False)
         else:
-            # Servers tell a new size to those only who wait for an update; of one pixel is enough.
-            self._ask(whole=False, incremental=True)
+            # Servers may answer in parts, or with the size alone, and wait to be asked for the
+            # rest. One pixel is asked for at all times, since only then they tell a new size.
+            more = self._picture.missing or (self._looking and not answered)
+            self._ask(whole=bool(more), incremental=True)
         async with self._news:
             self._news.notify_all()
 

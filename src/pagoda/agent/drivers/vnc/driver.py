@@ -23,8 +23,9 @@ from pagoda.agent.keys import KEYS, SHIFTED, keysym_of
 _PORT = 5900
 # Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.
 _MOST_DISPLAYS = 100
-# Bits of a pointer message. The protocol has eight; the forward button would be the ninth.
-_BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4, "back": 128}
+# Bits of a pointer message. The protocol has eight and says nothing of the last one, which servers
+# drop (TigerVNC 1.12, x11vnc 0.9.16); there is none for forward.
+_BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
 # (dx, dy): bit
 _WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
 # Characters that are typed in one go, and the pause after them, which lets slow servers follow.
@@ -99,7 +100,7 @@ class VncDriver(Driver):
     async def _send_button(self, button: Button, pressed: bool) -> None:
         bit = _BUTTONS.get(button, 0)
         if pressed and not bit:
-            raise UnsupportedActionError(f"VNC has no {button!r} button; use a key instead.")
+            raise UnsupportedActionError(f"VNC has no {button!r} button; use keys, as AltLeft with an arrow.")
         if self._at is None and not pressed:
             return  # nothing was ever pressed
         await self._send_pointer(self._buttons | bit if pressed else self._buttons & ~bit)

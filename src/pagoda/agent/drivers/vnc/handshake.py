@@ -46,9 +46,9 @@ async def _log_in(
 ) -> None:
     if minor == 3:
         (kind,) = struct.unpack(">I", await reader.readexactly(4))
-        offered = bytes([kind]) if 0 < kind < 256 else b""
+        offered = [kind] if kind else []
     else:
-        offered = await reader.readexactly((await reader.readexactly(1))[0])
+        offered = list(await reader.readexactly((await reader.readexactly(1))[0]))
     if not offered:
         raise DriverError(f"The VNC server refused the connection: {await _reason(reader)}.")
     kind = security.choose(offered, bool(password))

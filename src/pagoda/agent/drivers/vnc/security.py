@@ -1,5 +1,7 @@
 """How a VNC server lets us in: nothing, or a password (RFC 6143, section 7.2)."""
 
+from collections.abc import Sequence
+
 from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
@@ -15,7 +17,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def choose(offered: bytes, has_password: bool) -> int:
+def choose(offered: Sequence[int], has_password: bool) -> int:
     """One of the security types that a server offers; the password is used where it can be.
 
     Raises LoginError where one is needed and missing, DriverError where none is known.

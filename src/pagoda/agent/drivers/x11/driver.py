@@ -139,6 +139,6 @@ def make(url: str) -> X11Driver:
     parts = urlsplit(url)
     if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError(
-            f"{url!r} is no X display; write x11: (the one in DISPLAY), or x11://:1 or such."
+            "The driver's URL names no X display; write x11: (the one in DISPLAY), or x11://:1."
         )
     return X11Driver(parts.netloc)
