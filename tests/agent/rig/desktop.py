@@ -14,6 +14,7 @@ import pytest
 
 from tests.agent.rig.observer import Observer
 
+_OPENBOX = Path(__file__).with_name("openbox.xml")
 # Generous: a start takes half a second on an idle machine.
 PATIENCE = 60.0
 
@@ -171,7 +172,7 @@ def start_desktop(
     try:
         server = start_server(desktop, program, *arguments, *options)
         desktop.observer = Observer(desktop.display)
-        manager = desktop.spawn("openbox")
+        manager = desktop.spawn("openbox", "--config-file", str(_OPENBOX))
         wait_until(
             "openbox", lambda: desktop.observer.root_has("_NET_SUPPORTING_WM_CHECK"), manager
         )

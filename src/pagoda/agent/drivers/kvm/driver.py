@@ -59,7 +59,8 @@ class KvmDriver(Driver):
         self._context = await tls_context(self.address)
         self._http = httpx.AsyncClient(
             base_url=f"{'https' if self.address.secure else 'http'}://{self.address}",
-            verify=self._context or True,
+            # Without https there is nothing to check, and no redirect is followed to it.
+            verify=self._context or False,
             timeout=_TIMEOUT,
             trust_env=False,
         )
