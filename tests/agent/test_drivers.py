@@ -79,9 +79,7 @@ async def test_the_corners_are_on_the_screen(driver, target, station):
         assert close_to((at.x, at.y), (min(corner.x, 0.9999), min(corner.y, 0.9999)))
 
 
-@pytest.mark.parametrize(
-    "button, count", [("left", 2), ("left", 3), ("right", 1), ("middle", 1)]
-)
+@pytest.mark.parametrize("button, count", [("left", 2), ("left", 3), ("right", 1), ("middle", 1)])
 async def test_buttons_and_counts(driver, target, button, count):
     at = target.share(200 + 40 * count, 400)
     await driver.click(at, button, count, ())

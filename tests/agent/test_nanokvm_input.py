@@ -6,7 +6,8 @@ import itertools
 import pytest
 
 from pagoda.agent.actions import Point, Power
-from pagoda.agent.errors import UnsupportedActionError, UntypeableError
+from pagoda.agent.drivers.registry import make_driver
+from pagoda.agent.errors import DriverError, UnsupportedActionError, UntypeableError
 from tests.agent.fakes.nanokvm import NANOKVM, OLD_NANOKVM, OLD_PRO, PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until
@@ -254,6 +255,14 @@ async def test_power(action, body):
         await driver.power(Power(action))
         assert kvm.posts == [("/api/vm/gpio", body)]
         assert driver.capabilities.power and driver.capabilities.delay == 0.3
+
+
+async def test_a_driver_that_is_not_open_says_so():
+    driver = make_driver("nanokvm://h")
+    for call in (driver.screenshot(), driver.power(Power("press")), driver.key_down("KeyA")):
+        with pytest.raises(DriverError, match="not open"):
+            await call
+    await driver.close()
 
 
 async def test_hid_reset():

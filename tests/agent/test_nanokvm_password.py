@@ -1,5 +1,6 @@
 """The password's form on the wire, against openssl's own."""
 
+import base64
 import shutil
 import subprocess
 from urllib.parse import unquote
@@ -40,8 +41,6 @@ def test_openssl_writes_the_same():
     salt = bytes.fromhex("8877665544332211")
     # With a salt given, openssl leaves the header out.
     written = openssl("-S", salt.hex(), stdin="pä$$".encode())
-    import base64
-
     body = base64.b64decode(unquote(obfuscated("pä$$", salt)))
     assert body[:16] == b"Salted__" + salt
     assert base64.b64decode(written).removeprefix(b"Salted__" + salt) == body[16:]

@@ -23,9 +23,13 @@ from tests.agent.opened import opened
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return self_signed(tmp_path_factory.mktemp("pikvm"))
+
+
 @pytest.fixture
-async def pikvm(tmp_path):
-    certificate = self_signed(tmp_path)
+async def pikvm(certificate):
     async with FakePiKvm(Still()).run(certificate) as fake:
         fake.options = f"?fingerprint={certificate.fingerprint}"
         yield fake

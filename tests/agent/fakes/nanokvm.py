@@ -5,6 +5,7 @@ and sipeed/NanoKVM-Pro), with nothing of the drivers in it.
 """
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -241,7 +242,7 @@ class FakeNanoKvm:
         self.hid.append(message)
         self.times.append(time.monotonic())
         if isinstance(message, str) == (self.firmware.speaks == "json"):
-            event = list(message) if isinstance(message, bytes) else message_array(message)
+            event = list(message) if isinstance(message, bytes) else json.loads(message)
             self._queues[event[0]].put_nowait((time.monotonic(), event[1:]))
 
     async def _work(self, queue: asyncio.Queue, lag: float) -> None:
@@ -279,9 +280,3 @@ class FakeNanoKvm:
             self.computer.relative_mouse(bytes(event))
         elif len(event) == 6:
             self.computer.absolute_mouse(bytes(event))
-
-
-def message_array(text: str) -> list[int]:
-    import json
-
-    return json.loads(text)

@@ -110,6 +110,7 @@ class PiKvmDriver(KvmDriver):
         await self._tell([self._button(button, pressed)], "mouse")
 
     async def _send_wheel(self, dx: int, dy: int) -> None:
+        # kvmd puts both into the USB report as they are, where right (AC Pan) and up are positive.
         await self._tell([_event("mouse_wheel", delta={"x": dx, "y": dy})], "mouse")
 
     async def _send_key(self, code: str, pressed: bool) -> None:

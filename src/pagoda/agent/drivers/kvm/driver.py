@@ -52,8 +52,12 @@ class KvmDriver(Driver):
 
     @property
     def http(self) -> httpx.AsyncClient:
-        assert self._http is not None, "not open"
+        if self._http is None:
+            raise self._closed()
         return self._http
+
+    def _closed(self) -> DriverError:
+        return DriverError(f"The {self.name} driver is not open.")
 
     async def open(self) -> None:
         self._context = await tls_context(self.address)
@@ -63,6 +67,8 @@ class KvmDriver(Driver):
             verify=self._context or False,
             timeout=_TIMEOUT,
             trust_env=False,
+            # Answers are read as they are sent, so that their length is that of what is kept.
+            headers={"Accept-Encoding": "identity"},
         )
         try:
             await self._enter()
@@ -98,7 +104,7 @@ class KvmDriver(Driver):
 
     async def _tell(self, messages: Sequence[Message], device: str) -> None:
         if self._link is None:
-            raise DriverError(f"The {self.name} driver is not open.")
+            raise self._closed()
         for message in messages:
             await self._link.send(message, device)
 

@@ -1,4 +1,8 @@
-"""NanoKVM and NanoKVM-Pro, old and new firmware, through what their own web page uses."""
+"""NanoKVM and NanoKVM-Pro, old and new firmware, through what their own web page uses.
+
+Its MJPEG is all that a NanoKVM offers to look at without an encoder of video. A Pro has one stream
+for all, so whoever watches it as H.264 meanwhile sees nothing.
+"""
 
 import asyncio
 import json
@@ -42,16 +46,22 @@ class NanoKvmDriver(KvmDriver):
 
     def __init__(self, address: KvmAddress):
         super().__init__(address)
-        self._api: Api
+        self._opened_api: Api | None = None
         self._video: Video | None = None
-        self._reports: Reports
+        self._reports: Reports = BinaryReports()
         self._frame: Frame | None = None
         self._no_signal = ""
         """Why there is no picture, as the KVM says."""
         self._waking: asyncio.Task[None] | None = None
 
+    @property
+    def _api(self) -> Api:
+        if self._opened_api is None:
+            raise self._closed()
+        return self._opened_api
+
     async def _enter(self) -> None:
-        self._api = Api(self.address, self.http)
+        self._opened_api = Api(self.address, self.http)
         await self._api.enter()
         self._reports = BinaryReports() if await self._api.takes_reports() else JsonReports()
         self._video = Video(self._api, self.http)
@@ -65,6 +75,7 @@ class NanoKvmDriver(KvmDriver):
             await self._video.close()
             self._video = None
         await super().close()
+        self._opened_api = None
 
     async def _dial(self) -> ClientConnection:
         token = self._api.token
@@ -78,7 +89,7 @@ class NanoKvmDriver(KvmDriver):
 
     async def screenshot(self) -> Frame:
         if self._video is None:
-            raise DriverError("The nanokvm driver is not open.")
+            raise self._closed()
         arrival = await self._video.next(_FRESH)
         if arrival is None:
             self._wake()
@@ -131,7 +142,7 @@ class NanoKvmDriver(KvmDriver):
                 status = json.loads(event["data"])
                 if status.get("mode", "mjpeg") == "mjpeg":
                     failed = int(status["result"]) < 0
-                    self._no_signal = str(status.get("message"))[:200] if failed else ""
+                    self._no_signal = repr(status.get("message"))[:200] if failed else ""
 
     # Keys and pointer
 
