@@ -50,7 +50,7 @@ def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
         ("vnc://box:99999", "cannot be read"),
         ("vnc://:se/cret@box", "%2F"),
         ("vnc://:secret@box/path", "goes on after box"),
-        ("vnc://:secret@box?passwd=x", "known is only password-file"),
+        ("vnc://:secret@box?passwd=x", "known: password-file"),
         ("vnc://box?password-file=/nowhere/secret", "cannot be read"),
         ("vnz://box", "nearest known is 'vnc'"),
     ],

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.agent.fakes import stations as fakes
 from tests.agent.rig.desktop import Desktop, start_desktop, start_x11vnc
 from tests.agent.rig.target import Target, start_target
 
@@ -42,6 +43,8 @@ STATIONS: dict[str, tuple[str, Callable[[Desktop], AbstractContextManager[str]]]
     "x11": ("xvfb", _x11),
     "tigervnc": ("tigervnc", _tigervnc),
     "x11vnc": ("xvfb", _x11vnc),
+    "nanokvm": ("xvfb", fakes.nanokvm),
+    "pikvm": ("xvfb", fakes.pikvm),
 }
 
 

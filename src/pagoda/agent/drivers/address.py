@@ -1,8 +1,9 @@
 """Where a computer is, and with which password, as the URL of a driver says."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
@@ -20,10 +21,11 @@ class Address:
     port: int | None
     user: str = ""
     password: str = field(default="", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
-def parse_address(url: str) -> Address:
-    """`scheme://user:password@host:port`, each but the host optional.
+def parse_address(url: str, options: Collection[str] = ()) -> Address:
+    """`scheme://user:password@host:port?option=value`, each but the host optional.
 
     A password does not belong into a command line, where every user of the machine sees it: it may
     also be in a file, `scheme://host?password-file=PATH`, or in PAGODA_DRIVER_PASSWORD. Raises
@@ -44,20 +46,21 @@ def parse_address(url: str) -> Address:
         raise ConfigError(
             f"The driver's URL goes on after {parts.hostname}, which means nothing. {_ESCAPES}"
         )
-    return Address(parts.hostname, port, unquote(parts.username or ""), _password(parts))
-
-
-def _password(parts: SplitResult) -> str:
-    query = parse_qs(parts.query, keep_blank_values=True)
-    if unknown := set(query) - {"password-file"}:
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = {"password-file", *options}
+    if unknown := set(query) - known:
         raise ConfigError(
-            f"The driver's URL has the option {min(unknown)!r}; known is only password-file."
+            f"The driver's URL has the option {min(unknown)!r}; known: {', '.join(sorted(known))}."
         )
-    if parts.password:
-        return unquote(parts.password)
-    if not query:
+    file = query.pop("password-file", "")
+    password = unquote(parts.password or "") or _password(file)
+    return Address(parts.hostname, port, unquote(parts.username or ""), password, query)
+
+
+def _password(named_file: str) -> str:
+    if not named_file:
         return str(env.get("PAGODA_DRIVER_PASSWORD") or "")
-    path = Path(query["password-file"][-1]).expanduser()
+    path = Path(named_file).expanduser()
     try:
         with path.open(encoding="utf-8") as file:
             return file.readline(_MAX_PASSWORD).rstrip("\r\n")
