@@ -6,8 +6,11 @@ that every parser's output passes through one gate.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
 
 from pagoda.agent.errors import ActionError
 from pagoda.agent.keys import KEYS
@@ -220,3 +223,22 @@ def _check_codes(codes: tuple[str, ...]) -> None:
         raise ActionError(f"{plain} keys at once are too many; at most {MAX_CHORD}.")
     if len(set(codes)) < len(codes):
         raise ActionError("The same key is in the chord twice.")
+
+
+_TYPES = {kind.__name__: kind for kind in get_args(Action)}
+
+
+def to_json(action: Action) -> dict[str, Any]:
+    """What journals and events hold: `{"action": "Click", "at": [0.5, 0.5], ...}`."""
+    return {"action": type(action).__name__, **msgspec.to_builtins(action)}
+
+
+def from_json(fields: Mapping[str, Any]) -> Action:
+    """The action that `to_json` wrote; ActionError for anything else. Checked."""
+    rest = {name: value for name, value in fields.items() if name != "action"}
+    try:
+        action: Action = msgspec.convert(rest, _TYPES[fields["action"]])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise ActionError(f"{dict(fields)!r:.200} is not an action ({error}).") from error
+    check(action)
+    return action

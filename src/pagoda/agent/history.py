@@ -70,9 +70,11 @@ class History:
         pictures: int = 3,
         prune_every: int = 1,
         redact: Callable[[Any], Any] = lambda value: value,
+        earlier: Sequence[str] = (),
     ):
         """`pictures`: each request has so many, and up to `prune_every` - 1 more between two
-        prunings. Raises ConfigError for numbers below 1."""
+        prunings. `earlier`: lines of the steps before a restart. Raises ConfigError for numbers
+        below 1."""
         if pictures < 1 or prune_every < 1:
             raise ConfigError("At least 1 picture must be kept, and pruned at a time.")
         self._dialect = dialect
@@ -83,11 +85,11 @@ class History:
         self._keep = pictures
         self._most = pictures + prune_every - 1
         self._turns = [_Turn()]
-        self._earlier: list[str] = []
+        self._earlier: list[str] = list(map(redact, earlier))
         self._hints: list[str] = []
         """Of steps whose lines are gone; what the user said is never left out."""
         self._forgotten = 0
-        self._steps = 0
+        self._steps = len(earlier)
 
     def add_picture(self, picture: Picture) -> None:
         """What the screen shows now, or a part of it that the model zoomed into."""
@@ -95,6 +97,10 @@ class History:
         if self._shown() > self._most:
             while self._shown() > self._keep and len(self._turns) > 1:
                 self._retire(self._turns.pop(0))
+
+    def drop_pictures(self) -> None:
+        """Those of a request that was given up before it was answered."""
+        self._turns[-1].pictures.clear()
 
     def add_hint(self, text: str) -> None:
         """What the user says: a hint, or the answer to a question."""

@@ -102,6 +102,10 @@ _SHIFTED = {
     shifted: _ALIASES.get(plain) or f"Digit{plain}"
     for shifted, plain in zip('!@#$%^&*()_+{}|:"~<>?', "1234567890-=[]\\;'`,./", strict=True)
 }
+SHIFTED = {code: ord(sign) for sign, code in _SHIFTED.items()} | {
+    f"Key{letter}": ord(letter) for letter in ascii_uppercase
+}
+"""Keysyms of the US layout with Shift, by code; keys that are not here ignore it."""
 _NAMES = (
     {code.lower(): code for code in KEYS}
     | {code.removeprefix("Key").lower(): code for code in KEYS if code.startswith("Key")}

@@ -12,9 +12,7 @@ from pagoda.agent.actions import Button, Point, Power
 from pagoda.agent.errors import DriverError, UnsupportedActionError
 from pagoda.agent.frame import Frame
 
-# Between press and release, and between two clicks: desktops take 500 ms for a double click and
-# drop what is shorter than a scan of the keyboard (8 ms on USB).
-_CLICK_PAUSE = 0.03
+# Between press and release of a key: USB keyboards are looked at every 8 ms.
 _KEY_PAUSE = 0.012
 # Steps of a drag between two of its points, and the pause at each: toolkits start a drag only
 # after several motions (4 to 8 pixels).
@@ -35,6 +33,8 @@ class Capabilities:
     """`pointer()` asks the computer; else it is what was sent last."""
     power: bool = False
     hid_reset: bool = False
+    captures: bool = False
+    """Sees a cable's signal, so that a black screen may be a computer that is off."""
     delay: float = 0.0
     """Seconds until a change on the computer is in a frame: capture, encoding and network."""
 
@@ -51,6 +51,9 @@ class Driver(ABC):
     name: str
     """As in its URL: x11, vnc, nanokvm, pikvm."""
     capabilities: Capabilities
+    click_pause = 0.03
+    """Seconds between move, press and release: KVMs send them through separate queues (20 ms), and
+    a USB mouse is looked at every 8 ms. Desktops take 500 ms for a double click."""
 
     def __init__(self) -> None:
         self._held_buttons: set[Button] = set()
@@ -105,6 +108,15 @@ class Driver(ABC):
         """Where the pointer is; None where nobody knows."""
         return self._pointer
 
+    async def screen_size(self) -> tuple[int, int] | None:
+        """(width, height) of the screen now, for a look at whether it is still that of a frame;
+        None where only a screenshot tells."""
+        return None
+
+    async def taken_over(self) -> bool:
+        """Whether somebody else moved the pointer since we did, or since this was asked last."""
+        return False
+
     @property
     def held(self) -> tuple[str, ...]:
         """Keys and buttons that are down because of us."""
@@ -153,28 +165,29 @@ class Driver(ABC):
         async with self.holding(modifiers):
             if at is not None:
                 await self.move(at)
-                await asyncio.sleep(_CLICK_PAUSE)
-            for _ in range(count):
+                await asyncio.sleep(self.click_pause)
+            for number in range(count):
+                if number:
+                    await asyncio.sleep(self.click_pause)
                 await self.press(button)
-                await asyncio.sleep(_CLICK_PAUSE)
+                await asyncio.sleep(self.click_pause)
                 await self.release(button)
-                await asyncio.sleep(_CLICK_PAUSE)
 
     async def drag(self, path: Sequence[Point], button: Button, modifiers: Sequence[str]) -> None:
         """Through all points of the path with the button down, in small steps."""
-        start = self._pointer if len(path) == 1 else path[0]
+        start = await self.pointer() if len(path) == 1 else path[0]
         if start is None:
             raise UnsupportedActionError(
                 "Nobody knows where the pointer is; name the drag's first position too."
             )
         async with self.holding(modifiers):
             await self.move(start)
-            await asyncio.sleep(_CLICK_PAUSE)
+            await asyncio.sleep(self.click_pause)
             await self.press(button)
-            await asyncio.sleep(_CLICK_PAUSE)
+            await asyncio.sleep(self.click_pause)
             for point in path if len(path) == 1 else path[1:]:
                 await self._glide(point)
-            await asyncio.sleep(_CLICK_PAUSE)
+            await asyncio.sleep(self.click_pause)
             await self.release(button)
 
     async def _glide(self, to: Point) -> None:
@@ -196,7 +209,7 @@ class Driver(ABC):
         async with self.holding(modifiers):
             if at is not None:
                 await self.move(at)
-                await asyncio.sleep(_CLICK_PAUSE)
+                await asyncio.sleep(self.click_pause)
             for x, y in ((0, dy), (dx, 0)):
                 for _ in range(abs(x or y)):
                     await self._send_wheel((x > 0) - (x < 0), (y > 0) - (y < 0))
