@@ -107,8 +107,8 @@ def test_half_a_call_is_not_read(name):
     assert "cut off" in read(name, Reply("", reply.tool_calls, finish_reason="length"))
 
 
-@pytest.mark.parametrize("name", ["qwen", "nanokvm", "uitars"])
-def test_results_in_text(name):
+@pytest.mark.parametrize("name", list(DIALECTS))
+def test_results_without_calls(name):
     dialect = DIALECTS.get(name)()
     (one,) = dialect.result((), ["done"])
     assert (one.role, one.text) == ("user", "Result of your action: done")

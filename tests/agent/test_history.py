@@ -198,6 +198,18 @@ def test_refused_calls_are_answered_or_told_as_text(calls, paired):
     assert "No such action." in told[0].text
 
 
+@pytest.mark.parametrize("dialect", [Anthropic(), OpenAI()])
+def test_a_question_without_a_call_is_answered_in_words(dialect):
+    history = History(dialect, "sys", "Wait.")
+    reply = Reply("QUESTION: Which?")
+    parsed = dialect.parse(reply, SCREEN)
+    history.add_reply(reply)
+    history.add_outcomes(parsed.call_ids, ["The user says: the left one"])
+    history.add_picture(picture(1))
+    assert history.messages()[-1].role == "user"
+    assert "the left one" in history.messages()[-1].text
+
+
 def test_an_empty_reply_is_not_sent_back_empty():
     history = History(NanoKvm(), "sys", "Wait.")
     history.add_reply(Reply(""))

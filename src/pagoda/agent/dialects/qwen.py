@@ -28,7 +28,6 @@ from pagoda.agent.dialects.strict import (
     beyond_thinking,
     by_call,
     gate,
-    numbered,
     one_of,
     read_object,
     refuse_unfinished,
@@ -112,7 +111,7 @@ class Qwen:
     def result(
         self, call_ids: Sequence[str], outcomes: Sequence[str], consented: bool = False
     ) -> list[Message]:
-        return by_call(call_ids, outcomes, consented) if call_ids else numbered(outcomes)
+        return by_call(call_ids, outcomes, consented)
 
     def _action(self, function: str, arguments: dict[str, Any], screen: tuple[int, int]) -> Action:
         if function != FUNCTION:

@@ -99,7 +99,10 @@ def numbered(outcomes: Sequence[str]) -> list[Message]:
 
 
 def by_call(call_ids: Sequence[str], outcomes: Sequence[str], consented: bool) -> list[Message]:
-    """How actions went, one message for each tool call (a call may hold several actions)."""
+    """How actions went, one message for each tool call (a call may hold several actions). What
+    was said without a call, such as a question, is answered without one."""
+    if not call_ids:
+        return numbered(outcomes)
     texts: dict[str, list[str]] = {}
     for call_id, outcome in zip(call_ids, outcomes, strict=True):
         texts.setdefault(call_id, []).append(outcome)
