@@ -114,6 +114,16 @@ async def test_a_server_that_says_nothing_new_gives_a_stale_picture():
         assert frame.image.getpixel((0, 0)) == RED
 
 
+@pytest.mark.parametrize("version", [b"003.003", b"003.005", b"003.007"])
+async def test_old_versions_without_a_password(version):
+    rest = greeting(SIZE)[18:]
+    security = struct.pack(">I", 1) if version < b"003.007" else b"\x01\x01"
+    said = b"RFB " + version + b"\n" + security + rest + FULL_RED
+    async with fake_vnc(says(said, stays=True)) as driver:
+        await driver.open()
+        assert (await driver.screenshot()).image.getpixel((0, 0)) == RED
+
+
 async def test_no_picture_and_no_screen():
     async with fake_vnc(says(greeting(SIZE), stays=True)) as driver:
         await driver.open()
@@ -246,6 +256,7 @@ async def test_what_is_sent():
 
     async def talk(reader, writer):
         writer.write(greeting((800, 600)))
+        await reader.readexactly(14)  # version, security, shared
         while True:
             kind = await reader.readexactly(1)
             data = await reader.readexactly({0: 19, 2: 27, 3: 9, 4: 7, 5: 5}[kind[0]])
