@@ -104,10 +104,11 @@ class Desktop:
         self._processes.append(process)
         return process
 
-    def end(self, process: subprocess.Popen) -> None:
+    def end(self, process: subprocess.Popen, seconds: float = 10) -> None:
+        """Terminate it; kill it where it does not end in time."""
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -219,4 +220,5 @@ def start_x11vnc(desktop: Desktop, *options: str) -> Iterator[int]:
         wait_until("x11vnc", lambda: listens(port), process)
         yield port
     finally:
-        desktop.end(process)
+        # After a login that failed it does not hear the signal.
+        desktop.end(process, seconds=2)
