@@ -142,6 +142,16 @@ class Desktop:
         )
         return window
 
+    def wait_until_gone(self, window: str) -> None:
+        wait_until(
+            "the window's end",
+            lambda: (
+                subprocess.run(
+                    ["xdotool", "getwindowname", window], env=self.environment, capture_output=True
+                ).returncode
+            ),
+        )
+
     def place(self, window: str) -> tuple[int, int, int, int]:
         """x, y, width and height of a window, in pixels of the screen."""
         shell = self.run("xdotool", "getwindowgeometry", "--shell", window)
