@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from PIL import Image
 
@@ -94,8 +95,7 @@ class VncDriver(Driver):
                 await self.chord(["ShiftLeft"])
                 await asyncio.sleep(_SIGN_PAUSE)
             for part in _PARTS.findall(text):
-                await self._send(lambda connection, part=part: _type(connection, part))
-                await self._opened().echo()
+                await self._send(partial(_type, text=part), echo=True)
                 await asyncio.sleep(0 if part.isascii() else _SIGN_PAUSE)
         finally:
             self._typing = False
@@ -112,12 +112,11 @@ class VncDriver(Driver):
             )
         if self._at is None and not pressed:
             return  # nothing was ever pressed
-        await self._send_pointer(self._buttons | bit if pressed else self._buttons & ~bit)
-        await self._opened().echo()
+        buttons = self._buttons | bit if pressed else self._buttons & ~bit
+        await self._send_pointer(buttons, echo=True)
 
     async def _send_wheel(self, dx: int, dy: int) -> None:
-        await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons)
-        await self._opened().echo()
+        await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons, echo=True)
 
     async def _send_key(self, code: str, pressed: bool) -> None:
         if pressed:
@@ -129,7 +128,7 @@ class VncDriver(Driver):
         if keysym:
             await self._send(lambda connection: connection.key(keysym, pressed))
 
-    async def _send_pointer(self, *states: int) -> None:
+    async def _send_pointer(self, *states: int, echo: bool = False) -> None:
         at = self._at
         if at is None:
             raise UnsupportedActionError(
@@ -140,14 +139,16 @@ class VncDriver(Driver):
             for self._buttons in states:
                 connection.point(*at, self._buttons)
 
-        await self._send(write)
+        await self._send(write, echo)
 
-    async def _send(self, write: Callable[[Connection], None]) -> None:
-        """Raises ConnectionLostError once everything is released on a new connection."""
+    async def _send(self, write: Callable[[Connection], None], echo: bool = False) -> None:
+        """With `echo`, the server has read it afterwards, if it answers at all.
+
+        Raises ConnectionLostError once everything is released on a new connection."""
         connection = self._opened()
         if connection.lost is None and not self._interrupted:
             write(connection)
-            await connection.flush()
+            await (connection.echo() if echo else connection.flush())
         if lost := connection.lost:
             await self._living()
         if lost or self._interrupted:
@@ -196,7 +197,7 @@ class VncDriver(Driver):
         for number, pause in enumerate(tries, start=1):
             await asyncio.sleep(pause)
             try:
-                return await connect(address.host, address.port, address.password)
+                return await connect(address.host, address.port or _PORT, address.password)
             except DriverError:
                 if number == len(tries):
                     raise
