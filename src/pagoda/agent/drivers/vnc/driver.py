@@ -43,6 +43,9 @@ _WITH_SHIFT = frozenset(SHIFTED.values())
 
 
 class VncDriver(Driver):
+    """Signs that are on no key are typed as far as the server finds keys to lend them: TigerVNC
+    1.12 has keys for about 20 different ones until it ends, and drops others without a word."""
+
     name = "vnc"
     capabilities = Capabilities(horizontal_wheel=True, unicode=True, delay=0.05)
 
