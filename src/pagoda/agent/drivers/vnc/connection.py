@@ -123,7 +123,7 @@ class Connection:
             raise self.lost
         if self._picture.missing:
             raise DriverError("The VNC server sends no picture.")
-        return self._picture.image(), not fresh
+        return self._picture.image(), self._updating or not fresh
 
     async def echo(self) -> None:
         """Wait until the server has read what was sent before, as far as it answers in time."""
@@ -240,9 +240,9 @@ class Connection:
                     data = await self._reader.readexactly(BYTES_PER_PIXEL * width * some)
                     self._picture.paint(x, y + top, width, some, data)
             case Encoding.COPY:
-                source = struct.unpack(">HH", await self._reader.readexactly(4))
-                self._picture.check(*source, width, height)
-                self._picture.copy(source, x, y, width, height)
+                left, top = struct.unpack(">HH", await self._reader.readexactly(4))
+                self._picture.check(left, top, width, height)
+                self._picture.copy((left, top), x, y, width, height)
             case Encoding.ZLIB:
                 await self._read_zlib(at)
             case Encoding.DESKTOP_SIZE:

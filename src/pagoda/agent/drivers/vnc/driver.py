@@ -1,8 +1,10 @@
 """A computer whose screen a VNC server shares."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from PIL import Image
 
@@ -30,7 +32,10 @@ _BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
 _WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
 # Characters that are typed in one go. After them, and after every press and release of a button,
 # the server's answer is awaited: x11vnc loses what piles up while it looks at the screen.
-_TYPED_AT_ONCE = 5
+_PARTS = re.compile(r"[\x00-\x7f]{1,5}|.", re.DOTALL)
+# After a sign that is not on a US keyboard. Servers lend it a key and press that at once, and a
+# program that gets both together may know of the press only.
+_SIGN_PAUSE = 0.1
 # Seconds before each try to connect again.
 _TRIES = (0.0, 0.5, 1.5)
 _SHIFT = KEYS["ShiftLeft"].keysym
@@ -38,6 +43,9 @@ _WITH_SHIFT = frozenset(SHIFTED.values())
 
 
 class VncDriver(Driver):
+    """Signs that are on no key are typed as far as the server finds keys to lend them: TigerVNC
+    1.12 has keys for about 20 different ones until it ends, and drops others without a word."""
+
     name = "vnc"
     capabilities = Capabilities(horizontal_wheel=True, unicode=True, delay=0.05)
     click_pause = 0.01
@@ -87,10 +95,12 @@ class VncDriver(Driver):
             raise UntypeableError(bad, self.name)
         self._typing = True
         try:
-            for start in range(0, len(text), _TYPED_AT_ONCE):
-                part = text[start : start + _TYPED_AT_ONCE]
-                await self._send(lambda connection, part=part: _type(connection, part))
-                await self._opened().echo()
+            if not text.isascii():  # the first key of a connection is news to programs too
+                await self.chord(["ShiftLeft"])
+                await asyncio.sleep(_SIGN_PAUSE)
+            for part in _PARTS.findall(text):
+                await self._send(partial(_type, text=part), echo=True)
+                await asyncio.sleep(0 if part.isascii() else _SIGN_PAUSE)
         finally:
             self._typing = False
 
@@ -106,12 +116,11 @@ class VncDriver(Driver):
             )
         if self._at is None and not pressed:
             return  # nothing was ever pressed
-        await self._send_pointer(self._buttons | bit if pressed else self._buttons & ~bit)
-        await self._opened().echo()
+        buttons = self._buttons | bit if pressed else self._buttons & ~bit
+        await self._send_pointer(buttons, echo=True)
 
     async def _send_wheel(self, dx: int, dy: int) -> None:
-        await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons)
-        await self._opened().echo()
+        await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons, echo=True)
 
     async def _send_key(self, code: str, pressed: bool) -> None:
         if pressed:
@@ -123,7 +132,7 @@ class VncDriver(Driver):
         if keysym:
             await self._send(lambda connection: connection.key(keysym, pressed))
 
-    async def _send_pointer(self, *states: int) -> None:
+    async def _send_pointer(self, *states: int, echo: bool = False) -> None:
         at = self._at
         if at is None:
             raise UnsupportedActionError(
@@ -134,14 +143,16 @@ class VncDriver(Driver):
             for self._buttons in states:
                 connection.point(*at, self._buttons)
 
-        await self._send(write)
+        await self._send(write, echo)
 
-    async def _send(self, write: Callable[[Connection], None]) -> None:
-        """Raises ConnectionLostError once everything is released on a new connection."""
+    async def _send(self, write: Callable[[Connection], None], echo: bool = False) -> None:
+        """With `echo`, the server has read it afterwards, if it answers at all.
+
+        Raises ConnectionLostError once everything is released on a new connection."""
         connection = self._opened()
         if connection.lost is None and not self._interrupted:
             write(connection)
-            await connection.flush()
+            await (connection.echo() if echo else connection.flush())
         if lost := connection.lost:
             await self._living()
         if lost or self._interrupted:
@@ -190,7 +201,7 @@ class VncDriver(Driver):
         for number, pause in enumerate(tries, start=1):
             await asyncio.sleep(pause)
             try:
-                return await connect(address.host, address.port, address.password)
+                return await connect(address.host, address.port or _PORT, address.password)
             except DriverError:
                 if number == len(tries):
                     raise
@@ -198,8 +209,7 @@ class VncDriver(Driver):
 
 
 def _type(connection: Connection, text: str) -> None:
-    for char in text:
-        keysym = keysym_of(char)
+    for keysym in map(keysym_of, text):
         # Servers that know no layout take the key's place from it, and Shift from us.
         keys = (_SHIFT, keysym) if keysym in _WITH_SHIFT else (keysym,)
         for key in keys:

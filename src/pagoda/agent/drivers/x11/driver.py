@@ -49,14 +49,22 @@ class X11Driver(Driver):
                 "There is no X display: the variable DISPLAY is not set. Start Pagoda on the "
                 "desktop that it is to operate, or name the display, as in `--driver x11://:0`."
             )
-        worker = Worker()
+        worker, given_up = Worker(), False
+
+        def connect() -> Screen:
+            screen = Screen(name)
+            if given_up:
+                screen.close()
+            return screen
+
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                self._screen = await worker.call(lambda: Screen(name))
+                self._screen = await worker.call(connect)
         except TimeoutError:
             raise DriverError(f"The X display {name} does not answer; its server hangs.") from None
         finally:
             if self._screen is None:
+                given_up = True
                 worker.close()
         self._worker = worker
 

@@ -35,7 +35,7 @@ class Keyboard:
         """The key that has the meaning of `code` (see `keys.KEYS`); raises ActionError."""
         self._refresh()
         key = KEYS[code]
-        for keysym in (key.keysym, _STAND_INS.get(key.keysym)):
+        for keysym in (key.keysym, _STAND_INS.get(key.keysym, 0)):
             for group in (0, 1):
                 if place := self._places.get((group, keysym)):
                     return place[0]

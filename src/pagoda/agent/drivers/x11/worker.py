@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], object]] | None] = SimpleQueue()
         Thread(target=self._run, name="x11", daemon=True).start()
 
     async def call(self, job: Callable[[], T]) -> T:
