@@ -78,38 +78,24 @@ async def proxied(port):
 
 
 @pytest.mark.parametrize("version", ["3.3", "3.7", "3.8"])
-@pytest.mark.parametrize("password", ["", "sesame"])
-async def test_versions_with_and_without_a_password(desktop, tmp_path, version, password):
-    options = ["-rfbversion", version]
-    if password:
-        file = tmp_path / "passwords"
-        file.write_text(password)
-        options += ["-passwdfile", str(file)]
-    else:
-        options.append("-nopw")
-    with start_x11vnc(desktop, *options) as port:
-        driver = make_driver(f"vnc://:{password}@127.0.0.1:{port}")
-        await driver.open()
-        assert (await driver.screenshot()).size == desktop.size
-        await driver.close()
-
-
-async def test_passwords_from_elsewhere_and_wrong_ones(desktop, tmp_path, monkeypatch):
-    file = tmp_path / "password"
-    file.write_text("sésame/?\n", encoding="utf-8")
-    there = tmp_path / "there"
+async def test_passwords_in_all_versions(desktop, tmp_path, version, monkeypatch):
+    there, file = tmp_path / "there", tmp_path / "file"
     there.write_text("sésame/?", encoding="latin-1")
-    with start_x11vnc(desktop, "-passwdfile", str(there)) as port:
+    file.write_text("sésame/?\n", encoding="utf-8")
+    with start_x11vnc(desktop, "-rfbversion", version, "-passwdfile", str(there)) as port:
         where = f"127.0.0.1:{port}"
         for url in (f"vnc://{where}?password-file={file}", f"vnc://:s%C3%A9same%2F%3F@{where}"):
             driver = make_driver(url)
             await driver.open()
+            assert (await driver.screenshot()).size == desktop.size
             await driver.close()
+        driver = make_driver(f"vnc://{where}")
         with pytest.raises(LoginError, match="password-file"):
-            await make_driver(f"vnc://{where}").open()
+            await driver.open()
         monkeypatch.setenv("PAGODA_DRIVER_PASSWORD", "wrong")
+        driver = make_driver(f"vnc://{where}")
         with pytest.raises(LoginError, match="Check the password") as caught:
-            await make_driver(f"vnc://{where}").open()
+            await driver.open()
         assert "wrong" not in str(caught.value)
 
 
@@ -192,6 +178,7 @@ async def test_a_connection_that_is_cut_while_typing(desktop, clean):
     text = "0123456789" * 40
     async with proxied(desktop.vnc_port) as (driver, proxy):
         await driver.click(clean.middle("text"), "left", 1, ())
+        await clean.saw("the click", lambda state: state["releases"])
         typing = asyncio.create_task(driver.type_text(text))
         await clean.saw("some text", lambda state: len(state["text"]) > 20)
         proxy.cut()

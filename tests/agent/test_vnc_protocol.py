@@ -24,6 +24,7 @@ FULL_RED = update(rectangle(WHOLE, RAW, pixels(32, RED)))
 def impatient(monkeypatch):
     """Servers here never send later what they did not send at once."""
     monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "_ECHO_SECONDS", 0)
     monkeypatch.setattr(connection, "_PICTURE_TRIES", 1)
     monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0,))
 
@@ -111,6 +112,16 @@ async def test_a_server_that_says_nothing_new_gives_a_stale_picture():
         frame = await driver.screenshot()
         assert frame.stale
         assert frame.image.getpixel((0, 0)) == RED
+
+
+@pytest.mark.parametrize("version", [b"003.003", b"003.005", b"003.007"])
+async def test_old_versions_without_a_password(version):
+    rest = greeting(SIZE)[18:]
+    security = struct.pack(">I", 1) if version < b"003.007" else b"\x01\x01"
+    said = b"RFB " + version + b"\n" + security + rest + FULL_RED
+    async with fake_vnc(says(said, stays=True)) as driver:
+        await driver.open()
+        assert (await driver.screenshot()).image.getpixel((0, 0)) == RED
 
 
 async def test_no_picture_and_no_screen():
@@ -245,8 +256,12 @@ async def test_what_is_sent():
 
     async def talk(reader, writer):
         writer.write(greeting((800, 600)))
-        while data := await reader.read(1000):
-            heard.extend(data)
+        await reader.readexactly(14)  # version, security, shared
+        while True:
+            kind = await reader.readexactly(1)
+            data = await reader.readexactly({0: 19, 2: 27, 3: 9, 4: 7, 5: 5}[kind[0]])
+            if kind[0] in (4, 5):
+                heard.extend(kind + data)
 
     async with fake_vnc(talk) as driver:
         await driver.open()

@@ -14,9 +14,31 @@ import pytest
 
 from tests.agent.rig.observer import Observer
 
-_OPENBOX = Path(__file__).with_name("openbox.xml")
 # Generous: a start takes half a second on an idle machine.
 PATIENCE = 60.0
+# Windows can be focused, moved and closed. Debian's settings take keys such as Print away from
+# programs, and all of them are grabbed again with every change of the keyboard's layout.
+_WINDOW_MANAGER = """<?xml version="1.0"?>
+<openbox_config xmlns="http://openbox.org/3.4/rc">
+  <focus><focusNew>yes</focusNew></focus>
+  <mouse>
+    <context name="Client">
+      <mousebind button="Left" action="Press">
+        <action name="Focus"/><action name="Raise"/>
+      </mousebind>
+    </context>
+    <context name="Titlebar">
+      <mousebind button="Left" action="Drag"><action name="Move"/></mousebind>
+      <mousebind button="Left" action="Press">
+        <action name="Focus"/><action name="Raise"/>
+      </mousebind>
+    </context>
+    <context name="Close">
+      <mousebind button="Left" action="Click"><action name="Close"/></mousebind>
+    </context>
+  </mouse>
+</openbox_config>
+"""
 
 
 def require(*programs: str) -> None:
@@ -172,7 +194,8 @@ def start_desktop(
     try:
         server = start_server(desktop, program, *arguments, *options)
         desktop.observer = Observer(desktop.display)
-        manager = desktop.spawn("openbox", "--config-file", str(_OPENBOX))
+        (folder / "openbox.xml").write_text(_WINDOW_MANAGER)
+        manager = desktop.spawn("openbox", "--config-file", str(folder / "openbox.xml"))
         wait_until(
             "openbox", lambda: desktop.observer.root_has("_NET_SUPPORTING_WM_CHECK"), manager
         )

@@ -38,6 +38,7 @@ _SEND_SECONDS = 5.0
 # A server that has nothing to tell answers in milliseconds; a whole picture takes what the
 # network takes, some times as long.
 _ANSWER_SECONDS = 1.0
+_ECHO_SECONDS = 0.5
 _PICTURE_TRIES = 15
 _PART = 1 << 20
 
@@ -110,11 +111,11 @@ class Connection:
             self._ask(whole=True, incremental=True)
             self._ask(whole=False, incremental=False)
             await self.flush()
-            fresh = await self._wait(lambda: self._answers > before)
+            fresh = await self._wait(lambda: self._answers > before, _ANSWER_SECONDS)
         finally:
             self._looking -= 1
         for _ in range(_PICTURE_TRIES):
-            if await self._wait(lambda: not self._updating and not self._picture.missing):
+            if await self._wait(self._is_whole, _ANSWER_SECONDS):
                 break
             if not self._updating:
                 self._ask(whole=True, incremental=False)
@@ -123,6 +124,13 @@ class Connection:
         if self._picture.missing:
             raise DriverError("The VNC server sends no picture.")
         return self._picture.image(), not fresh
+
+    async def echo(self) -> None:
+        """Wait until the server has read what was sent before, as far as it answers in time."""
+        before = self._answers
+        self._ask(whole=False, incremental=False)
+        await self.flush()
+        await self._wait(lambda: self._answers > before, _ECHO_SECONDS)
 
     def key(self, keysym: int, pressed: bool) -> None:
         self._writer.write(struct.pack(">BBxxI", 4, pressed, keysym))
@@ -149,15 +157,18 @@ class Connection:
         with suppress(OSError):
             await self._writer.wait_closed()
 
+    def _is_whole(self) -> bool:
+        return not self._updating and not self._picture.missing
+
     def _ask(self, whole: bool, incremental: bool) -> None:
         width, height = self.size if whole else (1, 1)
         if all(self.size):
             self._writer.write(struct.pack(">BBHHHH", 3, incremental, 0, 0, width, height))
 
-    async def _wait(self, holds: Callable[[], bool]) -> bool:
-        """Whether it holds within the time that an answer takes, or the connection is lost."""
+    async def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Whether it holds in time, or the connection is lost."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_SECONDS), self._news:
+            async with asyncio.timeout(seconds), self._news:
                 await self._news.wait_for(lambda: self.lost or holds())
         return self.lost is not None or holds()
 

@@ -1,6 +1,7 @@
 """A computer whose screen a VNC server shares."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,9 +29,12 @@ _MOST_DISPLAYS = 100
 _BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
 # (dx, dy): bit
 _WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
-# Characters that are typed in one go, and the pause after them, which lets slow servers follow.
-_TYPED_AT_ONCE = 5
-_TYPING_PAUSE = 0.02
+# Characters that are typed in one go. After them, and after every press and release of a button,
+# the server's answer is awaited: x11vnc loses what piles up while it looks at the screen.
+_PARTS = re.compile(r"[\x00-\x7f]{1,5}|.", re.DOTALL)
+# After a sign that is not on a US keyboard. Servers lend it a key and press that at once, and a
+# program that gets both together may know of the press only.
+_SIGN_PAUSE = 0.1
 # Seconds before each try to connect again.
 _TRIES = (0.0, 0.5, 1.5)
 _SHIFT = KEYS["ShiftLeft"].keysym
@@ -86,10 +90,13 @@ class VncDriver(Driver):
             raise UntypeableError(bad, self.name)
         self._typing = True
         try:
-            for start in range(0, len(text), _TYPED_AT_ONCE):
-                part = text[start : start + _TYPED_AT_ONCE]
+            if not text.isascii():  # the first key of a connection is news to programs too
+                await self.chord(["ShiftLeft"])
+                await asyncio.sleep(_SIGN_PAUSE)
+            for part in _PARTS.findall(text):
                 await self._send(lambda connection, part=part: _type(connection, part))
-                await asyncio.sleep(_TYPING_PAUSE)
+                await self._opened().echo()
+                await asyncio.sleep(0 if part.isascii() else _SIGN_PAUSE)
         finally:
             self._typing = False
 
@@ -100,13 +107,17 @@ class VncDriver(Driver):
     async def _send_button(self, button: Button, pressed: bool) -> None:
         bit = _BUTTONS.get(button, 0)
         if pressed and not bit:
-            raise UnsupportedActionError(f"VNC has no {button!r} button; use keys, as AltLeft with an arrow.")
+            raise UnsupportedActionError(
+                f"VNC has no {button!r} button; use keys, as AltLeft with an arrow."
+            )
         if self._at is None and not pressed:
             return  # nothing was ever pressed
         await self._send_pointer(self._buttons | bit if pressed else self._buttons & ~bit)
+        await self._opened().echo()
 
     async def _send_wheel(self, dx: int, dy: int) -> None:
         await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons)
+        await self._opened().echo()
 
     async def _send_key(self, code: str, pressed: bool) -> None:
         if pressed:
@@ -193,8 +204,7 @@ class VncDriver(Driver):
 
 
 def _type(connection: Connection, text: str) -> None:
-    for char in text:
-        keysym = keysym_of(char)
+    for keysym in map(keysym_of, text):
         # Servers that know no layout take the key's place from it, and Shift from us.
         keys = (_SHIFT, keysym) if keysym in _WITH_SHIFT else (keysym,)
         for key in keys:

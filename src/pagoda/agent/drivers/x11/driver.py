@@ -10,6 +10,7 @@ from Xlib import error
 
 from pagoda.agent.actions import Button, Point
 from pagoda.agent.drivers.base import Capabilities, Driver
+from pagoda.agent.drivers.x11.keyboard import LEARNING_SECONDS
 from pagoda.agent.drivers.x11.screen import Screen
 from pagoda.agent.drivers.x11.worker import Worker
 from pagoda.agent.errors import ConnectionLostError, DriverError
@@ -47,14 +48,22 @@ class X11Driver(Driver):
                 "There is no X display: the variable DISPLAY is not set. Start Pagoda on the "
                 "desktop that it is to operate, or name the display, as in `--driver x11://:0`."
             )
-        worker = Worker()
+        worker, given_up = Worker(), False
+
+        def connect() -> Screen:
+            screen = Screen(name)
+            if given_up:
+                screen.close()
+            return screen
+
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                self._screen = await worker.call(lambda: Screen(name))
+                self._screen = await worker.call(connect)
         except TimeoutError:
             raise DriverError(f"The X display {name} does not answer; its server hangs.") from None
         finally:
             if self._screen is None:
+                given_up = True
                 worker.close()
         self._worker = worker
 
@@ -90,10 +99,14 @@ class X11Driver(Driver):
     async def type_text(self, text: str) -> None:
         text = text.replace("\r\n", "\n")
         await self._do(lambda screen: screen.keyboard.check(text))
-        for start in range(0, len(text), _TYPED_AT_ONCE):
-            part = text[start : start + _TYPED_AT_ONCE]
-            await self._do(lambda screen, part=part: screen.keyboard.type(part))
-            await asyncio.sleep(_TYPING_PAUSE)
+        while text:
+            ready, new = await self._do(lambda screen, rest=text: screen.keyboard.prepare(rest))
+            await asyncio.sleep(LEARNING_SECONDS if new else 0)
+            for start in range(0, ready, _TYPED_AT_ONCE):
+                part = text[start : min(start + _TYPED_AT_ONCE, ready)]
+                await self._do(lambda screen, part=part: screen.keyboard.type(part))
+                await asyncio.sleep(_TYPING_PAUSE)
+            text = text[ready:]
 
     async def _send_move(self, to: Point) -> None:
         def move(screen: Screen) -> None:

@@ -15,8 +15,10 @@ from pagoda.agent.keys import KEYS, keysym_of
 _SHIFT = KEYS["ShiftLeft"].keysym
 # The right Alt key is a third Shift on most European layouts.
 _STAND_INS = {KEYS["AltRight"].keysym: 0xFE03}
-# Programs translate a key when they get to its event, with the mapping of that time: a key that
-# was lent to a sign keeps its meaning at least so long.
+# Programs translate a key when they get to its event, with the mapping that they know then. Before
+# a key is used that was lent to a sign, they have so long to learn of it (Tk loses keys that come
+# together with the news), and after it was used it keeps its meaning at least so long.
+LEARNING_SECONDS = 0.2
 _LENT_SECONDS = 0.1
 
 
@@ -37,8 +39,10 @@ class Keyboard:
             for group in (0, 1):
                 if place := self._places.get((group, keysym)):
                     return place[0]
+        new = key.keysym not in self._lent
         if key.modifier or not (keycode := self._borrow(key.keysym)):
             raise ActionError(f"This display's keyboard has no key {code!r}.")
+        time.sleep(LEARNING_SECONDS if new else 0)
         return keycode
 
     def check(self, text: str) -> None:
@@ -50,11 +54,30 @@ class Keyboard:
         if bad:
             raise UntypeableError(bad, "x11")
 
-    def type(self, text: str) -> None:
-        """Press and release the keys of a checked text; none stays down."""
+    def prepare(self, text: str) -> tuple[int, bool]:
+        """Lend keys to the signs of a checked text that have none.
+
+        Returns how many characters can be typed before keys must change hands again, and whether
+        programs have to learn of new keys first.
+        """
         self._refresh()
-        state = self._display.screen().root.query_pointer().mask
-        group, caps = state >> 13 & 3, bool(state & X.LockMask)
+        group, _ = self._state()
+        needed: set[int] = set()
+        new = False
+        for position, keysym in enumerate(map(keysym_of, text)):
+            if (group, keysym) in self._places or keysym in needed:
+                continue
+            if len(needed) == len(self._spare):
+                return position, new
+            needed.add(keysym)
+            new |= keysym not in self._lent
+            self._borrow(keysym)
+        return len(text), new
+
+    def type(self, text: str) -> None:
+        """Press and release the keys of a text that was prepared; none stays down."""
+        self._refresh()
+        group, caps = self._state()
         shift_key = self._places[0, _SHIFT][0]
         for char in text:
             keysym = keysym_of(char)
@@ -75,6 +98,11 @@ class Keyboard:
             self._map(keycode, 0)
         self._lent.clear()
         self._display.sync()
+
+    def _state(self) -> tuple[int, bool]:
+        """The group of the layout that is on, and whether Caps Lock is."""
+        mask = self._display.screen().root.query_pointer().mask
+        return mask >> 13 & 3, bool(mask & X.LockMask)
 
     def _fake(self, event: int, keycode: int) -> None:
         self._display.xtest_fake_input(event, keycode)

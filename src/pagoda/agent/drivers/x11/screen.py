@@ -10,6 +10,7 @@ import socket
 
 from PIL import Image
 from Xlib import X, display, error
+from Xlib.protocol.event import event_class
 
 from pagoda.agent.actions import Button
 from pagoda.agent.drivers.x11.keyboard import Keyboard
@@ -29,22 +30,51 @@ _PIXELS = {
 _PART = 1 << 20
 
 
+class _Separate(display._BaseDisplay):
+    """python-xlib 0.33 keeps what it learns of a server's extensions, which every server numbers
+    its own way, for all connections of the process; and it leaves refused ones open."""
+
+    def __init__(self, name: str):
+        self.extension_major_opcodes: dict[str, int] = {}
+        self.error_classes = error.xerror_class.copy()
+        self.event_classes = event_class.copy()
+        try:
+            super().__init__(name)
+        except BaseException:
+            if hasattr(self, "socket"):
+                self.socket.close()
+            raise
+
+
+display._BaseDisplay = _Separate
+
+
 class Screen:
     """The first screen of a display."""
 
     def __init__(self, name: str):
         try:
             self._display = display.Display(name)
+            problem = ""
         except error.DisplayNameError:
             raise DriverError(
                 f"{name!r} is not an X display; write it like :0 or host:0."
             ) from None
-        except (error.DisplayError, error.ConnectionClosedError, OSError) as problem:
+        except (error.DisplayError, error.ConnectionClosedError, OSError) as failure:
+            problem = str(failure)
+        if problem:  # out here, where the failure does not keep python-xlib's socket alive
             raise DriverError(
                 f"The X display {name} cannot be opened ({problem}). Check that its server runs, "
                 "and that you may use it: run Pagoda as the user who is logged in there, or set "
                 "XAUTHORITY to that user's file."
-            ) from None
+            )
+        try:
+            self._use(name)
+        except BaseException:
+            self._display.close()
+            raise
+
+    def _use(self, name: str) -> None:
         self._display.set_error_handler(lambda problem, _: _LOG.warning("X error: %s", problem))
         self._root = self._display.screen().root
         self._pixels = self._pixel_format()
