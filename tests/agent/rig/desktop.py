@@ -104,10 +104,11 @@ class Desktop:
         self._processes.append(process)
         return process
 
-    def end(self, process: subprocess.Popen) -> None:
+    def end(self, process: subprocess.Popen, seconds: float = 10) -> None:
+        """Terminate it; kill it where it does not end in time."""
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -140,6 +141,16 @@ class Desktop:
             process,
         )
         return window
+
+    def wait_until_gone(self, window: str) -> None:
+        wait_until(
+            "the window's end",
+            lambda: (
+                subprocess.run(
+                    ["xdotool", "getwindowname", window], env=self.environment, capture_output=True
+                ).returncode
+            ),
+        )
 
     def place(self, window: str) -> tuple[int, int, int, int]:
         """x, y, width and height of a window, in pixels of the screen."""
@@ -219,4 +230,5 @@ def start_x11vnc(desktop: Desktop, *options: str) -> Iterator[int]:
         wait_until("x11vnc", lambda: listens(port), process)
         yield port
     finally:
-        desktop.end(process)
+        # After a login that failed it does not hear the signal.
+        desktop.end(process, seconds=2)
