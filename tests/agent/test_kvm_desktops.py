@@ -31,6 +31,7 @@ async def test_a_task_of_everything(target, reach):
             await driver.scroll(target.middle("list"), 0, -3, ())
             await driver.scroll(None, 0, 1, ())
             await driver.click(target.middle("text"), "left", 1, ())
+            await target.saw("the clicks", lambda state: len(state["releases"]) == 5)
             await driver.type_text("echo  'It works!'\n\t~$_#")
             await driver.chord(["ShiftLeft", "Home"])
             await driver.type_text("End.")
@@ -59,6 +60,7 @@ async def test_a_computer_with_another_layout(target, layout):
         with stations.nanokvm(target.desktop) as url:
             async with opened(f"{url}?layout={layout}") as driver:
                 await driver.click(target.middle("text"), "left", 1, ())
+                await target.saw("the click", lambda state: state["releases"])
                 await driver.type_text(text.replace("\t", ""))
                 state = await target.saw(
                     "the text", lambda state: len(state["text"]) >= len(text) - 1

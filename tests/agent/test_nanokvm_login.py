@@ -1,5 +1,7 @@
 """Into a NanoKVM of every kind."""
 
+import asyncio
+
 import pytest
 
 from pagoda.agent.actions import Power
@@ -90,6 +92,14 @@ async def test_stream_and_keys_come_back_with_a_new_session():
         assert not (await driver.screenshot()).stale
         # The stream and the WebSocket asked for one at the same time.
         assert len(kvm.logins) == 2
+
+
+async def test_tasks_that_lose_a_session_together_share_the_next_one():
+    kvm = FakeNanoKvm(Still())
+    async with kvm.run(), opened(kvm.url()) as driver:
+        kvm.revoke()
+        await asyncio.gather(*(driver.power(Power("press")) for _ in range(4)))
+        assert len(kvm.posts) == 4 and len(kvm.logins) == 2
 
 
 async def test_a_password_that_was_changed_is_not_tried_for_ever(monkeypatch):

@@ -174,6 +174,17 @@ async def test_lost_in_the_middle_of_a_drag(pikvm):
         assert pikvm.screen.events.count(("button", 1, True)) == 1
 
 
+async def test_a_password_that_was_changed_is_not_tried_for_ever(pikvm, monkeypatch):
+    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._PATIENCE", 0.5)
+    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._RETRIES", (0.01,))
+    pikvm.drop_after = 3
+    async with opened(pikvm.url(pikvm.options)) as driver:
+        pikvm.password = "changed"
+        with pytest.raises(ConnectionLostError, match="refused the session"):
+            await driver.type_text("abcdefgh")
+        assert pikvm.refusals == 1
+
+
 async def test_a_heartbeat(pikvm, monkeypatch):
     monkeypatch.setattr("pagoda.agent.drivers.kvm.link._HEARTBEAT", 0.05)
     async with opened(pikvm.url(pikvm.options)):

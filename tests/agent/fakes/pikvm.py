@@ -37,6 +37,7 @@ class FakePiKvm:
         self.events: list[str] = []
         """Every message, but pings."""
         self.pings = 0
+        self.refusals = 0
         self.links = 0
         self.posts: list[str] = []
         self._sockets: set[web.WebSocketResponse] = set()
@@ -68,6 +69,7 @@ class FakePiKvm:
             else:
                 return self._error(401, "UnauthorizedError")
             if given != [self.user, self.password]:
+                self.refusals += 1
                 return self._error(403, "ForbiddenError")
             return await handler(request)
 
