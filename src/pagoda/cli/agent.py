@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+from types import ModuleType
 
 from pagoda.base.errors import ConfigError
 
@@ -24,9 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    module, parsed = parse_kind(args.words)
+    return int(module.run(parsed))
+
+
+def parse_kind(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The kind's module and its flags. ConfigError for a kind that there is not."""
     from pagoda.config.parser import FlagParser
 
-    kind, *words = args.words or [""]
+    kind, *words = words or [""]
     if kind not in KINDS:
         there_is = f"There is no {kind!r} of agents" if kind else "Say what the agent should do"
         raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
@@ -37,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
         description=KINDS[kind],
     )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words)))
+    return module, parser.parse_args(words)
