@@ -14,16 +14,19 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-quick check format docs bench bench-peers clean
+.PHONY: help install install-dev serve chat test test-agent test-quick check format docs bench \
+  bench-agent bench-peers clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
 	@echo "                 (MODEL=./file.gguf chooses another, ARGS='--port 9000' adds flags)"
 	@echo "make chat        talk to the model in this terminal"
 	@echo "make test        all tests        make test-quick   those of a few minutes"
+	@echo "make test-agent  those of the agent, with the desktops that they need (Debian, as root)"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
+	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -40,12 +43,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,video,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent,video,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
@@ -58,7 +61,17 @@ chat: install
 	$(BIN)/pagoda chat $(MODEL) $(ARGS)
 
 test: install-dev
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(ARGS)
+
+# The agent's tests need X servers and programs to operate; where they are missing, they are skipped.
+DESKTOP := xvfb tigervnc-standalone-server x11vnc openbox xterm zenity xdotool x11-xserver-utils \
+  x11-xkb-utils python3-tk chromium openssl
+test-agent: install-dev
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(DESKTOP); } >/dev/null || \
+	    echo "The programs of the desktop tests cannot be installed here."; \
+	else echo "On Debian: sudo apt install $(DESKTOP)"; fi
+	$(BIN)/python -m pytest tests/agent
 
 test-quick: install-dev
 	$(BIN)/python -m pytest tests -m "not slow"
@@ -80,6 +93,9 @@ docs: install-dev
 
 bench-peers: install-dev
 	$(BIN)/python -m bench.peers $(ARGS)
+
+bench-agent: install-dev
+	$(BIN)/python -m bench.agent $(ARGS)
 
 bench: install
 	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)

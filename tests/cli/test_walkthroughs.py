@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagoda.base.errors import ConfigError
+from pagoda.cli import agent
 from pagoda.cli.main import main, parse_command
 from pagoda.config import compat, flags
 from pagoda.config.server import ServerConfig
@@ -38,12 +39,12 @@ def documented(remark):
 SERVED = [line for line, _ in documented("") if line.startswith("serve ")]
 OTHERS = [line for line, _ in documented("") if not line.startswith("serve ")]
 REFUSED = documented("refused: ")
-LATER = documented("later: ")
 
 
 def parse(line):
     name, *words = shlex.split(line)
-    return parse_command(name, words)[1]
+    args = parse_command(name, words)[1]
+    return agent.parse_kind(args.words)[1] if name == "agent" else args
 
 
 @pytest.mark.parametrize("line", SERVED)
@@ -67,12 +68,6 @@ def test_refused_in_one_line(line, flag, capsys):
 @pytest.mark.parametrize("line", OTHERS)
 def test_other_commands_parse(line):
     parse(line)
-
-
-@pytest.mark.parametrize(("line", "words"), LATER)
-def test_commands_of_later_versions_say_so(line, words, capsys):
-    assert main(shlex.split(line)) == 1
-    assert words in capsys.readouterr().err
 
 
 def test_values_of_the_offline_server():

@@ -48,6 +48,15 @@ VARIABLES = {
             "Best native kernels to use: avx512, avx512vnni (without BF16), avxvnni, avx2, "
             "neondot, neon, generic, or none; the CPU decides if unset.",
         ),
+        Variable("DISPLAY", str, None, "X11 display that `--driver x11:` operates, as :0."),
+        Variable("XAUTHORITY", Path, None, "File with the keys to X11 displays; ~/.Xauthority."),
+        Variable(
+            "PAGODA_DRIVER_PASSWORD",
+            str,
+            None,
+            "Password of the computer that `--driver` names, to keep it out of the command line.",
+        ),
+        Variable("XDG_CONFIG_HOME", Path, None, "Where settings live; ~/.config."),
         Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
         Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),
         Variable("HF_TOKEN", str, None, "Access token for the Hugging Face hub."),
@@ -79,6 +88,15 @@ def get(name: str) -> Any:
         raise ConfigError(f"The variable {name} is {text!r}: {error}.") from error
 
 
+def with_prefix(prefix: str) -> dict[str, str]:
+    """Every variable whose name begins so, by the rest of its name; for names that users make."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+
+
 def is_empty(name: str) -> bool:
     """True where the variable is set to nothing, which `get` takes for unset."""
     return os.environ.get(name) == ""
@@ -91,6 +109,11 @@ def cache_dir() -> Path:
         return Path(own)
     base = get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pagoda"
+
+
+def config_dir() -> Path:
+    """Folder of Pagoda's settings; not created here."""
+    return Path(get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pagoda"
 
 
 def set_default(name: str, value: str) -> None:

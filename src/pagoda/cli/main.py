@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.errors import PagodaError
 from pagoda.base.near import nearest
 from pagoda.version import __version__
 
@@ -26,8 +26,8 @@ COMMANDS = {
     "rm": "Remove a model from the cache.",
     "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
+    "agent": "Let a served model that sees operate a computer.",
 }
-_LATER = ("agent",)
 _HELP_FLAGS = ("-h", "--help", "help")
 _VERSION_FLAGS = ("--version", "-v", "-V", "version")
 _USAGE_ERROR = 2
@@ -63,8 +63,6 @@ def _run(words: list[str]) -> int:
     if name in _VERSION_FLAGS:
         print(f"pagoda {__version__}")
         return 0
-    if name in _LATER:
-        raise ConfigError(f"`pagoda {name}` is not in this version.")
     if name not in COMMANDS:
         return _unknown(name)
     return _run_command(name, rest)

@@ -1,0 +1,38 @@
+"""Drivers by the scheme of their URL: `--driver vnc://host:5900`."""
+
+from pagoda.agent.drivers.base import Driver
+from pagoda.base.errors import ConfigError
+from pagoda.base.registry import Registry
+
+# Each is a function of the URL (with its user, password and query) that makes a driver, not open
+# yet, and raises ConfigError for a URL that it cannot use.
+DRIVERS = Registry(
+    "driver",
+    {
+        "x11": "pagoda.agent.drivers.x11.driver:make",
+        "vnc": "pagoda.agent.drivers.vnc.driver:make",
+        "nanokvm": "pagoda.agent.drivers.nanokvm.driver:make",
+        "nanokvms": "pagoda.agent.drivers.nanokvm.driver:make",
+        "pikvm": "pagoda.agent.drivers.pikvm:make",
+    },
+)
+
+
+def make_driver(url: str) -> Driver:
+    """The driver for `x11:` (the display in DISPLAY) or `x11://:1`, `vnc://:password@host:5900`,
+    `nanokvm://admin@host`, `nanokvms://...` (https), `pikvm://admin:password@host`.
+
+    Raises ConfigError for a scheme or a URL that is not known, and where a package is missing.
+    """
+    scheme = url.partition(":")[0]
+    if scheme not in DRIVERS:
+        raise ConfigError(f"There is no driver {scheme!r}; {DRIVERS.nearest(scheme)}.")
+    try:
+        make = DRIVERS.get(scheme)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"The driver {scheme!r} needs the Python package {error.name!r}: "
+            "pip install 'pagoda-llm[agent]'."
+        ) from error
+    driver: Driver = make(url)
+    return driver

@@ -1,0 +1,225 @@
+"""A computer whose screen a VNC server shares."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from PIL import Image
+
+from pagoda.agent.actions import Button, Point
+from pagoda.agent.drivers.address import Address, parse_address
+from pagoda.agent.drivers.base import Capabilities, Driver
+from pagoda.agent.drivers.vnc.connection import Connection, connect
+from pagoda.agent.errors import (
+    ConnectionLostError,
+    DriverError,
+    NoSignalError,
+    UnsupportedActionError,
+    UntypeableError,
+)
+from pagoda.agent.frame import Frame, pixel
+from pagoda.agent.keys import KEYS, SHIFTED, keysym_of
+
+_PORT = 5900
+# Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.
+_MOST_DISPLAYS = 100
+# Bits of a pointer message. The protocol has eight and says nothing of the last one, which servers
+# drop (TigerVNC 1.12, x11vnc 0.9.16); there is none for forward.
+_BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
+# (dx, dy): bit
+_WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
+# Characters that are typed in one go. After them, and after every press and release of a button,
+# the server's answer is awaited: x11vnc loses what piles up while it looks at the screen.
+_PARTS = re.compile(r"[\x00-\x7f]{1,5}|.", re.DOTALL)
+# After a sign that is not on a US keyboard. Servers lend it a key and press that at once, and a
+# program that gets both together may know of the press only.
+_SIGN_PAUSE = 0.1
+# Seconds before each try to connect again.
+_TRIES = (0.0, 0.5, 1.5)
+_SHIFT = KEYS["ShiftLeft"].keysym
+_WITH_SHIFT = frozenset(SHIFTED.values())
+
+
+class VncDriver(Driver):
+    """Signs that are on no key are typed as far as the server finds keys to lend them: TigerVNC
+    1.12 has keys for about 20 different ones until it ends, and drops others without a word."""
+
+    name = "vnc"
+    capabilities = Capabilities(horizontal_wheel=True, unicode=True, delay=0.05)
+    click_pause = 0.01
+
+    def __init__(self, address: Address):
+        super().__init__()
+        self._address = address
+        self._connection: Connection | None = None
+        self._reconnecting = asyncio.Lock()
+        # The connection was lost and made again in the middle of something, which must not go on.
+        self._interrupted = False
+        self._typing = False
+        self._at: tuple[int, int] | None = None
+        self._buttons = 0
+        self._keysyms: dict[str, int] = {}  # code: what was sent for it
+        self._frames = 0
+
+    async def open(self) -> None:
+        self._connection = await self._connect()
+
+    async def release_all(self) -> None:
+        await super().release_all()
+        self._interrupted = False  # nobody is in the middle of anything any more
+
+    async def close(self) -> None:
+        await self.release_all()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def screenshot(self) -> Frame:
+        connection = await self._living()
+        try:
+            image, stale = await self._image(connection)
+        except ConnectionLostError:
+            image, stale = await self._image(await self._living())
+        self._frames += 1
+        return Frame(image, self._frames, stale=stale)
+
+    async def screen_size(self) -> tuple[int, int]:
+        return (await self._living()).size
+
+    async def type_text(self, text: str) -> None:
+        text = text.replace("\r\n", "\n")
+        bad = [char for char in text if not keysym_of(char) or 0xD800 <= ord(char) < 0xE000]
+        if bad:
+            raise UntypeableError(bad, self.name)
+        self._typing = True
+        try:
+            if not text.isascii():  # the first key of a connection is news to programs too
+                await self.chord(["ShiftLeft"])
+                await asyncio.sleep(_SIGN_PAUSE)
+            for part in _PARTS.findall(text):
+                await self._send(partial(_type, text=part), echo=True)
+                await asyncio.sleep(0 if part.isascii() else _SIGN_PAUSE)
+        finally:
+            self._typing = False
+
+    async def _send_move(self, to: Point) -> None:
+        self._at = pixel(to, await self.screen_size())
+        await self._send_pointer(self._buttons)
+
+    async def _send_button(self, button: Button, pressed: bool) -> None:
+        bit = _BUTTONS.get(button, 0)
+        if pressed and not bit:
+            raise UnsupportedActionError(
+                f"VNC has no {button!r} button; use keys, as AltLeft with an arrow."
+            )
+        if self._at is None and not pressed:
+            return  # nothing was ever pressed
+        buttons = self._buttons | bit if pressed else self._buttons & ~bit
+        await self._send_pointer(buttons, echo=True)
+
+    async def _send_wheel(self, dx: int, dy: int) -> None:
+        await self._send_pointer(self._buttons | _WHEEL[dx, dy], self._buttons, echo=True)
+
+    async def _send_key(self, code: str, pressed: bool) -> None:
+        if pressed:
+            # Servers lift Shift for signs that need none, so what is sent is what Shift makes.
+            with_shift = "ShiftLeft" in self._keysyms or "ShiftRight" in self._keysyms
+            keysym = SHIFTED.get(code) if with_shift else None
+            self._keysyms[code] = keysym or KEYS[code].keysym
+        keysym = self._keysyms[code] if pressed else self._keysyms.pop(code, 0)
+        if keysym:
+            await self._send(lambda connection: connection.key(keysym, pressed))
+
+    async def _send_pointer(self, *states: int, echo: bool = False) -> None:
+        at = self._at
+        if at is None:
+            raise UnsupportedActionError(
+                "Nobody knows where the pointer is; name the position of this action too."
+            )
+
+        def write(connection: Connection) -> None:
+            for self._buttons in states:
+                connection.point(*at, self._buttons)
+
+        await self._send(write, echo)
+
+    async def _send(self, write: Callable[[Connection], None], echo: bool = False) -> None:
+        """With `echo`, the server has read it afterwards, if it answers at all.
+
+        Raises ConnectionLostError once everything is released on a new connection."""
+        connection = self._opened()
+        if connection.lost is None and not self._interrupted:
+            write(connection)
+            await (connection.echo() if echo else connection.flush())
+        if lost := connection.lost:
+            await self._living()
+        if lost or self._interrupted:
+            self._interrupted = False
+            raise ConnectionLostError(
+                "The connection to the VNC server was lost in the middle of the action, part of "
+                "which may be done. It is made again, and all keys and buttons are released."
+            )
+
+    async def _image(self, connection: Connection) -> tuple[Image.Image, bool]:
+        if not all(connection.size):
+            await connection.close()  # the next try asks for the size again
+            raise NoSignalError("The VNC server's screen has no size; is the computer on?")
+        return await connection.image()
+
+    def _opened(self) -> Connection:
+        if self._connection is None:
+            raise DriverError("The VNC driver is not open.")
+        return self._connection
+
+    async def _living(self) -> Connection:
+        """The connection, made again where it was lost, with everything released."""
+        async with self._reconnecting:
+            old = self._opened()
+            if old.lost is None:
+                return old
+            await old.close()
+            try:
+                connection = await self._connect(_TRIES)
+            except DriverError as error:
+                raise ConnectionLostError(f"{old.lost} {error}") from error
+            self._connection = connection
+            self._interrupted |= self._typing or bool(self.held)
+            for keysym in self._keysyms.values():
+                connection.key(keysym, False)
+            if self._at is not None:
+                connection.point(*self._at, 0)
+            self._buttons = 0
+            self._keysyms.clear()
+            self._held_buttons.clear()
+            self._held_keys.clear()
+            return connection
+
+    async def _connect(self, tries: tuple[float, ...] = (0.0,)) -> Connection:
+        address = self._address
+        for number, pause in enumerate(tries, start=1):
+            await asyncio.sleep(pause)
+            try:
+                return await connect(address.host, address.port or _PORT, address.password)
+            except DriverError:
+                if number == len(tries):
+                    raise
+        raise AssertionError("there is always a try")
+
+
+def _type(connection: Connection, text: str) -> None:
+    for keysym in map(keysym_of, text):
+        # Servers that know no layout take the key's place from it, and Shift from us.
+        keys = (_SHIFT, keysym) if keysym in _WITH_SHIFT else (keysym,)
+        for key in keys:
+            connection.key(key, True)
+        for key in reversed(keys):
+            connection.key(key, False)
+
+
+def make(url: str) -> VncDriver:
+    """`vnc://host`, `vnc://host:1` (a display, port 5901) or `vnc://:password@host:5900`."""
+    address = parse_address(url)
+    port = _PORT if address.port is None else address.port
+    return VncDriver(replace(address, port=port + _PORT if port < _MOST_DISPLAYS else port))

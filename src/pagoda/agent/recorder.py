@@ -1,0 +1,18 @@
+"""Everything that happens goes to the journal first, and from there to whoever listens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda.agent.events import Events
+from pagoda.agent.journal import Journal
+
+
+@dataclass
+class Recorder:
+    journal: Journal
+    events: Events
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Raises JournalError, and tells nobody, when it cannot be kept."""
+        kept = self.journal.write(event, **fields)
+        self.events.emit(**kept)

@@ -1,0 +1,121 @@
+"""A recorded run, done again without a model, as long as the screen looks as it did then."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from pagoda.agent import actions
+from pagoda.agent.actions import InputAction
+from pagoda.agent.drivers.base import Driver
+from pagoda.agent.effect import changed_at, compare
+from pagoda.agent.frame import Frame
+from pagoda.agent.journal import FRAMES, JournalError, read
+from pagoda.agent.observe import Settle, settled
+from pagoda.agent.perform import perform
+from pagoda.base.errors import PagodaError
+
+_NO_FRAME = {"file": "", "size": [0, 0]}
+# Keys and text have no target to look at: so much of the screen may differ before them.
+_MAY_DIFFER = 0.05
+
+
+class ReplayError(PagodaError):
+    """The screen is not as it was when the run was recorded; nothing more was done."""
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    number: int
+    frame: Path
+    screen: tuple[int, int]
+    """Pixels of the screen, of which `frame` may be a smaller picture."""
+    actions: tuple[InputAction, ...]
+    """Those that were carried out."""
+
+
+def recorded_steps(folder: Path) -> Iterator[RecordedStep]:
+    """The steps of a run that did something. Raises JournalError for a broken run."""
+    number, frame, screen = 0, "", (0, 0)
+    planned: list[dict[str, Any]] = []
+    done: list[InputAction] = []
+    for event in [*read(folder), {"event": "step", "step": 0, "frame": _NO_FRAME}]:
+        match event:
+            case {"event": "step", "step": step, "frame": {"file": file, "size": [w, h]}}:
+                if done:
+                    yield RecordedStep(number, _frame_path(folder, frame), screen, tuple(done))
+                number, frame, screen, planned, done = step, file, (w, h), [], []
+            case {"event": "actions", "actions": listed}:
+                planned = listed
+            case {"event": "acting", "index": int(index)} if 0 <= index < len(planned):
+                done.append(_action(folder, planned[index]))
+
+
+async def replay(
+    folder: Path,
+    driver: Driver,
+    reveal: Callable[[str], str],
+    settle: Settle | None = None,
+    report: Callable[[RecordedStep], None] = lambda step: None,
+) -> int:
+    """Carry out a run's actions again; how many steps. Raises ReplayError as soon as the screen
+    around an action's target differs from the recorded one."""
+    count = 0
+    try:
+        for step in recorded_steps(folder):
+            now = await settled(driver, settle or Settle())
+            _compare(step, _load(step.frame), now)
+            report(step)
+            for action in step.actions:
+                await perform(driver, action, reveal)
+            count += 1
+    finally:
+        await driver.release_all()
+    return count
+
+
+def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:
+    if step.screen != now.size:
+        raise ReplayError(
+            f"Step {step.number} was recorded at {step.screen[0]}x{step.screen[1]} pixels; the "
+            f"screen has {now.size[0]}x{now.size[1]} now."
+        )
+    now = now.scaled(then.size)
+    # What a step's later actions are aimed at may only appear with its first.
+    first = step.actions[0]
+    targets = actions.points(first)
+    for target in targets:
+        if changed_at(then, now, target):
+            raise ReplayError(
+                f"Step {step.number}: the screen around ({target.x:.3f}, {target.y:.3f}), where "
+                f"its {type(first).__name__} goes, differs from the recorded one ({step.frame})."
+            )
+    share = compare(then, now).share
+    if not targets and share > _MAY_DIFFER:
+        raise ReplayError(
+            f"Step {step.number}: {100 * share:.0f}% of the screen differs from the recorded one "
+            f"({step.frame})."
+        )
+
+
+def _load(path: Path) -> Frame:
+    try:
+        with Image.open(path) as image:
+            return Frame(image.convert("RGB"), 0)
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path} is not a readable screenshot: {error}.") from error
+
+
+def _frame_path(folder: Path, name: str) -> Path:
+    if "/" in name or name.startswith("."):
+        raise JournalError(f"The journal in {folder} names a file elsewhere: {name!r}.")
+    return folder / FRAMES / name
+
+
+def _action(folder: Path, fields: dict[str, Any]) -> InputAction:
+    action = actions.from_json(fields)
+    if not isinstance(action, InputAction):
+        raise JournalError(f"The journal in {folder} carried out a {type(action).__name__}.")
+    return action

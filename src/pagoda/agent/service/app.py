@@ -1,0 +1,319 @@
+"""The agent's own API, which its page and any script of the same user speak.
+
+Everything but `/` and the page's files wants the controller's cookie. All answers are JSON; errors
+are `{"error": "a sentence"}`.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import StreamingResponse as Stream
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pagoda.agent import settings as settings_file
+from pagoda.agent.control import Control, StateError
+from pagoda.agent.errors import DriverError
+from pagoda.agent.export import export_html
+from pagoda.agent.journal import FRAMES, JournalError, read
+from pagoda.agent.operator import Operator
+from pagoda.agent.service.gate import COOKIE, Gate
+from pagoda.base.errors import PagodaError
+from pagoda.base.log import get_logger
+
+log = get_logger(__name__)
+
+_MOST_BODY = 256 << 10
+_FPS = 5.0
+_PICTURES = {".jpeg": "image/jpeg", ".png": "image/png"}
+_BOUNDARY = "frame"
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+
+
+class TaskBody(msgspec.Struct, forbid_unknown_fields=True):
+    task: str
+
+
+class HintBody(msgspec.Struct, forbid_unknown_fields=True):
+    hint: str = ""
+
+
+class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class ConsentBody(msgspec.Struct, forbid_unknown_fields=True):
+    id: int
+    allow: bool
+
+
+class RunBody(msgspec.Struct, forbid_unknown_fields=True):
+    run: str
+
+
+@dataclass
+class Service:
+    operator: Operator
+    gate: Gate
+    settings_path: Path
+    exit: Callable[[], None]
+    """Ends the program."""
+    exits_with_page: bool = True
+    """Whether closing the page ends the agent; else it is paused."""
+
+    def app(self, wrap: Callable[[ASGIApp], ASGIApp] | None = None) -> ASGIApp:
+        """`wrap` puts the page in front."""
+        routes = [
+            Route("/api/session", self._guard(self.enter, open_to_all=True), methods=["POST"]),
+            *(
+                Route(f"/api/{name}", self._guard(handler), methods=["POST"])
+                for name, handler in {
+                    "start": self.start, "pause": self.pause, "resume": self.resume,
+                    "answer": self.answer, "consent": self.consent, "reset": self.reset,
+                    "settings": self.set_settings, "continue": self.continue_run,
+                    "close": self.close,
+                }.items()
+            ),
+            *(
+                Route(f"/api/{path}", self._guard(handler), methods=["GET"])
+                for path, handler in {
+                    "status": self.status, "settings": self.get_settings, "events": self.events,
+                    "screen": self.screen, "runs": self.runs, "runs/{run}": self.run_events,
+                    "runs/{run}/frames/{file}": self.run_frame,
+                    "runs/{run}/export": self.run_export,
+                }.items()
+            ),
+        ]  # fmt: skip
+        app: ASGIApp = Starlette(routes=routes, lifespan=self._lifespan)
+        return wrap(app) if wrap else app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        watch = asyncio.create_task(self._watch_controller())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await self.operator.close()
+
+    async def _watch_controller(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            if not self.gate.is_gone():
+                continue
+            self.gate.forget()
+            if self.exits_with_page:
+                log.info("The page was closed; the agent ends.")
+                self.exit()
+                return
+            if self.operator.control is not None:
+                await self.operator.control.pause("The page was closed.")
+            log.info("The page was closed; the agent goes on at %s", self.gate.address)
+
+    def _guard(self, handler: Handler, open_to_all: bool = False) -> Handler:
+        async def guarded(request: Request) -> Response:
+            if not self.gate.is_ours(request):
+                return _error(403, "This request comes from another site.")
+            if not open_to_all and not self.gate.knows(request):
+                return _error(403, "Open the address that the agent printed; it works once.")
+            try:
+                return await handler(request)
+            except StateError as error:
+                return _error(409, str(error))
+            except (DriverError, JournalError) as error:
+                return _error(502, str(error))
+            except PagodaError as error:
+                return _error(400, str(error))
+
+        return guarded
+
+    async def enter(self, request: Request) -> Response:
+        cookie = self.gate.enter((await _body(request, TokenBody)).token)
+        if cookie is None:
+            await asyncio.sleep(1)  # so that guessing takes longer than the token's life
+            return _error(403, "This address was used before, or is of an agent that has ended.")
+        reply = JSONResponse({})
+        reply.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
+        return reply
+
+    async def start(self, request: Request) -> Response:
+        await self.operator.start((await _body(request, TaskBody)).task)
+        return self._status()
+
+    async def continue_run(self, request: Request) -> Response:
+        """Go on with a run that was cut off."""
+        await self.operator.resume(self._run_folder((await _body(request, RunBody)).run))
+        return self._status()
+
+    async def pause(self, request: Request) -> Response:
+        await self._control().pause()
+        return self._status()
+
+    async def resume(self, request: Request) -> Response:
+        self._control().resume((await _body(request, HintBody)).hint)
+        return self._status()
+
+    async def answer(self, request: Request) -> Response:
+        self._control().answer((await _body(request, AnswerBody)).text)
+        return self._status()
+
+    async def consent(self, request: Request) -> Response:
+        body = await _body(request, ConsentBody)
+        self._control().consent(body.id, body.allow)
+        return self._status()
+
+    async def reset(self, request: Request) -> Response:
+        await self.operator.reset()
+        return self._status()
+
+    async def close(self, request: Request) -> Response:
+        """The page says goodbye, which spares the wait until it is missed."""
+        if self.exits_with_page:
+            self.exit()
+        elif self.operator.control is not None:
+            await self.operator.control.pause("The page was closed.")
+        return JSONResponse({})
+
+    async def status(self, request: Request) -> Response:
+        return self._status()
+
+    async def get_settings(self, request: Request) -> Response:
+        return JSONResponse(self.operator.settings.shown())
+
+    async def set_settings(self, request: Request) -> Response:
+        """Fields that are not sent stay, the key above all."""
+        changes = await _body(request, dict[str, Any])
+        settings = settings_file.changed(self.operator.settings, changes)
+        settings.model_profile(settings.model)
+        settings.endpoint(settings.model)
+        settings_file.save(settings, self.settings_path)
+        self.operator.settings = settings
+        return JSONResponse(settings.shown())
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events; `?since=` the number after the last that was seen."""
+        if not self.gate.listen():
+            return _error(409, "The agent's page is open in another tab.")
+        since = request.query_params.get("since", "0")
+        number = int(since) if since.isdigit() else 0
+
+        async def stream() -> AsyncIterator[str]:
+            try:
+                async for event in self.operator.events.follow(number):
+                    yield f"id: {event['number']}\ndata: {json.dumps(event)}\n\n"
+            finally:
+                self.gate.stop_listening()
+
+        return Stream(stream(), media_type="text/event-stream")
+
+    async def screen(self, request: Request) -> Response:
+        """The screen as Motion JPEG, while somebody looks."""
+        kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY}"
+        return Stream(self._pictures(), media_type=kind)
+
+    async def _pictures(self) -> AsyncIterator[bytes]:
+        last: bytes | None = None
+        while True:
+            with contextlib.suppress(DriverError):
+                frame = await self.operator.look()
+                data = await asyncio.to_thread(frame.encoded, "JPEG", 1280, 70)
+                if data != last:
+                    last = data
+                    head = (
+                        f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}"
+                    )
+                    yield head.encode() + b"\r\n\r\n" + data + b"\r\n"
+            await asyncio.sleep(1 / _FPS)
+
+    async def runs(self, request: Request) -> Response:
+        """All journals, the newest first."""
+        folders = sorted(filter(Path.is_dir, self.operator.runs.glob("*")), reverse=True)
+        return JSONResponse([_summary(folder) for folder in folders[:200]])
+
+    async def run_events(self, request: Request) -> Response:
+        return JSONResponse(list(read(self._run_folder(request.path_params["run"]))))
+
+    async def run_frame(self, request: Request) -> Response:
+        folder = self._run_folder(request.path_params["run"]) / FRAMES
+        path = folder / request.path_params["file"]
+        kind = _PICTURES.get(path.suffix)
+        if path.parent != folder or kind is None or not path.is_file():
+            return _error(404, "There is no such frame.")
+        return FileResponse(path, media_type=kind)
+
+    async def run_export(self, request: Request) -> Response:
+        folder = self._run_folder(request.path_params["run"])
+        page = await asyncio.to_thread(export_html, folder)
+        name = f'attachment; filename="{folder.name}.html"'
+        return HTMLResponse(page, headers={"Content-Disposition": name})
+
+    def _run_folder(self, name: str) -> Path:
+        folder = self.operator.runs / name
+        if folder.parent != self.operator.runs or name.startswith(".") or not folder.is_dir():
+            raise StateError("There is no such run.")
+        return folder
+
+    def _control(self) -> Control:
+        if self.operator.control is None:
+            raise StateError("There is no task.")
+        return self.operator.control
+
+    def _status(self) -> Response:
+        control = self.operator.control
+        status: dict[str, Any] = {
+            "state": "idle", "driver": self.operator.driver.name,
+            "run": self.operator.folder.name if self.operator.folder else None,
+        }  # fmt: skip
+        if control is not None:
+            request = control.consent_request
+            status |= {
+                "state": control.state, "reason": control.reason, "question": control.question,
+                "consent": None if request is None else request.id,
+                "spent": msgspec.to_builtins(control.budget.spent),
+            }  # fmt: skip
+        return JSONResponse(status)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = {"run": folder.name, "task": "", "state": "broken", "steps": 0}
+    with contextlib.suppress(JournalError):
+        for event in read(folder):
+            match event["event"]:
+                case "start":
+                    summary |= {"task": event["task"], "state": "cut off"}
+                case "step":
+                    summary["steps"] = event["step"]
+                case "state":
+                    summary["state"] = event["state"]
+    return summary
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """The JSON body; RequestError-like messages for what does not fit."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > _MOST_BODY:
+            raise StateError("The request is too large.")
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise PagodaError(f"The request does not fit: {error}.") from None
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status)

@@ -1,0 +1,127 @@
+"""What a user may set, kept in one file that only its owner can read."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pagoda.agent.budget import Budget, Caps, Price, Spent
+from pagoda.agent.models.endpoint import Endpoint
+from pagoda.agent.policy import DEFAULTS, Category, Decision, Policy
+from pagoda.agent.profiles import Profile, profile_for
+from pagoda.base.errors import ConfigError
+
+_SHOWN = 4
+"""Last characters of a key that are shown."""
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Defaults fit Pagoda's own server on this machine."""
+
+    base_url: str = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    """Empty: the server's only or first one."""
+    api_key: str = ""
+    api: str = ""
+    """openai, responses, anthropic or dashscope; empty: the profile's."""
+    profile: str = ""
+    """How the model speaks; empty: by its name."""
+    ca_file: str = ""
+    insecure: bool = False
+    prompt: str = ""
+    """What the model should know of this computer and its user, for every task."""
+    images_kept: int = 3
+    max_rounds: int = 20
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    max_minutes: float | None = None
+    price_input: float | None = None
+    """For a million tokens, as `max_cost` counts."""
+    price_output: float | None = None
+    price_cached: float | None = None
+    reply_tokens: int = 4096
+    policy: dict[Category, Decision] = {}
+    """Where it differs from the defaults."""
+    allowed_hosts: list[str] = []
+    consent_seconds: float = 120.0
+    answer_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("images_kept", "max_rounds", "reply_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        self.budget()
+
+    def model_profile(self, model: str) -> Profile:
+        """Raises ConfigError for a profile that is not known."""
+        changes: dict[str, Any] = {"pictures": self.images_kept}
+        if self.api:
+            changes["api"] = self.api
+        return profile_for(model, self.profile or None, **changes)
+
+    def endpoint(self, model: str) -> Endpoint:
+        return Endpoint(
+            self.base_url,
+            model,
+            self.api_key or None,
+            ca_file=Path(self.ca_file) if self.ca_file else None,
+            insecure=self.insecure,
+            max_tokens=self.reply_tokens,
+        )
+
+    def budget(self, spent: Spent | None = None) -> Budget:
+        price = None
+        if self.price_input is not None and self.price_output is not None:
+            price = Price(self.price_input, self.price_output, self.price_cached)
+        seconds = None if self.max_minutes is None else 60 * self.max_minutes
+        caps = Caps(self.max_rounds, self.max_tokens, self.max_cost, seconds)
+        return Budget(caps, price, spent)
+
+    def make_policy(self, secret_names: tuple[str, ...]) -> Policy:
+        return Policy({**DEFAULTS, **self.policy}, tuple(self.allowed_hosts), secret_names)
+
+    def shown(self) -> dict[str, Any]:
+        """For the settings page: all but the key, of which only its end."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        key = fields["api_key"]
+        fields["api_key"] = f"...{key[-_SHOWN:]}" if len(key) > 2 * _SHOWN else "set" * bool(key)
+        return fields
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """With some fields set otherwise; ConfigError, naming the field, for values that do not fit.
+
+    A key that is not among the changes stays.
+    """
+    fields = {**msgspec.to_builtins(settings), **changes}
+    try:
+        return msgspec.convert(fields, Settings)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"These settings do not fit: {error}.") from None
+
+
+def load(path: Path) -> Settings:
+    """Defaults where there is no file. Raises ConfigError for one that cannot be used."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return Settings()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        return msgspec.json.decode(data, type=Settings)
+    except (msgspec.MsgspecError, ConfigError) as error:
+        raise ConfigError(f"{path} is not a file of settings: {error}.") from error
+
+
+def save(settings: Settings, path: Path) -> None:
+    """Whole or not at all, and readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")
+    data = msgspec.json.format(msgspec.json.encode(settings))
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data + b"\n")
+    draft.replace(path)

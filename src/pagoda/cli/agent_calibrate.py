@@ -1,0 +1,60 @@
+"""`pagoda agent calibrate`: how far a model's clicks miss."""
+
+import argparse
+
+from pagoda.cli.agent_flags import add_settings, load_settings
+
+USAGE = "[--trials N] [--screen WxH] [flags]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trials", type=int, default=20, help="clicks to ask for (20)")
+    parser.add_argument("--screen", default="1280x720", metavar="WxH", help="pixels (1280x720)")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawn screens")
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    return asyncio.run(_calibrate(args))
+
+
+async def _calibrate(args: argparse.Namespace) -> int:
+    from pagoda.agent.calibrate import Trial, calibrate
+    from pagoda.agent.models.registry import make_model
+
+    settings = load_settings(args)
+    profile = settings.model_profile(settings.model)
+    model = make_model(profile.api, settings.endpoint(settings.model))
+
+    def report(trial: Trial) -> None:
+        off = trial.problem if trial.error is None else f"{trial.error:.0f} px off"
+        verdict = "hit" if trial.hit else "missed"
+        print(f"{verdict:<7}{trial.target.name} of {trial.target.size} px: {off}", flush=True)
+
+    try:
+        found = await calibrate(
+            model, profile, trials=args.trials, screen=_screen(args.screen), seed=args.seed,
+            report=report,
+        )  # fmt: skip
+    finally:
+        await model.close()
+    median = found.median_error()
+    print(f"\nprofile {profile.name}: {100 * found.hit_rate:.0f}% hit", end="")
+    print("" if median is None else f", median error {median:.1f} px")
+    for size, (hits, count) in found.hits_by_size().items():
+        print(f"  targets of {size} px: {hits} of {count}")
+    better = found.better_space(profile.space)
+    if better is not None:
+        print(f"Its clicks fit when positions count as {better.value!r}; use a profile that does.")
+    return 0
+
+
+def _screen(text: str) -> tuple[int, int]:
+    from pagoda.base.errors import ConfigError
+
+    width, _, height = text.partition("x")
+    if not (width.isdigit() and height.isdigit() and min(int(width), int(height)) >= 200):
+        raise ConfigError(f"--screen {text} must be WIDTHxHEIGHT, each at least 200.")
+    return int(width), int(height)

@@ -1,0 +1,65 @@
+"""Drivers' URLs: hosts, ports, and passwords that stay secret."""
+
+import pytest
+
+from pagoda.agent.drivers.address import parse_address
+from pagoda.agent.drivers.registry import make_driver
+from pagoda.base.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_password(monkeypatch):
+    monkeypatch.delenv("PAGODA_DRIVER_PASSWORD", raising=False)
+
+
+@pytest.mark.parametrize(
+    "url, host, port",
+    [
+        ("vnc://box", "box", 5900),
+        ("vnc://box:0", "box", 5900),
+        ("vnc://box:1/", "box", 5901),
+        ("vnc://box:99", "box", 5999),
+        ("vnc://box:100", "box", 100),
+        ("vnc://box:5902", "box", 5902),
+        ("vnc://[::1]:2", "::1", 5902),
+    ],
+)
+def test_vnc_ports_are_displays_where_they_are_small(url, host, port):
+    address = make_driver(url)._address
+    assert (address.host, address.port) == (host, port)
+
+
+def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
+    file = tmp_path / "pass word"
+    file.write_text("from the file\r\nsecond line\n")
+    assert parse_address("vnc://me:a%2Fb%40c@box").password == "a/b@c"
+    assert parse_address("vnc://me:x@box").user == "me"
+    assert parse_address(f"vnc://box?password-file={file}").password == "from the file"
+    assert parse_address("vnc://box").password == ""
+    monkeypatch.setenv("PAGODA_DRIVER_PASSWORD", "from the environment")
+    assert parse_address("vnc://box").password == "from the environment"
+    assert parse_address(f"vnc://box?password-file={file}").password == "from the file"
+    assert parse_address("vnc://:from-the-url@box").password == "from-the-url"
+
+
+@pytest.mark.parametrize(
+    "url, message",
+    [
+        ("vnc:", "names no host"),
+        ("vnc://:5900", "names no host"),
+        ("vnc://box:99999", "cannot be read"),
+        ("vnc://:se/cret@box", "%2F"),
+        ("vnc://:secret@box/path", "goes on after box"),
+        ("vnc://:secret@box?passwd=x", "known: password-file"),
+        ("vnc://box?password-file=/nowhere/secret", "cannot be read"),
+        ("vnz://box", "nearest known is 'vnc'"),
+    ],
+)
+def test_urls_that_cannot_be_used(url, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_driver(url)
+    assert "secret" not in str(caught.value) or "nowhere" in url
+
+
+def test_a_password_is_not_printed():
+    assert "secret" not in repr(parse_address("vnc://:secret@box"))

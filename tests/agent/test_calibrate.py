@@ -1,0 +1,87 @@
+"""Models that click as they are told to: well, beside, in another space, or not at all."""
+
+import json
+
+import pytest
+
+from pagoda.agent.calibrate import SIZES, calibrate, screens
+from pagoda.agent.dialects.space import Space
+from pagoda.agent.dialogue import Reply
+from pagoda.agent.profiles import profile_for
+
+SCREEN = (1280, 720)
+
+
+class Clicker:
+    """Knows the targets, and clicks `off` pixels beside them, counting as `scale` says."""
+
+    def __init__(self, scale=(1000, 1000), off=0.0, seed=0):
+        self.targets = [target for _, target in screens(40, SCREEN, seed)]
+        self.scale, self.off = scale, off
+        self.tasks = []
+
+    async def complete(self, messages, tools=()):
+        target = self.targets[len(self.tasks)]
+        self.tasks.append(messages[-1].text)
+        x = (target.center[0] + self.off) / SCREEN[0] * self.scale[0]
+        y = target.center[1] / SCREEN[1] * self.scale[1]
+        call = {"action": "left_click", "coordinate": [round(x), round(y)]}
+        call = json.dumps({"name": "computer_use", "arguments": call})
+        return Reply(f"<tool_call>\n{call}\n</tool_call>")
+
+    async def close(self):
+        pass
+
+
+QWEN = profile_for("qwen3-vl-8b")
+
+
+async def test_a_model_that_clicks_well():
+    model = Clicker()
+    found = await calibrate(model, QWEN, screen=SCREEN)
+    assert found.hit_rate == 1.0 and found.median_error() < 1
+    assert found.hits_by_size() == dict.fromkeys(SIZES, (5, 5))
+    assert found.better_space(QWEN.space) is None
+    assert all(
+        target.name in task for target, task in zip(model.targets, model.tasks, strict=False)
+    )
+
+
+async def test_a_model_that_misses_small_targets():
+    found = await calibrate(Clicker(off=14.0), QWEN, screen=SCREEN)
+    assert found.hits_by_size() == {16: (0, 5), 24: (0, 5), 32: (5, 5), 48: (5, 5)}
+    assert found.median_error() == pytest.approx(14.0, abs=1.0)
+    assert found.better_space(QWEN.space) is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "space"), [((1280, 720), Space.PIXELS), ((1288, 728), Space.RESIZED)]
+)
+async def test_a_model_that_counts_otherwise_is_recognised(scale, space):
+    found = await calibrate(Clicker(scale), QWEN, screen=SCREEN)
+    assert found.hit_rate < 0.5
+    assert found.better_space(QWEN.space) in (space, Space.PIXELS, Space.RESIZED)
+    fits = profile_for("x", "qwen3-vl", space=space)
+    assert (await calibrate(Clicker(scale), fits, screen=SCREEN)).hit_rate == 1.0
+
+
+async def test_a_model_that_never_clicks():
+    class Talker(Clicker):
+        async def complete(self, messages, tools=()):
+            return Reply("I would click it.")
+
+    found = await calibrate(Talker(), QWEN, trials=4, screen=SCREEN)
+    assert found.hit_rate == 0 and found.median_error() is None
+    assert all(trial.problem for trial in found.trials)
+    assert found.better_space(QWEN.space) is None
+
+
+def test_screens_are_the_same_for_a_seed_and_targets_are_where_they_say():
+    first, again = list(screens(8, SCREEN, 3)), list(screens(8, SCREEN, 3))
+    other = list(screens(8, SCREEN, 4))
+    assert [target for _, target in first] == [target for _, target in again]
+    assert [target for _, target in first] != [target for _, target in other]
+    for frame, target in first:
+        x, y = map(round, target.center)
+        inside, outside = frame.image.getpixel((x, y)), frame.image.getpixel((x, y - target.size))
+        assert inside != outside == (245, 245, 245)

@@ -1,0 +1,245 @@
+"""The VNC driver on real servers: versions, passwords, new sizes, connections that are cut."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from PIL import ImageChops
+
+from pagoda.agent.actions import Point
+from pagoda.agent.drivers.registry import make_driver
+from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError
+from tests.agent.rig.desktop import require, start_desktop, start_x11vnc
+from tests.agent.rig.target import start_target
+
+
+@pytest.fixture(scope="module")
+def desktop(tmp_path_factory):
+    with start_desktop(tmp_path_factory.mktemp("vnc"), "tigervnc") as desktop:
+        yield desktop
+
+
+@pytest.fixture(scope="module")
+def target(desktop):
+    with start_target(desktop) as target:
+        yield target
+
+
+@pytest.fixture
+def clean(target):
+    target.reset()
+    return target
+
+
+class Proxy:
+    """Between a driver and a server: connections that a test can cut."""
+
+    def __init__(self, port):
+        self.port = port
+        self.accepts = True
+        self.connections = 0
+        self.writers = []
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        if not self.accepts:
+            writer.close()
+            return
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers += [writer, other_writer]
+        with suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(self.pump(reader, other_writer), self.pump(other_reader, writer))
+
+    async def pump(self, reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    def cut(self):
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+
+
+@asynccontextmanager
+async def proxied(port):
+    """A driver that is connected through a proxy: (driver, proxy)."""
+    proxy = Proxy(port)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    driver = make_driver(f"vnc://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        await driver.open()
+        yield driver, proxy
+    finally:
+        await driver.close()
+        proxy.cut()
+        server.close()
+
+
+@pytest.mark.parametrize("version", ["3.3", "3.7", "3.8"])
+async def test_passwords_in_all_versions(desktop, tmp_path, version, monkeypatch):
+    there, file = tmp_path / "there", tmp_path / "file"
+    there.write_text("sésame/?", encoding="latin-1")
+    file.write_text("sésame/?\n", encoding="utf-8")
+    with start_x11vnc(desktop, "-rfbversion", version, "-passwdfile", str(there)) as port:
+        where = f"127.0.0.1:{port}"
+        for url in (f"vnc://{where}?password-file={file}", f"vnc://:s%C3%A9same%2F%3F@{where}"):
+            driver = make_driver(url)
+            await driver.open()
+            assert (await driver.screenshot()).size == desktop.size
+            await driver.close()
+        if version != "3.8":
+            return
+        driver = make_driver(f"vnc://{where}")
+        with pytest.raises(LoginError, match="password-file"):
+            await driver.open()
+        monkeypatch.setenv("PAGODA_DRIVER_PASSWORD", "wrong")
+        driver = make_driver(f"vnc://{where}")
+        with pytest.raises(LoginError, match="Check the password") as caught:
+            await driver.open()
+        assert "wrong" not in str(caught.value)
+
+
+async def test_security_that_is_not_supported_is_named(tmp_path):
+    options = ("-SecurityTypes", "TLSNone")
+    with start_desktop(tmp_path, "tigervnc", options=options) as desktop:
+        driver = make_driver(f"vnc://127.0.0.1:{desktop.vnc_port}")
+        with pytest.raises(DriverError, match="VeNCrypt.*-SecurityTypes VncAuth"):
+            await driver.open()
+
+
+async def test_a_server_that_is_not_there():
+    with pytest.raises(DriverError, match="cannot be reached.*Check host and port"):
+        await make_driver("vnc://127.0.0.1:1").open()  # port 5901 of a display, surely unused
+
+
+async def test_the_picture_is_the_one_that_the_display_shows(desktop, clean):
+    vnc = make_driver(f"vnc://127.0.0.1:{desktop.vnc_port}")
+    x11 = make_driver(f"x11://{desktop.display}")
+    await vnc.open()
+    await x11.open()
+    # TigerVNC draws the pointer where this client did not put it.
+    await vnc.move(Point(0.1, 0.9))
+    async with asyncio.timeout(60):
+        while True:
+            frames = (await vnc.screenshot()).image, (await x11.screenshot()).image
+            if ImageChops.difference(*frames).getbbox() is None:
+                break
+    await vnc.close()
+    await x11.close()
+
+
+async def test_an_idle_screen_is_fresh_all_the_same(desktop, clean):
+    driver = make_driver(f"vnc://127.0.0.1:{desktop.vnc_port}")
+    await driver.open()
+    frames = [await driver.screenshot() for _ in range(5)]
+    assert not all(frame.stale for frame in frames)
+    await driver.close()
+
+
+async def test_a_new_size_is_known_before_the_next_action(tmp_path):
+    require("xrandr")
+    with start_desktop(tmp_path, "tigervnc") as desktop:
+        driver = make_driver(f"vnc://127.0.0.1:{desktop.vnc_port}")
+        await driver.open()
+        for size in ((1024, 768), (1280, 720), (800, 600)):
+            before = await driver.screenshot()
+            desktop.run("xrandr", "--size", "{}x{}".format(*size))
+            async with asyncio.timeout(60):
+                while await driver.screen_size() == before.size:
+                    await asyncio.sleep(0.02)
+            assert await driver.screen_size() == size
+            assert (await driver.screenshot()).size == size
+            await driver.move(Point(0.75, 0.75))
+            async with asyncio.timeout(60):
+                while desktop.observer.pointer()[:2] != (size[0] * 0.75, size[1] * 0.75):
+                    await asyncio.sleep(0.02)
+        await driver.close()
+
+
+async def test_a_connection_that_is_cut_in_a_drag(desktop, clean):
+    async with proxied(desktop.vnc_port) as (driver, proxy):
+        path = [clean.share(100, 300), clean.share(600, 300)]
+        drag = asyncio.create_task(driver.drag(path, "left", ("ShiftLeft",)))
+        await clean.saw("the drag", lambda state: len(state["moves"]) > 4)
+        proxy.cut()
+        with pytest.raises(ConnectionLostError, match="released"):
+            await drag
+        assert driver.held == ()
+        state = await clean.saw("the release", lambda state: state["releases"])
+        assert len(state["presses"]) == 1, "nothing is done twice"
+        assert state["releases"][0]["x"] < 600
+        assert desktop.observer.pointer().buttons == frozenset()
+        assert desktop.observer.keys_down() == frozenset()
+        # What comes next works.
+        assert (await driver.screenshot()).size == desktop.size
+        await driver.click(clean.share(200, 400), "left", 1, ())
+        await clean.saw("the click", lambda state: len(state["releases"]) == 2)
+
+
+async def test_a_connection_that_is_cut_while_typing(desktop, clean):
+    text = "0123456789" * 40
+    async with proxied(desktop.vnc_port) as (driver, proxy):
+        await driver.click(clean.middle("text"), "left", 1, ())
+        await clean.saw("the click", lambda state: state["releases"])
+        typing = asyncio.create_task(driver.type_text(text))
+        await clean.saw("some text", lambda state: len(state["text"]) > 20)
+        proxy.cut()
+        with pytest.raises(ConnectionLostError, match="part of which may be done"):
+            await typing
+        await driver.chord(["F12"])
+        state = await clean.saw(
+            "the next key",
+            lambda state: (
+                (state["keys"][-1]["keysym"], state["keys"][-1]["pressed"]) == ("F12", False)
+            ),
+        )
+        typed = state["text"]
+        assert text.startswith(typed) and 20 < len(typed) < len(text)
+        assert desktop.observer.keys_down() == frozenset()
+
+
+async def test_a_look_in_the_middle_of_a_drag_does_not_hide_the_loss(desktop, clean):
+    """A preview reconnects; the drag must not go on without its button."""
+    async with proxied(desktop.vnc_port) as (driver, proxy):
+        await driver.move(clean.share(100, 300))
+        await driver.press("left")
+        await clean.saw("the press", lambda state: state["presses"])
+        proxy.cut()
+        await driver.screenshot()
+        await clean.saw("the release", lambda state: state["releases"])
+        assert driver.held == ()
+        with pytest.raises(ConnectionLostError):
+            await driver.move(clean.share(600, 300))
+        await driver.move(clean.share(600, 300))
+
+
+async def test_a_connection_that_is_lost_between_actions_is_made_again(desktop, clean):
+    async with proxied(desktop.vnc_port) as (driver, proxy):
+        first = await driver.screenshot()
+        proxy.cut()
+        second = await driver.screenshot()
+        assert second.size == first.size and second.number > first.number
+        await driver.click(clean.share(200, 400), "left", 1, ())
+        await clean.saw("the click", lambda state: len(state["releases"]) == 1)
+
+
+async def test_a_server_that_stays_away(desktop, clean, monkeypatch):
+    monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0, 0.05))
+    async with proxied(desktop.vnc_port) as (driver, proxy):
+        await driver.move(clean.share(100, 300))
+        await driver.press("left")
+        proxy.accepts = False
+        proxy.cut()
+        connections = proxy.connections
+        with pytest.raises(ConnectionLostError):
+            for _ in range(100):
+                await driver.move(clean.share(200, 300))
+                await asyncio.sleep(0.02)
+        assert proxy.connections == connections + 2
+        assert driver.held == ("left",), "not known to be released"
+        proxy.accepts = True
+        await driver.screenshot()
+        assert driver.held == ()
+        await clean.saw("the release", lambda state: state["releases"])
