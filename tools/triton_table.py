@@ -44,7 +44,7 @@ SPILLS = {
     "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
     "old": "no tensor cores here: a tile's products are in registers",
     "room": "ptxas makes room for one more program on a processor",
-    "state": "a chunk's columns of the state; half of them would be twice the programs",
+    "state": "a chunk's parts of the state fill the registers; a product has no fewer columns",
 }
 _MOST_REGISTERS, _FEW_BYTES = 255, 64
 

@@ -131,7 +131,9 @@ def _encoder_form(q: Tensor) -> Form:
     wide = triton.next_power_of_2(q.shape[2]) * q.element_size()
     if capability(q) < 80 or q.dtype == torch.float32:
         return Form(16, 32 if wide <= 512 else 16, 4, 1)
-    return Form(64, 64 if wide <= 256 else 32, 4 if wide <= 256 else 8, 2)
+    if wide > 256:
+        return Form(64, 32, 8, 2)
+    return Form(64, 64 if wide <= 128 or capability(q) == 90 else 32, 4, 2)
 
 
 def _most_splits(keys: int, window: int | None, tile_keys: int) -> int:

@@ -18,8 +18,9 @@ Tensor = torch.Tensor
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
-# Columns of a state of 128 rows that a program keeps in registers.
-_COLUMNS = 32
+# Columns of a state of 128 rows that a program keeps in registers; with two parts of each as
+# operands, the fewest of a dot.
+_COLUMNS, _CHUNK_COLUMNS = 32, 16
 
 
 @triton.jit
@@ -254,8 +255,9 @@ def gated_delta_rule(
     keys = (qkv.shape[1] - heads * value_dim) // 2
     # Rows behind the last request have none to write them.
     out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
-    block = min(_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
     by_token = tokens <= requests or capability(qkv) < 80 or qkv.dtype == torch.float32
+    most = _COLUMNS if by_token else _CHUNK_COLUMNS
+    block = min(most, max(16, triton.next_power_of_2(value_dim)))
     _rule[(triton.cdiv(value_dim, block), heads, requests)](
         qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
         slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
