@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(args: argparse.Namespace) -> int:
     import socket
+    from functools import partial
 
     import uvicorn
 
@@ -34,6 +35,7 @@ async def _serve(args: argparse.Namespace) -> int:
     from pagoda.agent.service.gate import Gate
     from pagoda.base.errors import ConfigError
     from pagoda.base.log import setup_logging
+    from pagoda.web.site import Site
 
     setup_logging("info")
     operator = make_operator(args)
@@ -53,7 +55,8 @@ async def _serve(args: argparse.Namespace) -> int:
 
     gate = Gate(args.host, listener.getsockname()[1])
     service = Service(operator, gate, settings_path(), stop, exits_with_page=not args.keep)
-    server = uvicorn.Server(uvicorn.Config(service.app(), log_level="warning", ws="none"))
+    app = service.app(wrap=partial(Site, page="agent"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
     print(f"Open {gate.address} (it works once)", flush=True)
     await server.serve([listener])
     return 0

@@ -227,16 +227,17 @@ class Service:
 
     async def _pictures(self) -> AsyncIterator[bytes]:
         last: bytes | None = None
+        boundary = f"\r\n--{_BOUNDARY}\r\n".encode()
+        yield boundary
         while True:
             with contextlib.suppress(DriverError):
                 frame = await self.operator.look()
                 data = await asyncio.to_thread(frame.encoded, "JPEG", 1280, 70)
                 if data != last:
                     last = data
-                    head = (
-                        f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}"
-                    )
-                    yield head.encode() + b"\r\n\r\n" + data + b"\r\n"
+                    head = f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+                    # Browsers show a picture once the boundary behind it has come.
+                    yield head.encode() + data + boundary
             await asyncio.sleep(1 / _FPS)
 
     async def runs(self, request: Request) -> Response:
