@@ -40,7 +40,7 @@ class AgentServer:
         self.url = self.gate.address.partition("/#")[0]
         service = Service(self.operator, self.gate, self.settings_path, self.exited.set, exits)
         app = service.app(wrap=partial(Site, page="agent"))
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
         self.thread = threading.Thread(target=self.server.run, args=([self.listener],))
 
     @property

@@ -100,7 +100,7 @@ def test_the_screen_is_live_and_marked(visit) -> None:
     }"""
     visitor.server.computer.paint((500, 100, 639, 300), (250, 0, 0))
     # The newest picture is shown although none follows it.
-    page.wait_for_function(f"at => (({pixel})(at) ?? [0])[0] > 230", arg=[600, 200])
+    wait_until(lambda: (page.evaluate(pixel, [600, 200]) or [0])[0] > 230)
     assert page.evaluate(pixel, [600, 200])[1] < 40
 
 

@@ -227,17 +227,16 @@ class Service:
 
     async def _pictures(self) -> AsyncIterator[bytes]:
         last: bytes | None = None
-        boundary = f"\r\n--{_BOUNDARY}\r\n".encode()
-        yield boundary
+        # Browsers show a picture once the head of the next one has come: it is sent with this one.
+        head = f"\r\n--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\n\r\n".encode()
+        yield head
         while True:
             with contextlib.suppress(DriverError):
                 frame = await self.operator.look()
                 data = await asyncio.to_thread(frame.encoded, "JPEG", 1280, 70)
                 if data != last:
                     last = data
-                    head = f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-                    # Browsers show a picture once the boundary behind it has come.
-                    yield head.encode() + data + boundary
+                    yield data + head
             await asyncio.sleep(1 / _FPS)
 
     async def runs(self, request: Request) -> Response:

@@ -18,6 +18,11 @@ export class Live {
 
   /** Ask for the moving picture (anew). */
   start() {
+    // A picture that never ends would keep the page loading for ever.
+    if (document.readyState !== "complete") {
+      addEventListener("load", () => this.start(), { once: true });
+      return;
+    }
     this.view.image.alt = t("screen");
     this.view.image.src = `api/screen?${Date.now()}`;
   }
