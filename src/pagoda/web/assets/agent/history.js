@@ -56,7 +56,7 @@ export class History {
   row({ run, task, state, steps }) {
     const goesOn = run === this.current();
     const about = [startedAt(run), t("steps", { count: steps })];
-    about.push(goesOn ? t("state_running") : stateWords(state));
+    about.push(goesOn ? t(`state_${state === "cut off" ? "running" : state}`) : stateWords(state));
     const button = (word, onclick) => el("button", { type: "button", onclick }, t(word));
     const address = `api/runs/${encodeURIComponent(run)}/export`;
     const cutOff = !goesOn && state !== "broken" && !OVER.includes(state);
