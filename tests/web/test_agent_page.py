@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -48,7 +49,9 @@ def visit(
     """Start an agent with a script, and a browser; `context` are Playwright's options."""
     with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", agent_document):
 
-        def start(*script: Any, context: dict[str, Any] | None = None, **options: Any) -> AgentVisit:
+        def start(
+            *script: Any, context: dict[str, Any] | None = None, **options: Any
+        ) -> AgentVisit:
             server = stack.enter_context(serving(tmp_path, script, **options))
             choices = {"locale": "en-US", "color_scheme": "light", **(context or {})}
             opened = browser.new_context(**choices)
@@ -61,9 +64,11 @@ def visit(
 
 
 def test_a_task_from_start_to_end(visit) -> None:
-    visitor = visit(CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done").enter()
+    visitor = visit(CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done")
     page = visitor.page
-    visitor.state("idle")
+    elsewhere = re.compile(f"(?!{re.escape(visitor.server.url)})(?!data:|blob:).*")
+    page.route(elsewhere, lambda route: route.abort())
+    visitor.enter().state("idle")
     visitor.run("Say hello")
     assert visitor.server.computer.typed == "hello"
     assert page.locator(".step").count() == 4
@@ -315,22 +320,6 @@ def test_loading_again_takes_up_where_it_was(visit) -> None:
     assert page.locator(".step").count() == 2
 
 
-def test_other_hosts_are_never_asked(visit) -> None:
-    visitor = visit(CLICK, "Done")
-    blocked = []
-
-    def only_ours(route: Any) -> None:
-        if route.request.url.startswith(visitor.server.url):
-            route.continue_()
-        else:
-            blocked.append(route.request.url)
-            route.abort()
-
-    visitor.page.route("**/*", only_ours)
-    visitor.enter().run()
-    assert not blocked and not visitor.problems
-
-
 def test_on_a_phone(visit) -> None:
     visitor = visit(CLICK, "# delete it\nmouse 100 900 1", "Done", context=PHONE).enter()
     page = visitor.page
@@ -338,7 +327,7 @@ def test_on_a_phone(visit) -> None:
     page.locator("#consent").wait_for()
     for name in ("#allow", "#refuse"):
         box = page.locator(name).bounding_box()
-        assert 0 <= box["x"] and box["x"] + box["width"] <= 390
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
         assert box["y"] + box["height"] <= 844
     page.tap("#allow")
     visitor.state("done")

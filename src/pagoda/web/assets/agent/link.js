@@ -3,7 +3,7 @@
 const RETRY_MS = 400;
 const LONGEST_RETRY_MS = 4000;
 // A page that is loaded anew may come before its old stream is missed.
-const TRIES = 4;
+const TRIES = 3;
 const TRIES_OF_CONTROLLER = 40;
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
