@@ -13,6 +13,7 @@ from pagoda.agent.errors import ConnectionLostError, DriverError, ModelError
 from pagoda.agent.journal import JOURNAL, JournalError, read
 from pagoda.agent.observe import Settle
 from pagoda.agent.operator import Operator
+from pagoda.agent.policy import Category, Decision
 from pagoda.agent.replay import ReplayError, replay
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.settings import Settings
@@ -465,10 +466,15 @@ async def test_preview_costs_one_look_for_many_viewers(make, computer):
     assert len({frame.number for frame in frames}) == 1
 
 
+def test_settings_show_the_whole_policy():
+    shown = Settings(policy={Category.CLOSE: Decision.DENY}).shown()["policy"]
+    assert shown["close"] == "deny" and shown["power"] == "confirm" and len(shown) == len(Category)
+
+
 def test_settings_never_show_the_key(tmp_path):
     settings = Settings(api_key="sk-very-long-key-1234")
     assert settings.shown()["api_key"] == "...1234"
     assert Settings(api_key="short").shown()["api_key"] == "set"
     assert Settings().shown()["api_key"] == ""
-    assert "key" not in msgspec.json.encode(settings.shown()).decode().replace("api_key", "")
+    assert "sk-" not in msgspec.json.encode(settings.shown()).decode()
     assert isinstance(tmp_path, Path)

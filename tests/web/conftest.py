@@ -35,7 +35,7 @@ def render() -> mock.AsyncMock:
     """Makes the document without asking NiceGUI each time: one does for all servers."""
     if importlib.util.find_spec("nicegui") is None:
         pytest.skip("NiceGUI is not installed")
-    return mock.AsyncMock(return_value=asyncio.run(site._render()))
+    return mock.AsyncMock(return_value=asyncio.run(site._render("chat")))
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +118,11 @@ def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]
             return Visit(page, server)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def agent_document() -> mock.AsyncMock:
+    """Makes the agent's document; as `render`, once."""
+    if importlib.util.find_spec("nicegui") is None:
+        pytest.skip("NiceGUI is not installed")
+    return mock.AsyncMock(return_value=asyncio.run(site._render("agent")))

@@ -127,7 +127,7 @@ class CursorPosition:
 class Power:
     """The computer's own buttons, through a KVM; always confirmed by the user."""
 
-    action: Literal["press", "hold", "reset"]
+    what: Literal["press", "hold", "reset"]
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Policy({**DEFAULTS, **self.policy}, tuple(self.allowed_hosts), secret_names)
 
     def shown(self) -> dict[str, Any]:
-        """For the settings page: all but the key, of which only its end."""
+        """For the settings page: all but the key, of which only its end; the whole policy."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
+        fields["policy"] = msgspec.to_builtins({**DEFAULTS, **self.policy})
         key = fields["api_key"]
         fields["api_key"] = f"...{key[-_SHOWN:]}" if len(key) > 2 * _SHOWN else "set" * bool(key)
         return fields

@@ -6,6 +6,8 @@ from pagoda.cli.agent_flags import add_driver, add_runs, add_settings, make_oper
 
 USAGE = "--driver URL [flags]"
 _PORT = 5000
+# For streams to end by themselves, as those of a page that was closed do.
+_LAST_SECONDS = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(args: argparse.Namespace) -> int:
     import socket
+    from functools import partial
 
     import uvicorn
 
@@ -34,6 +37,7 @@ async def _serve(args: argparse.Namespace) -> int:
     from pagoda.agent.service.gate import Gate
     from pagoda.base.errors import ConfigError
     from pagoda.base.log import setup_logging
+    from pagoda.web.site import Site
 
     setup_logging("info")
     operator = make_operator(args)
@@ -49,11 +53,15 @@ async def _serve(args: argparse.Namespace) -> int:
         ) from error
 
     def stop() -> None:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
 
     gate = Gate(args.host, listener.getsockname()[1])
     service = Service(operator, gate, settings_path(), stop, exits_with_page=not args.keep)
-    server = uvicorn.Server(uvicorn.Config(service.app(), log_level="warning", ws="none"))
+    app = service.app(wrap=partial(Site, page="agent"))
+    config = uvicorn.Config(
+        app, log_level="warning", ws="none", timeout_graceful_shutdown=_LAST_SECONDS
+    )
+    server = uvicorn.Server(config)
     print(f"Open {gate.address} (it works once)", flush=True)
     await server.serve([listener])
     return 0

@@ -1,7 +1,7 @@
-"""The chat page at `/`, in front of the API: its document, its files, nothing else.
+"""A page at `/`, in front of an API: its document, its files, nothing else.
 
-The page is a client like any other: it asks the API for everything, with the user's key, so none
-of this needs one.
+A page is a client like any other: it asks the API for everything, with what lets its user in, so
+none of this needs that.
 """
 
 import asyncio
@@ -43,25 +43,30 @@ _HEADERS = {
 }
 _MISSING = """<!DOCTYPE html><meta charset="utf-8"><title>Pagoda</title>
 <style>body {{ font: 1rem/1.6 system-ui, sans-serif; max-width: 40rem; margin: 4rem auto }}</style>
-<h1>Pagoda</h1><p>The API is at <code>/v1</code>, its documentation at <a href="docs">/docs</a>.</p>
+<h1>Pagoda</h1>{about}
 <p>{reason}</p>"""
+_ABOUT = {
+    "chat": "<p>The API is at <code>/v1</code>, its documentation at <a href='docs'>/docs</a>.</p>",
+    "agent": "<p>The agent's API is at <code>/api</code>.</p>",
+}
 _NOT_INSTALLED = (
-    "The chat page needs an extra that is not installed: <code>pip install 'pagoda-llm[web]'</code>"
+    "The page needs an extra that is not installed: <code>pip install 'pagoda-llm[web]'</code>"
     " (in a clone: <code>make install</code>), then reload."
 )
-_FAILED = "The chat page could not be made; the server's log says why."
+_FAILED = "The page could not be made; the server's log says why."
 
 
 class Site:
     """An ASGI application: the page's own paths, and `app` for all others.
 
     Like the API's, the page's paths are served with and without `root_path` before them: a proxy
-    may have taken that away.
+    may have taken that away. `page` is one of document.PAGES.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str = ""):
+    def __init__(self, app: ASGIApp, root_path: str = "", page: str = "chat"):
         self._app = app
         self._root = root_path
+        self._page = page
         self._nicegui = _package_folder("nicegui")
         self._pages = Starlette(routes=list(self._routes()))
         self._rendering: asyncio.Task[str] | None = None
@@ -82,7 +87,7 @@ class Site:
         await self._pages({**scope, "path": path}, receive, send_guarded)
 
     def _routes(self) -> Iterator[BaseRoute]:
-        yield Route("/", self._page)
+        yield Route("/", self._show)
         yield Mount(f"/{ASSETS_PATH}", StaticFiles(directory=_ASSETS))
         if self._nicegui:
             # The page asks the API, never NiceGUI: a socket would be one more thing to guard.
@@ -91,22 +96,25 @@ class Site:
             files = StaticFiles(directory=self._nicegui / "static", check_dir=False)
             yield Mount(f"/{NICEGUI_PATH}{{version}}/static", files)
 
-    async def _page(self, request: Request) -> Response:
+    async def _show(self, request: Request) -> Response:
         if self._nicegui is None:
-            return HTMLResponse(_MISSING.format(reason=_NOT_INSTALLED))
+            return HTMLResponse(self._without_page(_NOT_INSTALLED))
         try:
             document = await self._document()
         except (OSError, RuntimeError, TimeoutError) as error:
-            _log.error("The chat page could not be made: %s", error)
-            return HTMLResponse(_MISSING.format(reason=_FAILED), 500)
+            _log.error("The %s page could not be made: %s", self._page, error)
+            return HTMLResponse(self._without_page(_FAILED), 500)
         nonce = secrets.token_urlsafe(16)
         policy = {"Content-Security-Policy": _POLICY.format(nonce=nonce)}
         return HTMLResponse(document.replace(_NONCE, nonce), headers=policy)
 
+    def _without_page(self, reason: str) -> str:
+        return _MISSING.format(about=_ABOUT[self._page], reason=reason)
+
     async def _document(self) -> str:
         """The page's HTML, made once; a failure is tried again at the next visit."""
         if self._rendering is None:
-            self._rendering = asyncio.create_task(_render())
+            self._rendering = asyncio.create_task(_render(self._page))
         try:
             # A visitor who leaves must not end it for the others.
             return await asyncio.shield(self._rendering)
@@ -121,10 +129,10 @@ def _package_folder(name: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
-async def _render() -> str:
+async def _render(page: str) -> str:
     """The document, from a process of its own. RuntimeError says how that failed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pagoda.web.document",
+        sys.executable, "-m", "pagoda.web.document", page,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -119,7 +119,7 @@ class PiKvmDriver(KvmDriver):
         await self._tell([_event("key", key=code, state=pressed)], "keyboard")
 
     async def power(self, action: Power) -> None:
-        await self._call("POST", f"/api/atx/click?button={_POWER[action.action]}")
+        await self._call("POST", f"/api/atx/click?button={_POWER[action.what]}")
 
     async def hid_reset(self) -> None:
         await self._call("POST", "/api/hid/reset")

@@ -227,16 +227,16 @@ class Service:
 
     async def _pictures(self) -> AsyncIterator[bytes]:
         last: bytes | None = None
+        # Browsers show a picture once the head of the next one has come: it is sent with this one.
+        head = f"\r\n--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\n\r\n".encode()
+        yield head
         while True:
             with contextlib.suppress(DriverError):
                 frame = await self.operator.look()
                 data = await asyncio.to_thread(frame.encoded, "JPEG", 1280, 70)
                 if data != last:
                     last = data
-                    head = (
-                        f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}"
-                    )
-                    yield head.encode() + b"\r\n\r\n" + data + b"\r\n"
+                    yield data + head
             await asyncio.sleep(1 / _FPS)
 
     async def runs(self, request: Request) -> Response:

@@ -1,36 +1,10 @@
-// Dialogs: a question with its answers, the API key, the settings.
+// Dialogs: the API key, the settings.
 
 import { key } from "./api.js";
-import { byId, download, el, toast } from "./dom.js";
+import { ask } from "./ask.js";
+import { byId, download, toast } from "./dom.js";
 import { deleteChat, exportJson, importJson, listChats, saveSettings, settings } from "./store.js";
 import { t } from "./words.js";
-
-/** Ask; each answer is a button that runs its function. */
-export function ask(question, answers) {
-  const dialog = el(
-    "dialog",
-    { class: "ask", onclose: () => dialog.remove() },
-    el("p", {}, question),
-  );
-  const button = (label, act, kind = "") => {
-    const onclick = () => {
-      dialog.close();
-      act();
-    };
-    return el("button", { type: "button", class: kind, onclick }, label);
-  };
-  const buttons = Object.entries(answers).map(([label, act]) => button(label, act, "primary"));
-  dialog.append(
-    el(
-      "div",
-      { class: "row" },
-      button(t("cancel"), () => {}),
-      ...buttons,
-    ),
-  );
-  document.body.append(dialog);
-  dialog.showModal();
-}
 
 let asking = null;
 

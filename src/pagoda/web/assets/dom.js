@@ -25,6 +25,8 @@ const ICONS = {
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
   close: "M6 6l12 12M18 6L6 18",
   play: "M8 5.500v13l11-6.500z",
+  pause: "M8 5v14M16 5v14",
+  history: "M12 8v4.500l3 2M4 12a8 8 0 1 0 2.600-5.900M4 4v4.500h4.500",
 };
 
 /** An element; `on...` attributes are listeners, true and false make bare attributes. */

@@ -1,6 +1,7 @@
 // Puts the page together.
 
 import { ChatPane } from "./chat.js";
+import "./chat_words.js";
 import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
 import { Picker } from "./picker.js";

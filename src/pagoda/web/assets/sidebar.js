@@ -1,6 +1,6 @@
 // The list of chats: open, search, rename, export, delete.
 
-import { ask } from "./dialogs.js";
+import { ask } from "./ask.js";
 import { byId, download, el, iconButton } from "./dom.js";
 import { isSend } from "./messages.js";
 import {

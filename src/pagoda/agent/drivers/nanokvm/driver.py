@@ -168,7 +168,7 @@ class NanoKvmDriver(KvmDriver):
     # The KVM's own buttons
 
     async def power(self, action: Power) -> None:
-        kind, duration = _POWER[action.action]
+        kind, duration = _POWER[action.what]
         await self._api.call("POST", "/api/vm/gpio", {"type": kind, "duration": duration})
 
     async def hid_reset(self) -> None:

@@ -1,0 +1,355 @@
+"""The agent's page, used as people use it: in headless Chromium, with a scripted model."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pagoda.web import site
+from tests.agent.model_server import Step
+from tests.web.agent_server import AgentServer, serving, wait_until
+from tests.web.conftest import Visit
+
+CLICK = "# I click the button\nmouse 500 500 1"
+HANGS = Step(hang="before headers")
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+HOSTILE = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
+
+
+class AgentVisit(Visit):
+    server: AgentServer
+
+    def enter(self, understood: bool = True) -> "AgentVisit":
+        if understood:
+            self.page.add_init_script("localStorage.setItem('pagoda.agent.risks', 'understood')")
+        self.page.goto(self.server.gate.address)
+        self.page.wait_for_selector("#pagoda:not(.locked)")
+        return self
+
+    def state(self, state: str) -> None:
+        self.page.wait_for_selector(f"#state[data-state={state}]")
+
+    def send(self, text: str) -> None:
+        self.page.fill("#prompt", text)
+        self.page.press("#prompt", "Enter")
+
+    def run(self, task: str = "do it") -> None:
+        self.send(task)
+        self.state("done")
+
+
+@pytest.fixture
+def visit(
+    browser: Any, render: Any, agent_document: mock.AsyncMock, tmp_path: Any
+) -> Iterator[Callable[..., AgentVisit]]:
+    """Start an agent with a script, and a browser; `context` are Playwright's options."""
+    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", agent_document):
+
+        def start(
+            *script: Any, context: dict[str, Any] | None = None, **options: Any
+        ) -> AgentVisit:
+            server = stack.enter_context(serving(tmp_path, script, **options))
+            choices = {"locale": "en-US", "color_scheme": "light", **(context or {})}
+            opened = browser.new_context(**choices)
+            stack.callback(opened.close)
+            page = opened.new_page()
+            page.set_default_timeout(20_000)
+            return AgentVisit(page, server)
+
+        yield start
+
+
+def test_a_task_from_start_to_end(visit) -> None:
+    visitor = visit(CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done")
+    page = visitor.page
+    elsewhere = re.compile(f"(?!{re.escape(visitor.server.url)})(?!data:|blob:).*")
+    page.route(elsewhere, lambda route: route.abort())
+    visitor.enter().state("idle")
+    visitor.run("Say hello")
+    assert visitor.server.computer.typed == "hello"
+    assert page.locator(".step").count() == 4
+    first = page.locator(".step").first
+    assert first.locator(".thought").inner_text() == "I click the button"
+    assert first.locator(".actions code").inner_text() == "Click (320, 180)"
+    assert first.locator(".result").inner_text() == "Done."
+    assert "% of the screen changed" in first.locator(".effect").inner_text()
+    assert "Say hello" in page.locator(".note.user").first.inner_text()
+    page.get_by_text("Round 4/20").wait_for()
+    assert "tokens" in page.locator("#meter").inner_text()
+    first.locator(".shot").click()
+    page.locator("#large-screen .ink").wait_for(state="attached")
+    assert page.evaluate("document.querySelector('#large-screen img').naturalWidth") == 640
+    assert not visitor.problems
+    assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
+
+
+def test_the_screen_is_live_and_marked(visit) -> None:
+    visitor = visit("mouse 250 500 1", HANGS).enter()
+    page = visitor.page
+    visitor.send("look")
+    page.locator("#screen .ink").wait_for(state="attached")
+    assert page.locator("#screen .marks").get_attribute("viewBox") == "0 0 640 360"
+    assert "Click (160, 180)" in page.locator("#caption").inner_text()
+    pixel = """([x, y]) => {
+        const image = document.querySelector("#screen img");
+        if (!image.naturalWidth) return null;
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+        const context = canvas.getContext("2d");
+        context.drawImage(image, 0, 0);
+        return [...context.getImageData(x, y, 1, 1).data.slice(0, 3)];
+    }"""
+    visitor.server.computer.paint((500, 100, 639, 300), (250, 0, 0))
+    # The newest picture is shown although none follows it.
+    wait_until(lambda: (page.evaluate(pixel, [600, 200]) or [0])[0] > 230)
+    assert page.evaluate(pixel, [600, 200])[1] < 40
+
+
+def test_pause_hint_and_go_on(visit) -> None:
+    visitor = visit(HANGS, "Done").enter()
+    page = visitor.page
+    visitor.send("wait")
+    wait_until(lambda: visitor.server.model.requests)
+    assert page.locator("#prompt").is_disabled()
+    page.keyboard.press("Escape")
+    visitor.state("paused")
+    assert visitor.server.state == "paused"
+    visitor.send("use the keyboard")
+    visitor.state("done")
+    assert "use the keyboard" in visitor.server.model.requests[-1].said()
+    assert "use the keyboard" in page.locator(".note.user").last.inner_text()
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_consent(visit, allow: bool) -> None:
+    visitor = visit("# delete the file\nmouse 500 500 1", "Done").enter()
+    page = visitor.page
+    visitor.send("clean up")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    visitor.state("waiting_consent")
+    assert dialog.locator("code").inner_text() == "Click (320, 180)"
+    assert "delet" in dialog.locator("#consent-reason").inner_text()
+    assert "Refused in 1" in dialog.locator("#countdown").inner_text()
+    dialog.locator(".ink").wait_for(state="attached")
+    assert not visitor.server.computer.done("press")
+    dialog.get_by_role("button", name="Allow" if allow else "Refuse").click()
+    visitor.state("done")
+    dialog.wait_for(state="hidden")
+    assert bool(visitor.server.computer.done("press")) is allow
+    page.get_by_text("Allowed" if allow else "Refused", exact=True).wait_for()
+
+
+def test_escape_stops_while_consent_is_asked(visit) -> None:
+    visitor = visit("# delete the file\nmouse 500 500 1").enter()
+    visitor.send("clean up")
+    visitor.page.locator("#consent").wait_for()
+    visitor.page.keyboard.press("Escape")
+    visitor.state("paused")
+    visitor.page.locator("#consent").wait_for(state="hidden")
+    assert not visitor.server.computer.done("press")
+
+
+def test_the_model_asks(visit) -> None:
+    visitor = visit("$ Which of the two files?", "Done").enter()
+    visitor.send("open the file")
+    visitor.state("waiting_user")
+    assert "Which of the two files?" in visitor.page.locator("#wanted").inner_text()
+    visitor.send("the second")
+    visitor.state("done")
+    assert "the second" in visitor.server.model.requests[-1].said()
+
+
+def test_settings(visit) -> None:
+    visitor = visit("Done", api_key="sk-first-0123456789abcdef").enter()
+    page = visitor.page
+    page.click("#open-settings")
+    key = page.locator("[data-field=api_key]")
+    assert key.input_value() == "" and "...cdef" in (key.get_attribute("placeholder") or "")
+    assert page.locator("#driver").inner_text() == "fake"
+    for field, value, words in (
+        ("max_rounds", "0", "at least 1"), ("images_kept", "x", "images_kept"),
+        ("max_cost", "1", "prices"), ("base_url", "ftp://x", "http://"),
+        ("profile", "nothing", "no model profile"),
+    ):  # fmt: skip
+        node = page.locator(f"[data-field={field}]")
+        before = node.input_value()
+        node.fill(value)
+        page.click("#settings [type=submit]")
+        wrong = page.locator(f"[data-field={field}] + .field-wrong")
+        assert words in wrong.inner_text()
+        node.fill(before)
+    key.fill("sk-second-0123456789")
+    page.fill("[data-field=max_rounds]", "7")
+    page.fill("[data-field=max_minutes]", "1.5")
+    page.fill("[data-field=allowed_hosts]", "example.org\nexample.com")
+    page.select_option("[data-category=close]", "deny")
+    page.click("#settings [type=submit]")
+    page.locator("#settings").wait_for(state="hidden")
+    kept = json.loads(visitor.server.settings_path.read_text())
+    assert kept["api_key"] == "sk-second-0123456789" and kept["max_rounds"] == 7
+    assert kept["max_minutes"] == 1.5 and kept["allowed_hosts"] == ["example.org", "example.com"]
+    assert kept["policy"]["close"] == "deny" and kept["policy"]["power"] == "confirm"
+    page.click("#open-settings")
+    page.locator("#settings").wait_for()
+    assert "0123456789" not in page.content() and key.input_value() == ""
+    page.check("#forget-key")
+    page.click("#settings [type=submit]")
+    page.locator("#settings").wait_for(state="hidden")
+    assert json.loads(visitor.server.settings_path.read_text())["api_key"] == ""
+
+
+def test_what_a_model_says_is_text(visit) -> None:
+    script = [f"# {HOSTILE}\ntypestr {HOSTILE}", f"$ {HOSTILE}", f"# {HOSTILE}\nDone"]
+    visitor = visit(*script).enter()
+    page = visitor.page
+    visitor.send(HOSTILE)
+    visitor.state("waiting_user")
+    visitor.send(HOSTILE)
+    visitor.state("done")
+    page.click("#open-history")
+    page.get_by_role("button", name="Step through").click()
+    page.locator("#viewer").wait_for()
+    assert page.locator("#transcript").inner_text().count(HOSTILE) >= 4
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#transcript script, #transcript [onerror]").count() == 0
+    assert not visitor.problems
+
+
+def test_history(visit) -> None:
+    visitor = visit(CLICK, "typestr hello", "Done").enter()
+    page = visitor.page
+    visitor.run("Say hello")
+    page.click("#reset")
+    visitor.state("idle")
+    assert page.locator(".step").count() == 0
+    page.click("#open-history")
+    row = page.locator("#runs li")
+    assert "Say hello" in row.inner_text() and "3 steps" in row.inner_text()
+    with page.expect_download() as download:
+        row.get_by_text("Export as HTML").click()
+    html = download.value.path().read_text()
+    assert "Say hello" in html and "data:image/jpeg;base64," in html
+    row.get_by_role("button", name="Step through").click()
+    viewer = page.locator("#viewer")
+    assert viewer.locator(".actions code").inner_text() == "Click (320, 180)"
+    viewer.locator(".ink").wait_for(state="attached")
+    viewer.locator("#next").click()
+    assert "hello" in viewer.locator(".actions code").inner_text()
+    assert viewer.locator("#position-text").inner_text() == "2 / 3"
+    assert not visitor.problems
+
+
+def test_a_run_that_was_cut_off_goes_on(visit, tmp_path) -> None:
+    folder = tmp_path / "runs" / "20260101-000000-abcdef"
+    folder.mkdir(parents=True)
+    lines = [{"event": "start", "time": 1.0, "task": "Old task", "model": "m", "driver": "fake"}]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    visitor = visit("Done").enter()
+    page = visitor.page
+    page.click("#open-history")
+    assert "Cut off" in page.locator("#runs li").inner_text()
+    page.get_by_role("button", name="Continue").click()
+    visitor.state("done")
+    assert "Old task" in visitor.server.model.requests[-1].said()
+
+
+def test_the_risks_come_first(visit) -> None:
+    visitor = visit().enter(understood=False)
+    page = visitor.page
+    risks = page.locator("#risks")
+    risks.wait_for()
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    assert risks.is_visible()
+    page.get_by_role("button", name="I understand").click()
+    risks.wait_for(state="hidden")
+    assert page.evaluate("localStorage.getItem('pagoda.agent.risks')") == "understood"
+
+
+def test_the_address_works_once(visit, browser) -> None:
+    visitor = visit()
+    address = visitor.server.gate.address
+    visitor.enter()
+    assert "#" not in visitor.page.url
+    elsewhere = browser.new_context(locale="en-US")
+    other = elsewhere.new_page()
+    other.goto(address)
+    other.get_by_text("This address was used before").wait_for()
+    assert other.locator("body").inner_text().strip().startswith("This address")
+    assert other.locator("#screen, header").first.is_hidden()
+    elsewhere.close()
+
+
+def test_a_second_tab_shows_one_sentence(visit) -> None:
+    visitor = visit().enter()
+    second = visitor.page.context.new_page()
+    second.goto(visitor.server.url)
+    second.get_by_text("open in another tab").wait_for()
+    assert second.locator("header").first.is_hidden()
+    second.close()
+    assert not visitor.server.exited.is_set(), "only the controller's goodbye counts"
+
+
+@pytest.mark.parametrize("exits", [True, False])
+def test_closing_the_page(visit, exits: bool) -> None:
+    visitor = visit("typestr " + "x" * 5000, exits=exits)
+    computer = visitor.server.computer
+    computer.typing_pause = 0.01
+    visitor.enter().send("type")
+    wait_until(lambda: computer.typed)
+    visitor.page.close(run_before_unload=True)
+    if exits:
+        assert visitor.server.exited.wait(20)
+    else:
+        wait_until(lambda: visitor.server.state == "paused")
+        assert computer.held == () and len(computer.typed) < 5000
+
+
+def test_loading_again_takes_up_where_it_was(visit) -> None:
+    visitor = visit(CLICK, HANGS, exits=False).enter()
+    page = visitor.page
+    visitor.send("look")
+    page.locator(".step").nth(1).wait_for()
+    page.reload()
+    visitor.state("paused")
+    assert page.locator(".step").count() == 2
+
+
+def test_on_a_phone(visit) -> None:
+    visitor = visit(CLICK, "# delete it\nmouse 100 900 1", "Done", context=PHONE).enter()
+    page = visitor.page
+    visitor.send("tidy up")
+    page.locator("#consent").wait_for()
+    for name in ("#allow", "#refuse"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+        assert box["y"] + box["height"] <= 844
+    page.tap("#allow")
+    visitor.state("done")
+    screen, talk = (page.locator(name).bounding_box() for name in ("#stage", "#talk"))
+    assert screen["y"] + screen["height"] <= talk["y"] + 1 and talk["width"] == 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    send = page.locator("#send").bounding_box()
+    assert send["y"] + send["height"] <= 844
+    page.tap("#open-settings")
+    assert page.locator("#settings").bounding_box()["width"] <= 390
+
+
+def test_in_chinese_and_dark(visit) -> None:
+    visitor = visit("Done", context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
+    page = visitor.page
+    assert page.locator("#state").inner_text() == "空闲"
+    assert page.locator("#send").inner_text() == "提交"
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    visitor.run("你好")
+    assert page.locator("#state").inner_text() == "完成"
+    dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
+    assert dark == "rgb(28, 27, 26)"
+    page.click("#toggle-theme")
+    light = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
+    assert light == "rgb(255, 255, 255)"
