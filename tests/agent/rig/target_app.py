@@ -36,6 +36,7 @@ class Target:
         self.forget()
         signal.signal(signal.SIGUSR1, lambda *_: self.reset())
         self.tick()
+        self.root.after(2000, self.fill_screen)
 
     def lay_out(self) -> None:
         self.root.columnconfigure(0, weight=3)
@@ -114,6 +115,13 @@ class Target:
     def tick(self) -> None:
         # Tcl sleeps in C, where Python's signal handlers do not run.
         self.root.after(20, self.tick)
+
+    def fill_screen(self) -> None:
+        """Ask again, until the window manager, which may just be starting, has done it."""
+        if self.root.winfo_height() != self.root.winfo_screenheight():
+            self.root.attributes("-fullscreen", False)
+            self.root.attributes("-fullscreen", True)
+            self.root.after(1000, self.fill_screen)
 
     def place_zone(self) -> None:
         width, height = self.pad.winfo_width(), self.pad.winfo_height()
