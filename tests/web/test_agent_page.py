@@ -66,7 +66,7 @@ def visit(
 def test_a_task_from_start_to_end(visit) -> None:
     visitor = visit(CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done")
     page = visitor.page
-    elsewhere = re.compile(f"(?!{re.escape(visitor.server.url)})(?!data:|blob:).*")
+    elsewhere = re.compile(f"^(?!{re.escape(visitor.server.url)}|data:|blob:)")
     page.route(elsewhere, lambda route: route.abort())
     visitor.enter().state("idle")
     visitor.run("Say hello")
@@ -168,6 +168,7 @@ def test_settings(visit) -> None:
     visitor = visit("Done", api_key="sk-first-0123456789abcdef").enter()
     page = visitor.page
     page.click("#open-settings")
+    page.locator("#settings").wait_for()
     key = page.locator("[data-field=api_key]")
     assert key.input_value() == "" and "...cdef" in (key.get_attribute("placeholder") or "")
     assert page.locator("#driver").inner_text() == "fake"
@@ -180,8 +181,8 @@ def test_settings(visit) -> None:
         before = node.input_value()
         node.fill(value)
         page.click("#settings [type=submit]")
-        wrong = page.locator(f"[data-field={field}] + .field-wrong")
-        assert words in wrong.inner_text()
+        wrong = page.locator(f"[data-field={field}] + .field-wrong", has_text=words)
+        wrong.wait_for()
         node.fill(before)
     key.fill("sk-second-0123456789")
     page.fill("[data-field=max_rounds]", "7")
@@ -228,6 +229,7 @@ def test_history(visit) -> None:
     visitor.state("idle")
     assert page.locator(".step").count() == 0
     page.click("#open-history")
+    page.locator("#history").wait_for()
     row = page.locator("#runs li")
     assert "Say hello" in row.inner_text() and "3 steps" in row.inner_text()
     with page.expect_download() as download:
@@ -236,6 +238,7 @@ def test_history(visit) -> None:
     assert "Say hello" in html and "data:image/jpeg;base64," in html
     row.get_by_role("button", name="Step through").click()
     viewer = page.locator("#viewer")
+    viewer.wait_for()
     assert viewer.locator(".actions code").inner_text() == "Click (320, 180)"
     viewer.locator(".ink").wait_for(state="attached")
     viewer.locator("#next").click()
@@ -283,6 +286,14 @@ def test_the_address_works_once(visit, browser) -> None:
     assert other.locator("body").inner_text().strip().startswith("This address")
     assert other.locator("#screen, header").first.is_hidden()
     elsewhere.close()
+
+
+def test_an_agent_that_ended_is_said(visit) -> None:
+    visitor = visit()
+    visitor.page.route("**/api/events*", lambda route: route.abort())
+    visitor.page.goto(visitor.server.gate.address)
+    visitor.page.get_by_text("cannot be reached").wait_for()
+    assert visitor.page.locator("header").first.is_hidden()
 
 
 def test_a_second_tab_shows_one_sentence(visit) -> None:

@@ -70,7 +70,7 @@ export async function follow({ take, opened, lost }) {
     failures += 1;
     if (status === 403) return "used";
     if (status === 409 && failures >= (controls ? TRIES_OF_CONTROLLER : TRIES)) return "second";
-    if (controls) lost();
+    if (controls || status === 0) lost();
     await pause(Math.min(RETRY_MS * failures, LONGEST_RETRY_MS));
   }
 }

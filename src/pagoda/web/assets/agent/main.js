@@ -204,6 +204,7 @@ lock(
     take,
     opened,
     lost() {
+      byId("sentence").textContent = t("offline");
       if (shown.state !== "connecting") toast(t("offline"));
       showState("connecting");
     },

@@ -140,7 +140,7 @@ const ENGLISH = {
   allowedHosts: "Allowed hosts",
   allowedHostsHint: "One a line; empty allows all",
   computer: "The computer:",
-  offline: "The agent cannot be reached.",
+  offline: "The agent cannot be reached; it may have ended.",
 };
 
 const CHINESE = {
@@ -281,7 +281,7 @@ const CHINESE = {
   allowedHosts: "允许的主机",
   allowedHostsHint: "每行一个；留空则全部允许",
   computer: "被控电脑：",
-  offline: "无法连接代理。",
+  offline: "无法连接代理，它可能已经结束。",
 };
 
 addWords(ENGLISH, CHINESE);
