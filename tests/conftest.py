@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+if not Path("/dev/nvidiactl").exists():
+    # Kernels for GPUs are interpreted. Read when triton is imported, which transformers does too.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -23,6 +23,7 @@ class FakeGpu(CpuDevice):
     name = "cuda"
 
     def __init__(self) -> None:
+        super().__init__()
         self.free = 6000 * MIB
         self.peak = 300 * MIB
         self.profiled = self.captured = self.replays = 0

@@ -259,7 +259,7 @@ def test_llm_takes_ranks_and_leaves_nothing(hybrid):
 
 @pytest.fixture
 def fakes(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     made: list[Ranks] = []
 
     def make(behaviour: str, **options: Any) -> Ranks:

@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit status: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        status = _run(words)
+        # Here, where a reader that left is no error; at exit it would be.
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
