@@ -126,7 +126,8 @@ def _combine(
     total = tl.zeros((BLOCK,), tl.float32)
     for place in tl.static_range(TOP_K):
         assignment = token * TOP_K + place
-        expert = tl.load(ids + assignment) - first
+        # As wide as the columns: Triton 3.9's interpreter takes no scalar in a mask.
+        expert = tl.load(ids + assignment) - first + column * 0
         held = (expert >= 0) & (expert < count)
         part = tl.load(y + assignment * size + column, (column < size) & held, other=0)
         if WEIGHED:
