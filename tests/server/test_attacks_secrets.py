@@ -161,7 +161,7 @@ def test_keys_are_compared_in_constant_time(start, monkeypatch: pytest.MonkeyPat
 def test_the_engines_sockets_are_in_a_private_folder() -> None:
     before = os.umask(0)
     try:
-        folder = child._private_folder()
+        folder = child.private_folder()
     finally:
         os.umask(before)
     try:
