@@ -268,7 +268,8 @@ def test_the_risks_come_first(visit) -> None:
     risks.wait_for()
     for _ in range(3):
         page.keyboard.press("Escape")
-    assert risks.is_visible()
+    page.wait_for_timeout(200)
+    risks.wait_for()
     page.get_by_role("button", name="I understand").click()
     risks.wait_for(state="hidden")
     assert page.evaluate("localStorage.getItem('pagoda.agent.risks')") == "understood"

@@ -1,7 +1,7 @@
 """Which form of the ops computes on a tensor: the CPU's kernels, Triton's, or the reference."""
 
-import importlib.util
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,7 @@ def attend_by_torch(chosen: bool) -> None:
 def _gpu_ops(device: torch.device, dtype: torch.dtype) -> Any | None:
     if device.type != "cuda":
         return None
-    if importlib.util.find_spec("triton") is None:
+    if find_spec("triton") is None:
         log.warning(
             "The package triton is missing: on this GPU all is computed with torch, several times "
             "slower. Install it (pip install triton)."

@@ -1,6 +1,5 @@
 """Which tensors take Triton's forms, and what is said where they do not."""
 
-import importlib.util
 import logging
 from types import SimpleNamespace
 
@@ -46,7 +45,7 @@ def test_what_is_declined_is_said_once(gpu, caplog):
 
 
 def test_without_triton_all_is_torchs(gpu, monkeypatch, caplog):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(selector, "find_spec", lambda name: None)
     x = gpu((9, 0), torch.float16)
     assert selector.native(x) is selector.native(x) is None
     assert caplog.text.count("pip install triton") == 1
