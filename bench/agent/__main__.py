@@ -13,13 +13,13 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import httpx
 import uvicorn
 
-from pagoda.agent.dialogue import Reply, Usage
+from pagoda.agent.dialogue import ChatModel, Reply, Usage
 from pagoda.agent.drivers.registry import make_driver
 from pagoda.agent.operator import Operator
 from pagoda.agent.secrets import Secrets
@@ -28,10 +28,11 @@ from pagoda.agent.service.gate import Gate
 from pagoda.agent.settings import Settings
 from pagoda.base.machine import cpu_facts
 from tests.agent.rig.desktop import free_port, start_desktop
-from tests.agent.rig.target import start_target
+from tests.agent.rig.target import Target, start_target
 
 _PREVIEW_SECONDS = 20.0
 _IDLE_SECONDS = 10.0
+_STOPS = 20
 
 
 class Clicker:
@@ -56,6 +57,22 @@ class Clicker:
         self._answered = time.perf_counter()
         return Reply(text, usage=Usage(1000, 900, 20))
 
+    async def served(self) -> list[str]:
+        return ["scripted"]
+
+    async def close(self) -> None:
+        pass
+
+
+class Typist:
+    """Types what takes seconds."""
+
+    async def complete(self, messages: object, tools: object = ()) -> Reply:
+        return Reply("typestr " + "x" * 5000, usage=Usage(1000, 900, 20))
+
+    async def served(self) -> list[str]:
+        return ["scripted"]
+
     async def close(self) -> None:
         pass
 
@@ -66,10 +83,10 @@ def _resident() -> int:
 
 
 @contextlib.asynccontextmanager
-async def _operating(url: str, folder: Path, clicker: Clicker) -> AsyncIterator[Operator]:
+async def _operating(url: str, folder: Path, model: ChatModel) -> AsyncIterator[Operator]:
     settings = Settings(model="scripted", profile="nanokvm", max_rounds=10_000)
     driver = make_driver(url)
-    operator = Operator(driver, settings, Secrets({}), folder, make_model=lambda *_: clicker)
+    operator = Operator(driver, settings, Secrets({}), folder, make_model=lambda *_: model)
     await driver.open()
     try:
         yield operator
@@ -85,6 +102,23 @@ async def _steps(url: str, folder: Path, count: int) -> Clicker:
         if control.state != "done":
             raise SystemExit(f"The task ended otherwise: {control.reason}")
     return clicker
+
+
+async def _stops(url: str, folder: Path, target: Target) -> list[float]:
+    """Seconds from each pause, in the middle of typing, until no key is down."""
+    seconds = []
+    async with _operating(url, folder, Typist()) as operator:
+        for _ in range(_STOPS):
+            target.reset()
+            control = await operator.start("type")
+            await target.saw("typing", lambda state: len(state["keys"]) > 20)
+            began = time.perf_counter()
+            await control.pause()
+            while target.desktop.observer.keys_down():
+                await asyncio.sleep(0.001)
+            seconds.append(time.perf_counter() - began)
+            await operator.reset()
+    return seconds
 
 
 async def _served(url: str, folder: Path) -> tuple[float, float]:
@@ -107,10 +141,10 @@ async def _served(url: str, folder: Path) -> tuple[float, float]:
     return preview, idle
 
 
-async def _share(work: object) -> float:
+async def _share(work: Awaitable[None]) -> float:
     """CPU seconds of this process for each second of the work."""
     began, used = time.monotonic(), time.process_time()
-    await work  # type: ignore[misc]  # any awaitable
+    await work
     return (time.process_time() - used) / (time.monotonic() - began)
 
 
@@ -122,7 +156,7 @@ async def _watch(client: httpx.AsyncClient) -> None:
                     pass
 
 
-def _table(clicker: Clicker, preview: float, idle: float) -> str:
+def _table(clicker: Clicker, stops: list[float], preview: float, idle: float) -> str:
     overheads = sorted(clicker.overheads)
     settled = [left for left in clicker.at_step if left >= 0]
     # The first steps fill caches and pools.
@@ -131,6 +165,8 @@ def _table(clicker: Clicker, preview: float, idle: float) -> str:
     rows = [
         ("overhead of a step, median", f"{1000 * statistics.median(overheads):.0f} ms", "150 ms"),
         ("overhead of a step, 95th percentile", f"{1000 * p95:.0f} ms", "400 ms"),
+        (f"a stop while it types, the slowest of {len(stops)}", f"{1000 * max(stops):.0f} ms",
+         "200 ms"),
         (f"memory after {len(overheads)} steps", f"{(last[0] - first[0]) / 2**20:+.1f} MiB",
          "+30 MiB"),
         ("open files", f"{last[1] - first[1]:+d}", "+0"),
@@ -147,11 +183,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         desktops = Path(folder) / "desktop"
-        with start_desktop(desktops) as desktop, start_target(desktop):
+        with start_desktop(desktops) as desktop, start_target(desktop) as target:
             url = f"x11://{desktop.display}"
             clicker = asyncio.run(_steps(url, Path(folder) / "runs", args.steps))
+            stops = asyncio.run(_stops(url, Path(folder) / "stops", target))
             preview, idle = asyncio.run(_served(url, Path(folder) / "served"))
-    print(_table(clicker, preview, idle))
+    print(_table(clicker, stops, preview, idle))
     facts = cpu_facts()
     print(f"\n{time.strftime('%Y-%m-%d')}, {facts.name}, {args.steps} steps, Xvfb 1280x720.")
 

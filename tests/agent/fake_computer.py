@@ -5,7 +5,6 @@ import asyncio
 from PIL import Image, ImageDraw
 
 from pagoda.agent.drivers.base import Capabilities, Driver
-from pagoda.agent.errors import DriverError
 from pagoda.agent.frame import Frame
 
 
@@ -13,7 +12,9 @@ class FakeComputer(Driver):
     """Clicks leave marks and text fills lines, unless it is `deaf`."""
 
     name = "fake"
-    capabilities = Capabilities(horizontal_wheel=True, unicode=True, captures=True)
+    capabilities = Capabilities(
+        horizontal_wheel=True, unicode=True, captures=True, power=True, hid_reset=True
+    )
 
     def __init__(self, size=(640, 360)):
         super().__init__()
@@ -75,6 +76,12 @@ class FakeComputer(Driver):
     async def _send_key(self, code, pressed):
         self._note("down" if pressed else "up", code)
 
+    async def power(self, action):
+        self._note("power", action.what)
+
+    async def hid_reset(self):
+        self._note("replug")
+
     async def type_text(self, text):
         for char in text:
             self._note("type", char)
@@ -91,4 +98,4 @@ class FakeComputer(Driver):
     def _raise(self, kind):
         error = self.fails.pop(kind, None)
         if error is not None:
-            raise error if isinstance(error, DriverError) else AssertionError(error)
+            raise AssertionError(error) if isinstance(error, str) else error

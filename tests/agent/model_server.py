@@ -86,6 +86,8 @@ class ModelServer:
         tls: ssl.SSLContext | None = None,
     ):
         self.requests: list[Request] = []
+        self.lists: list[dict[str, str]] = []
+        """Headers of each request for the list of models."""
         self.script = list(script)
         """May be added to at any time."""
         self._models = models
@@ -145,6 +147,7 @@ class ModelServer:
         }
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET" and path == "/v1/models":
+            self.lists.append(headers)
             cards = [{"id": name, "object": "model"} for name in self._models]
             await _send(writer, Step(body=json.dumps({"data": cards})))
         elif path not in API_PATHS:

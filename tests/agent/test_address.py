@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda.agent.drivers.address import parse_address
+from pagoda.agent.drivers.address import parse_address, without_password
 from pagoda.agent.drivers.registry import make_driver
 from pagoda.base.errors import ConfigError
 
@@ -59,6 +59,20 @@ def test_urls_that_cannot_be_used(url, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_driver(url)
     assert "secret" not in str(caught.value) or "nowhere" in url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nanokvm://me:p%40ss@host:81?layout=de", "nanokvm://me@host:81?layout=de"),
+        ("vnc://:secret@[::1]:5901", "vnc://[::1]:5901"),
+        ("x11://:1", "x11://:1"),
+        ("x11:", "x11:"),
+        ("", ""),
+    ],
+)
+def test_urls_are_shown_without_their_password(url, shown):
+    assert without_password(url) == shown
 
 
 def test_a_password_is_not_printed():

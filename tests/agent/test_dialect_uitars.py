@@ -20,6 +20,7 @@ def parsed(call, space=Space.THOUSAND):
     [
         ("click(point='<point>250 750</point>')", Click(Point(0.25, 0.75))),
         ("click(start_box='(250,750)')", Click(Point(0.25, 0.75))),
+        ("click (\n\tpoint =\u3000'<point>250 750</point>' )", Click(Point(0.25, 0.75))),
         ("click(start_box='<|box_start|>(250,750)<|box_end|>')", Click(Point(0.25, 0.75))),
         ("click(start_box='[200, 700, 300, 800]')", Click(Point(0.25, 0.75))),
         ("click(point='<bbox>200 700 300 800</bbox>')", Click(Point(0.25, 0.75))),

@@ -24,6 +24,14 @@ async def everything_arrived(driver, target):
     return await target.saw("F12", lambda state: ends(state) > before)
 
 
+async def seen(driver, holds):
+    """The first screenshot that holds: what a server shows may lag behind what it was told."""
+    async with asyncio.timeout(60):
+        while not holds(frame := await driver.screenshot()):
+            await asyncio.sleep(0.02)
+    return frame
+
+
 def close_to(at, point, size=(1280, 720)):
     """Whether a place that the target saw is the pixel of the point, or one beside it."""
     return all(
@@ -38,26 +46,28 @@ def like(pixel, colour):
 
 
 async def test_a_screenshot_shows_the_screen_as_it_is(driver, target):
-    frame = await driver.screenshot()
-    assert frame.size == (1280, 720)
     x, y, width, height = target.place("box")
-    assert like(frame.image.getpixel((x + width // 2, y + height // 2)), (0xFF, 0xB0, 0x00))
-    assert like(frame.image.getpixel((x + width + 20, y)), (0x20, 0x40, 0x60))
-    assert not frame.is_black()
-    again = await driver.screenshot()
+    inside, beside = (x + width // 2, y + height // 2), (x + width + 20, y)
+
+    def shows_the_box(image):
+        return like(image.getpixel(inside), (0xFF, 0xB0, 0x00)) and like(
+            image.getpixel(beside), (0x20, 0x40, 0x60)
+        )
+
+    frame = await seen(driver, lambda frame: shows_the_box(frame.image))
+    assert frame.size == (1280, 720) and not frame.is_black()
+    again = await seen(driver, lambda now: now.image.tobytes() == frame.image.tobytes())
     assert again.number > frame.number
-    assert again.image.tobytes() == frame.image.tobytes()
 
 
 async def test_a_screenshot_shows_what_a_click_changed(driver, target):
     at = target.share(300, 500)
-    before = (await driver.screenshot()).image.getpixel((300, 500))
+    pad = (0x20, 0x40, 0x60)
+    frame = await seen(driver, lambda frame: like(frame.image.getpixel((300, 500)), pad))
+    before = frame.image.getpixel((300, 500))
     await driver.click(at, "left", 1, ())
     await target.saw("the click", lambda state: state["presses"])
-    async with asyncio.timeout(60):
-        while like((await driver.screenshot()).image.getpixel((300, 500)), before):
-            await asyncio.sleep(0.05)
-    assert like(before, (0x20, 0x40, 0x60))
+    await seen(driver, lambda frame: not like(frame.image.getpixel((300, 500)), before))
 
 
 async def test_clicks_arrive_where_they_are_meant(driver, target):
@@ -81,13 +91,16 @@ async def test_the_corners_are_on_the_screen(driver, target, station):
 
 @pytest.mark.parametrize("button, count", [("left", 2), ("left", 3), ("right", 1), ("middle", 1)])
 async def test_buttons_and_counts(driver, target, button, count):
-    at = target.share(200 + 40 * count, 400)
-    await driver.click(at, button, count, ())
-    state = await everything_arrived(driver, target)
-    assert [(press["button"], press["count"]) for press in state["presses"]] == [
-        (button, number) for number in range(1, count + 1)
-    ]
-    assert len(state["releases"]) == count
+    wanted = [(button, number) for number in range(1, count + 1)]
+    # On a busy machine two clicks may be too far apart to be a double one.
+    for attempt in range(5):
+        target.reset()
+        await driver.click(target.share(200 + 60 * attempt, 400), button, count, ())
+        state = await everything_arrived(driver, target)
+        assert len(state["presses"]) == len(state["releases"]) == count
+        if (got := [(press["button"], press["count"]) for press in state["presses"]]) == wanted:
+            return
+    raise AssertionError(f"not {wanted}, but {got}")
 
 
 @pytest.mark.parametrize("button", ["back", "forward"])
@@ -211,7 +224,13 @@ async def test_every_key_is_the_one_it_is_called(driver, target, station):
 
 
 async def test_a_chord_holds_its_modifiers(driver, target):
-    await driver.chord(["ControlLeft", "ShiftLeft", "KeyT"], hold=0.5)
+    chord = asyncio.create_task(driver.chord(["ControlLeft", "ShiftLeft", "KeyT"], hold=3600))
+    state = await target.saw("the press", lambda state: len(state["keys"]) >= 3)
+    assert not chord.done() and all(key["pressed"] for key in state["keys"])
+    chord.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await chord
+    await driver.release_all()
     state = await everything_arrived(driver, target)
     events = state["keys"][:6]
     assert [(key["keysym"].removesuffix("_L").lower(), key["pressed"]) for key in events] == [
@@ -220,8 +239,13 @@ async def test_a_chord_holds_its_modifiers(driver, target):
     ]  # fmt: skip
     assert events[2]["keysym"] == "T"
     assert events[2]["modifiers"] == ["Shift", "Control"]
-    # Without the hold it would be some milliseconds; a busy server may see the press late.
-    assert events[3]["time"] - events[2]["time"] >= 100
+
+
+async def test_a_chord_ends_by_itself(driver, target):
+    await driver.chord(["ControlLeft", "KeyT"], hold=0.05)
+    assert driver.held == ()
+    state = await everything_arrived(driver, target)
+    assert [key["pressed"] for key in state["keys"][:4]] == [True, True, False, False]
 
 
 async def test_shift_makes_signs_of_digits(driver, target):
@@ -240,16 +264,17 @@ async def test_a_click_with_modifiers(driver, target):
 async def test_a_drag_that_ends_early_leaves_nothing_down(driver, target, station, ending):
     observer = station.desktop.observer
     path = [target.share(100, 300), target.share(600, 300)]
-    if ending == "failed":
-        send, moves = driver._send_move, []
+    send, moves = driver._send_move, []
 
-        async def fail_later(to):
-            moves.append(to)
-            if len(moves) > 5:
+    async def stop_in_the_middle(to):
+        moves.append(to)
+        if len(moves) > 5:
+            if ending == "failed":
                 raise RuntimeError("as a bug would")
-            await send(to)
+            await asyncio.Event().wait()
+        await send(to)
 
-        driver._send_move = fail_later
+    driver._send_move = stop_in_the_middle
     drag = asyncio.create_task(driver.drag(path, "left", ("ShiftLeft",)))
     await target.saw("the press", lambda state: state["presses"])
     if ending == "cancelled":

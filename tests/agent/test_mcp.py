@@ -79,6 +79,18 @@ async def test_dangerous_calls_are_refused_unless_allowed(client, computer):
     assert computer.typed == "reboot\n"
 
 
+async def test_the_computers_buttons_want_consent(client, computer):
+    async with client() as session:
+        assert "--allow power" in await fails(session, "use_buttons", what="hold")
+        assert "--allow power" in await fails(session, "use_buttons", what="replug")
+        await fails(session, "use_buttons", what="explode")
+    assert computer.log == []
+    async with client(allowed=[Category.POWER]) as session:
+        await call(session, "use_buttons", what="hold")
+        await call(session, "use_buttons", what="replug")
+    assert computer.log == [("power", "hold"), ("replug",)]
+
+
 async def test_a_whole_task(client, computer):
     async with client("mouse 500 500 1", "Done") as session:
         assert (await call(session, "task_status")).structured_content["state"] == "idle"

@@ -1,7 +1,12 @@
 """What the user is asked about."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from pagoda import web
+from pagoda.agent import reasons
 from pagoda.agent.actions import Click, HidReset, Key, Move, Point, Power, Type
 from pagoda.agent.policy import Category, Decision, Policy
 
@@ -15,7 +20,8 @@ def judged(policy, *actions, thought=""):
         policy.note(action)
     judgement = policy.judge(actions[-1], thought)
     assert (judgement.decision is Decision.ALLOW) == (judgement.category in (None, Category.CLOSE))
-    assert judgement.reason or judgement.category is None
+    if judgement.category is not None:
+        assert str(judgement.reason), "every code has its words, and every word its value"
     return judgement.category
 
 
@@ -120,6 +126,19 @@ def test_addresses_outside_of_the_list():
     for address in ("https://example.com.evil.test/", "notexample.com ", "http://user@evil.test"):
         assert judged(policy, Type(address)) is Category.ADDRESS
     assert judged(Policy(), Type("https://anywhere.test")) is None
+
+
+def test_the_page_words_every_reason_in_both_languages():
+    texts = Path(web.__file__).parent / "assets" / "agent" / "texts.js"
+    words = re.findall(r'^  reason_(\w+): "(.*)",$', texts.read_text(), re.MULTILINE)
+    english, chinese = words[: len(words) // 2], words[len(words) // 2 :]
+    assert dict(english) == reasons.WORDS
+    assert [code for code, _ in chinese] == [code for code, _ in english]
+    for code, text in chinese:
+        assert sorted(re.findall(r"{\w+}", text)) == sorted(
+            re.findall(r"{\w+}", reasons.WORDS[code])
+        )
+        assert not text.isascii()
 
 
 def test_the_user_decides_what_happens():

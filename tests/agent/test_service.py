@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 
 from pagoda.agent.control import State
+from pagoda.agent.journal import JOURNAL
 from pagoda.agent.service import gate as gates
 from pagoda.agent.service.app import Service
 from pagoda.agent.service.gate import Gate
@@ -257,6 +258,29 @@ async def test_closing_the_page(make, serve, computer, monkeypatch, exits):
     assert (await again.get("/api/status")).json()["state"] == "paused"
 
 
+@pytest.mark.parametrize("exits", [True, False])
+async def test_the_page_goes_while_consent_is_asked_for(make, serve, computer, monkeypatch, exits):
+    monkeypatch.setattr(gates, "GONE_SECONDS", 0.1)
+    operator, script = make("typestr reboot\nkeyboard Enter", "Done")
+    running = await serve(operator, exits_with_page=exits)
+    client = await running.controller()
+    await client.post("/api/start", json={"task": "x"})
+    await events_of(client, lambda event: event.get("state") == "waiting_consent")
+    request = operator.control.consent_request
+    if exits:
+        await until(lambda: running.exited)
+        await operator.close()
+    else:
+        await until(lambda: operator.control.state is State.PAUSED)
+        again = await running.controller()
+        late = await again.post("/api/consent", json={"id": request.id, "allow": True})
+        assert late.status_code == 409
+        await again.post("/api/resume")
+        await asyncio.wait_for(operator.control.wait(), PATIENCE)
+        assert "stopped by the user" in script.told()
+    assert not computer.done("down"), "what nobody allowed was not done"
+
+
 async def test_a_second_tab_is_told_so(make, serve):
     running = await serve(make()[0])
     client = await running.controller()
@@ -304,3 +328,52 @@ async def test_what_a_model_says_is_text_in_an_export(make, serve):
     assert "&lt;script&gt;alert(1)" in page.text
     assert page.text.count("data:image/jpeg;base64,") == 2
     assert "http://" not in page.text and "https://" not in page.text
+
+
+async def test_a_secret_is_in_no_answer(make, serve, computer, caplog):
+    """The model knows it, as it may from the screen, and says it wherever it can; what typed it
+    breaks and quotes it."""
+    secret = "correct horse"
+    operator, _script = make(
+        f"# it is {secret}\ntypestr {{{{secret:wifi}}}}", f"keyboard {secret}",
+        f"$ Is it {secret}?", "typestr more", secrets={"wifi": secret}, policy={"secret": "allow"},
+    )  # fmt: skip
+    running = await serve(operator)
+    client = await running.controller()
+    await client.post("/api/start", json={"task": f"Log in with {secret}"})
+    waiting = await events_of(client, lambda event: event.get("state") == "waiting_user")
+    said = [json.dumps(waiting), (await client.get("/api/status")).text]
+    assert "Is it {{secret:wifi}}?" in said[1]
+    computer.fails["type"] = f"typing {secret} broke"
+    await client.post("/api/answer", json={"text": secret})
+    seen = await events_of(client, is_over, waiting[-1]["number"] + 1)
+    assert "a bug" in seen[-1]["reason"]
+    run = waiting[0]["run"]
+    for path in ("status", "settings", "runs", f"runs/{run}", f"runs/{run}/export"):
+        said.append((await client.get(f"/api/{path}")).text)
+    said += [json.dumps(seen), caplog.text]
+    assert computer.typed == secret
+    assert not [text for text in said if secret in text]
+    assert "{{secret:wifi}} broke" in caplog.text and "{{secret:wifi}} broke" in said[2]
+
+
+async def test_a_run_that_goes_on_is_told_from_its_beginning(make, serve, computer):
+    operator, script = make("mouse 100 100 1", asyncio.Event())
+    control = await operator.start("the task")
+    await until(lambda: len(script.requests) == 2)
+    folder = operator.folder
+    lines = (folder / JOURNAL).read_text()
+    await control.cancel()
+    (folder / JOURNAL).write_text(lines)  # as kill -9 leaves it
+    again, _script = make("mouse 900 900 1", "Done")
+    running = await serve(again)
+    client = await running.controller()
+    assert (await client.post("/api/continue", json={"run": folder.name})).status_code == 200
+    events = await events_of(client, is_over)
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "start" and kinds.index("resumed") == len(lines.splitlines())
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
+    assert [event["number"] for event in events] == list(
+        range(events[0]["number"], events[0]["number"] + len(events))
+    )
+    assert again.events.since(again.began)[0]["event"] == "resumed"

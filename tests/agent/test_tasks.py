@@ -5,9 +5,9 @@ What was done is read from the programs themselves: their answers, files and sta
 
 import asyncio
 import base64
-import functools
-import http.server
+import html
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,19 +15,21 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
 from pagoda.agent.control import State
 from pagoda.agent.drivers.registry import make_driver
+from pagoda.agent.export import export_html
 from pagoda.agent.journal import read
 from pagoda.agent.operator import Operator
 from pagoda.agent.replay import ReplayError, replay
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.settings import Settings
-from tests.agent.model_server import ModelServer, Step
+from tests.agent.model_server import ModelServer
 from tests.agent.rig.desktop import require, start_desktop, wait_until
-from tests.agent.rig.programs import xterm, zenity
+from tests.agent.rig.programs import datasheet, xterm, zenity
 from tests.agent.rig.target import start_target
 from tests.agent.test_operator import PATIENCE, until
 
@@ -154,42 +156,12 @@ async def test_a_file_in_a_terminal(desktop, model, tmp_path):
 
 
 async def test_a_download_in_a_browser(desktop, model, tmp_path):
-    require("chromium")
-    site, profile, downloads = tmp_path / "site", tmp_path / "profile", tmp_path / "downloads"
-    site.mkdir()
-    (site / "datasheet.bin").write_bytes(b"\x00sheet" * 1000)
-    (site / "index.html").write_text(
-        "<title>Parts</title><style>a{position:fixed;inset:0;background:#def}</style>"
-        "<a href='datasheet.bin' download>Raspberry Pi datasheet</a>"
-    )
-    handler = functools.partial(_QuietHandler, directory=site)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever).start()
-    preferences = {"download": {"default_directory": str(downloads), "prompt_for_download": False}}
-    (profile / "Default").mkdir(parents=True)
-    (profile / "Default" / "Preferences").write_text(json.dumps(preferences))
-    browser = desktop.spawn(
-        "chromium", "--no-sandbox", "--no-first-run", "--disable-gpu", "--start-maximized",
-        "--password-store=basic", f"--user-data-dir={profile}",
-        f"http://127.0.0.1:{server.server_port}/",
-    )  # fmt: skip
-    try:
-        await asyncio.to_thread(wait_until, "the page", lambda: desktop.windows("Parts - Chromium"))
+    with datasheet(desktop, tmp_path) as (file, content):
         model.script = ["mouse 500 600 1", "Done"]
         async with operating(url_of(desktop), model, tmp_path / "runs") as operator:
             assert (await carry_out(operator, "Download the datasheet")).state is State.DONE
-        file = downloads / "datasheet.bin"
         await asyncio.to_thread(wait_until, "the download", file.exists)
-        assert file.read_bytes() == (site / "datasheet.bin").read_bytes()
-    finally:
-        desktop.end(browser)
-        server.shutdown()
-        server.server_close()
-
-
-class _QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
+        assert file.read_bytes() == content
 
 
 async def test_text_on_the_screen_cannot_allow_anything(desktop, model, tmp_path):
@@ -208,9 +180,27 @@ async def test_text_on_the_screen_cannot_allow_anything(desktop, model, tmp_path
     assert precious.is_dir() and "Refused by the user" in model.requests[-1].said()
 
 
-async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path):
+def writings(secret):
+    """The secret as it may be found in bytes: as text, escaped, in hex and in Base64."""
+    raw = secret.encode()
+    shifted = [base64.b64encode(b"\0" * before + raw).rstrip(b"=") for before in range(3)]
+    # Without the characters that mix with what stands before and behind.
+    in_base64 = [text[before + 1 : -1] for before, text in enumerate(shifted)]
+    texts = [
+        secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1],
+        html.escape(secret), quote(secret), quote_plus(secret), repr(secret)[1:-1], raw.hex(),
+    ]  # fmt: skip
+    return [*(text.encode() for text in texts), *in_base64]
+
+
+async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
     secret = 'p"ä\\ss wörd'
-    model.script = ["typestr {{secret:login}}", "keyboard Enter", "$ Is it right?", "Done"]
+    # It says what it typed, and does so in a command that is refused with its own words.
+    model.script = [
+        "typestr {{secret:login}}", f"# it was {secret}\nkeyboard {secret}", "keyboard Enter",
+        f"$ Is {secret} right?", "Done",
+    ]  # fmt: skip
     with zenity(desktop, "--entry", "--hide-text", "--text=Password?") as dialog:
         async with operating(
             url_of(desktop), model, tmp_path, {"login": secret}, policy={"secret": "allow"}
@@ -220,29 +210,39 @@ async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path):
             control.answer(f"The password is {secret}")
             await asyncio.wait_for(control.wait(), PATIENCE)
             events = json.dumps(operator.events.since(0))
+            exported = export_html(operator.folder)
         assert await asyncio.to_thread(dialog.answer) == (0, secret)
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     sent = [request.raw for request in model.requests]
-    for data in [*written, *sent, events.encode()]:
-        for form in (
-            secret,
-            json.dumps(secret)[1:-1],
-            json.dumps(secret, ensure_ascii=False)[1:-1],
-        ):
-            assert form.encode() not in data
-        assert base64.b64encode(secret.encode()) not in data
+    told = [events.encode(), exported.encode(), caplog.text.encode()]
+    for data in [*written, *sent, *told]:
+        assert not [form for form in writings(secret) if form in data]
     assert any(b"{{secret:login}}" in data for data in sent)
+    assert "{{secret:login}}" in exported
+    assert any("no key" in request.said() for request in model.requests), "the error was told"
+
+
+def behind(event, reply):
+    """A reply that comes once the event is there."""
+
+    def step(request):
+        event.wait(PATIENCE)
+        return reply
+
+    return step
 
 
 async def test_the_user_moves_the_mouse(desktop, model, tmp_path):
-    model.script = [Step("mouse 300 300 1", delay=1.0), "mouse 100 100 0", "Done"]
+    moved = threading.Event()
+    model.script = [behind(moved, "mouse 300 300 1"), "mouse 100 100 0", "Done"]
     with start_target(desktop) as target:
         target.reset()
         async with operating(url_of(desktop), model, tmp_path) as operator:
             await operator.driver.move(target.share(600, 600))
             control = await operator.start("x")
             await until(lambda: model.requests)
-            await asyncio.to_thread(desktop.run, "xdotool", "mousemove", "20", "20")
+            await asyncio.to_thread(desktop.run, "xdotool", "mousemove", "--sync", "20", "20")
+            moved.set()
             await until(lambda: control.state is State.PAUSED)
             assert "moved" in control.reason and target.state()["presses"] == []
             control.resume("go on")
@@ -257,12 +257,17 @@ async def test_another_resolution_while_the_model_thinks(model, tmp_path):
         start_target(desktop) as target,
     ):
         target.reset()
-        model.script = [Step("mouse 900 900 1", delay=2.0), "mouse 100 100 1", "Done"]
+        resized = threading.Event()
+        model.script = [behind(resized, "mouse 900 900 1"), "mouse 100 100 1", "Done"]
         url = f"vnc://127.0.0.1:{desktop.vnc_port}"
         async with operating(url, model, tmp_path / "runs") as operator:
             control = await operator.start("x")
             await until(lambda: model.requests)
             await asyncio.to_thread(desktop.run, "xrandr", "--size", "800x600")
+            async with asyncio.timeout(PATIENCE):
+                while await operator.driver.screen_size() != (800, 600):
+                    await asyncio.sleep(0.02)
+            resized.set()
             await asyncio.wait_for(control.wait(), 2 * PATIENCE)
         assert control.state is State.DONE, control.reason
         assert "size changed after you saw it" in model.requests[1].said()

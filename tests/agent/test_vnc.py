@@ -160,10 +160,20 @@ async def test_a_new_size_is_known_before_the_next_action(tmp_path):
 
 async def test_a_connection_that_is_cut_in_a_drag(desktop, clean):
     async with proxied(desktop.vnc_port) as (driver, proxy):
+        send, moves, go_on = driver._send_move, [], asyncio.Event()
+
+        async def wait_in_the_middle(to):
+            moves.append(to)
+            if len(moves) > 6:
+                await go_on.wait()
+            await send(to)
+
+        driver._send_move = wait_in_the_middle
         path = [clean.share(100, 300), clean.share(600, 300)]
         drag = asyncio.create_task(driver.drag(path, "left", ("ShiftLeft",)))
         await clean.saw("the drag", lambda state: len(state["moves"]) > 4)
         proxy.cut()
+        go_on.set()
         with pytest.raises(ConnectionLostError, match="released"):
             await drag
         assert driver.held == ()
@@ -179,7 +189,7 @@ async def test_a_connection_that_is_cut_in_a_drag(desktop, clean):
 
 
 async def test_a_connection_that_is_cut_while_typing(desktop, clean):
-    text = "0123456789" * 40
+    text = "0123456789" * 400
     async with proxied(desktop.vnc_port) as (driver, proxy):
         await driver.click(clean.middle("text"), "left", 1, ())
         await clean.saw("the click", lambda state: state["releases"])

@@ -201,7 +201,7 @@ async def test_somebody_else_moves_the_mouse(desktop):
     assert not await driver.taken_over()
     await driver.move(Point(0.5, 0.5))
     assert not await driver.taken_over()
-    desktop.run("xdotool", "mousemove", "100", "200")
+    desktop.run("xdotool", "mousemove", "--sync", "100", "200")
     assert await driver.taken_over()
     assert not await driver.taken_over(), "it is told once"
     at = await driver.pointer()

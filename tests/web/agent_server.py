@@ -31,7 +31,10 @@ class AgentServer:
         self.model = model
         self.settings_path = folder / "agent.json"
         self.exited = threading.Event()
-        fields = {"base_url": f"{model.url}/v1", "model": "scripted", "profile": "nanokvm"}
+        fields = {
+            "driver": "fake:", "base_url": f"{model.url}/v1", "model": "scripted",
+            "profile": "nanokvm",
+        }  # fmt: skip
         self.operator = Operator(
             self.computer, Settings(**{**fields, **settings}), Secrets({}), folder / "runs", QUICK
         )

@@ -9,7 +9,9 @@ from unittest import mock
 
 import pytest
 
+from pagoda.agent.errors import DriverError
 from pagoda.web import site
+from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
 from tests.web.agent_server import AgentServer, serving, wait_until
 from tests.web.conftest import Visit
@@ -63,8 +65,11 @@ def visit(
         yield start
 
 
-def test_a_task_from_start_to_end(visit) -> None:
-    visitor = visit(CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done")
+@pytest.mark.parametrize("context", [{"viewport": {"width": 1280, "height": 800}}, PHONE])
+def test_a_task_from_start_to_end(visit, context: dict[str, Any]) -> None:
+    """With every other host out of reach, on a PC's window and on a phone."""
+    script = [CLICK, "drag 200 200 800 800\nmouse 500 300 6", "typestr hello", "Done"]
+    visitor = visit(*script, context=context)
     page = visitor.page
     elsewhere = re.compile(f"^(?!{re.escape(visitor.server.url)}|data:|blob:)")
     page.route(elsewhere, lambda route: route.abort())
@@ -85,6 +90,10 @@ def test_a_task_from_start_to_end(visit) -> None:
     assert page.evaluate("document.querySelector('#large-screen img').naturalWidth") == 640
     assert not visitor.problems
     assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
+    for name in ("#pause", "#reset", "#send", "#screen", "#transcript"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= context["viewport"]["width"], name
+        assert box["y"] >= 0 and box["y"] + box["height"] <= context["viewport"]["height"], name
 
 
 def test_the_screen_is_live_and_marked(visit) -> None:
@@ -114,7 +123,7 @@ def test_pause_hint_and_go_on(visit) -> None:
     page = visitor.page
     visitor.send("wait")
     wait_until(lambda: visitor.server.model.requests)
-    assert page.locator("#prompt").is_disabled()
+    page.locator("#prompt:disabled").wait_for(state="attached")
     page.keyboard.press("Escape")
     visitor.state("paused")
     assert visitor.server.state == "paused"
@@ -171,7 +180,7 @@ def test_settings(visit) -> None:
     page.locator("#settings").wait_for()
     key = page.locator("[data-field=api_key]")
     assert key.input_value() == "" and "...cdef" in (key.get_attribute("placeholder") or "")
-    assert page.locator("#driver").inner_text() == "fake"
+    assert page.locator("[data-field=driver]").input_value() == "fake:"
     for field, value, words in (
         ("max_rounds", "0", "at least 1"), ("images_kept", "x", "images_kept"),
         ("max_cost", "1", "prices"), ("base_url", "ftp://x", "http://"),
@@ -202,6 +211,49 @@ def test_settings(visit) -> None:
     page.click("#settings [type=submit]")
     page.locator("#settings").wait_for(state="hidden")
     assert json.loads(visitor.server.settings_path.read_text())["api_key"] == ""
+
+
+def test_another_computer(visit, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PAGODA_CACHE", str(tmp_path / "cache"))
+    visitor = visit(CLICK, "Done").enter()
+    page, operator = visitor.page, visitor.server.operator
+    other, wanted = FakeComputer(), []
+    other.fails["screenshot"] = DriverError("The cable is out.")
+
+    def make_driver(url: str) -> FakeComputer:
+        wanted.append(url)
+        return other
+
+    operator.make_driver = make_driver
+    page.click("#open-settings")
+    page.fill("[data-field=driver]", "pikvm://admin:hunter2@desk")
+    page.click("#settings [type=submit]")
+    page.locator("[data-field=driver] + .field-wrong", has_text="The cable is out.").wait_for()
+    assert operator.driver is visitor.server.computer
+    page.click("#settings [type=submit]")
+    page.locator("#settings").wait_for(state="hidden")
+    assert wanted == ["pikvm://admin:hunter2@desk"] * 2
+    visitor.run("click")
+    assert other.done("press") and not visitor.server.computer.done("press")
+    page.click("#open-settings")
+    page.locator("#settings").wait_for()
+    assert page.locator("[data-field=driver]").input_value() == "pikvm://admin@desk"
+    assert "hunter2" not in page.content() and not visitor.problems[1:]
+
+
+def test_the_computers_buttons(visit) -> None:
+    visitor = visit().enter()
+    page = visitor.page
+    page.click("#open-settings")
+    buttons = page.locator("#buttons button")
+    buttons.first.wait_for()
+    assert buttons.count() == 4
+    page.get_by_role("button", name="Hold its power button").click()
+    asked = page.locator("dialog.ask")
+    assert "may be lost" in asked.inner_text() and not visitor.server.computer.log
+    asked.get_by_role("button", name="Hold its power button").click()
+    page.get_by_text("Done: Hold its power button").wait_for()
+    assert visitor.server.computer.log == [("power", "hold")]
 
 
 def test_what_a_model_says_is_text(visit) -> None:
@@ -259,6 +311,32 @@ def test_a_run_that_was_cut_off_goes_on(visit, tmp_path) -> None:
     page.get_by_role("button", name="Continue").click()
     visitor.state("done")
     assert "Old task" in visitor.server.model.requests[-1].said()
+
+
+def test_going_on_shows_what_was_done_before(visit, tmp_path) -> None:
+    visitor = visit(CLICK, HANGS).enter()
+    page = visitor.page
+    visitor.send("Click twice")
+    page.locator(".step").nth(1).wait_for()
+    (folder,) = (tmp_path / "runs").iterdir()
+    journal = (folder / "journal.jsonl").read_text()
+    page.click("#reset")
+    page.locator("dialog.ask").get_by_role("button", name="Reset").click()
+    visitor.state("idle")
+    (folder / "journal.jsonl").write_text(journal)  # as kill -9 leaves it
+    visitor.server.model.script = [CLICK, "Done"]
+    page.click("#open-history")
+    page.get_by_role("button", name="Continue").click()
+    visitor.state("done")
+    assert page.locator(".step").count() == 4
+    first = page.locator(".step").first
+    assert first.locator(".actions code").inner_text() == "Click (320, 180)"
+    assert "Done." in first.locator(".result").inner_text()
+    titles = page.locator(".note b").all_inner_texts()
+    assert titles == ["Task", "Goes on where it was cut off", "Done"]
+    first.locator(".shot").click()
+    page.locator("#large-screen .ink").wait_for(state="attached")
+    assert page.evaluate("document.querySelector('#large-screen img').naturalWidth") == 640
 
 
 def test_the_risks_come_first(visit) -> None:
@@ -329,6 +407,7 @@ def test_loading_again_takes_up_where_it_was(visit) -> None:
     page.locator(".step").nth(1).wait_for()
     page.reload()
     visitor.state("paused")
+    page.locator(".step").nth(1).wait_for()
     assert page.locator(".step").count() == 2
 
 
@@ -349,16 +428,24 @@ def test_on_a_phone(visit) -> None:
     send = page.locator("#send").bounding_box()
     assert send["y"] + send["height"] <= 844
     page.tap("#open-settings")
+    page.locator("#settings").wait_for()
     assert page.locator("#settings").bounding_box()["width"] <= 390
 
 
 def test_in_chinese_and_dark(visit) -> None:
-    visitor = visit("Done", context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
+    script = ["# delete the file\nmouse 500 500 1", "Done"]
+    visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
     page = visitor.page
     assert page.locator("#state").inner_text() == "空闲"
     assert page.locator("#send").inner_text() == "提交"
     assert page.evaluate("document.documentElement.lang") == "zh-CN"
-    visitor.run("你好")
+    visitor.send("你好")
+    page.locator("#consent").wait_for()
+    reason = "据它自己所说，这次点击是要 'delete'。"
+    assert page.locator("#consent-reason").inner_text() == reason
+    page.click("#allow")
+    visitor.state("done")
+    assert reason in page.locator("#transcript").inner_text()
     assert page.locator("#state").inner_text() == "完成"
     dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
     assert dark == "rgb(28, 27, 26)"

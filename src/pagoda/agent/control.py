@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from pagoda.agent.actions import Action, Done, to_json
 from pagoda.agent.budget import Budget
-from pagoda.agent.policy import Judgement
+from pagoda.agent.policy import Category
+from pagoda.agent.reasons import Reason
 from pagoda.agent.recorder import Recorder
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
@@ -112,10 +114,14 @@ class Control:
         if self.state is not State.PAUSED:
             raise StateError(f"The task is {self.state}, not paused.")
         if hint.strip():
-            self.recorder.record("hint", text=hint)
-            self.note(hint)
+            self.hint(hint)
         self._enter(State.RUNNING)
         self._go_on.set()
+
+    def hint(self, text: str) -> None:
+        """Something for the model to know at its next step."""
+        self.recorder.record("hint", text=text)
+        self.note(text)
 
     def answer(self, text: str) -> None:
         """What the model asked for."""
@@ -141,15 +147,17 @@ class Control:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def ask_consent(self, action: Action, judgement: Judgement) -> bool:
+    async def ask_consent(
+        self, action: Action, reason: Reason, category: Category | None = None
+    ) -> bool:
         """Called by a step: False when refused, or when nobody answers in time."""
         self._consents += 1
-        request = ConsentRequest(self._consents, action, judgement.reason)
-        self.consent_request = request
         self._enter(
-            State.WAITING_CONSENT, judgement.reason,
-            id=request.id, action=to_json(action), category=judgement.category,
+            State.WAITING_CONSENT, str(reason), why=asdict(reason),
+            id=self._consents, action=to_json(action), category=category,
         )  # fmt: skip
+        request = ConsentRequest(self._consents, action, self.reason)
+        self.consent_request = request
         try:
             verdict = await self._wait_for_reply(self.limits.consent)
         except TimeoutError:
@@ -162,8 +170,8 @@ class Control:
 
     async def ask_user(self, question: str) -> str:
         """Called by a step: the user's answer. TimeoutError when none comes."""
-        self.question = question
         self._enter(State.WAITING_USER, question)
+        self.question = self.reason
         try:
             text = await self._wait_for_reply(self.limits.answer)
         finally:
@@ -192,8 +200,8 @@ class Control:
                 self._enter(State.CANCELLED, "The agent is shutting down.")
         except PagodaError as error:
             self._fail(str(error))
-        except Exception as error:  # a task's edge
-            log.exception("A task failed.")
+        except Exception as error:  # noqa: BLE001 - a task's edge
+            log.error("A task failed.\n%s", self.recorder.redact(traceback.format_exc()))
             self._fail(f"{type(error).__name__}: {error} (a bug; the log says where)")
         finally:
             await self.release()
@@ -229,7 +237,6 @@ class Control:
         # A full disk is a reason to fail, and must not hide it.
         with contextlib.suppress(PagodaError):
             self._enter(State.FAILED, reason)
-        self.state, self.reason = State.FAILED, reason
 
     def _enter(self, state: State, reason: str = "", **fields: object) -> None:
         self.state, self.reason = state, reason
@@ -237,4 +244,6 @@ class Control:
             self.budget.resume()
         else:
             self.budget.pause()
-        self.recorder.record("state", state=state, reason=reason, **fields)
+        kept = self.recorder.record("state", state=state, reason=reason, **fields)
+        # Without secrets, as others see it.
+        self.reason = kept["reason"]

@@ -100,6 +100,10 @@ class ChatModel(Protocol):
         ModelError, saying what to check, once retries are over or none would help.
         """
 
+    async def served(self) -> list[str]:
+        """Names of the models that its server has, in the server's order. Raises ModelError where
+        it does not say."""
+
     async def close(self) -> None: ...
 
 

@@ -19,13 +19,18 @@ class Events:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Add an event; its `number` counts up from 0."""
-        self._events.append({"event": event, "number": self._first + len(self._events), **fields})
+        self._events.append({"event": event, "number": self.next_number, **fields})
         if len(self._events) > _KEPT:
             gone = len(self._events) - _KEPT
             del self._events[:gone]
             self._first += gone
         self._news.set()
         self._news = asyncio.Event()
+
+    @property
+    def next_number(self) -> int:
+        """Of the event that comes next."""
+        return self._first + len(self._events)
 
     def clear(self) -> None:
         """Forget the past, which belongs to another task; numbers go on."""

@@ -32,7 +32,7 @@ class Journal:
 
     def __init__(self, folder: Path, redact: Callable[[str], str]):
         self.folder = folder
-        self._redact = redact
+        self.redact = redact
         try:
             (folder / FRAMES).mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -49,7 +49,7 @@ class Journal:
         outlives the process, but not a power cut.
         """
         line = json.dumps({"event": event, "time": time.time(), **fields}, ensure_ascii=False)
-        line = self._redact(line)
+        line = self.redact(line)
         data = line.encode() + b"\n"
         try:
             if self._file.write(data) != len(data):

@@ -15,7 +15,19 @@ from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from pagoda.agent import actions
-from pagoda.agent.actions import Button, Click, Drag, InputAction, Key, Move, Point, Scroll, Type
+from pagoda.agent.actions import (
+    Button,
+    Click,
+    Drag,
+    HidReset,
+    InputAction,
+    Key,
+    Move,
+    Point,
+    Power,
+    Scroll,
+    Type,
+)
 from pagoda.agent.control import State
 from pagoda.agent.errors import ActionError
 from pagoda.agent.events import Event
@@ -78,6 +90,11 @@ class Tools:
     async def press_keys(self, keys: str, repeat: int = 1, hold_seconds: float = 0.0) -> str:
         """Press a chord such as ctrl+c, Return, alt+F4."""
         return await self._do(Key(chord(keys), repeat, hold_seconds))
+
+    async def use_buttons(self, what: Literal["press", "hold", "reset", "replug"]) -> str:
+        """The computer's power button (press, hold 5 s), its reset button, or its keyboard and
+        mouse plugged out and in; through a KVM only, and where the user allows it."""
+        return await self._do(HidReset() if what == "replug" else Power(what))
 
     async def run_task(self, task: str) -> str:
         """Give the agent a task of its own; `task_status` says how it goes."""
@@ -155,7 +172,7 @@ def make_server(operator: Operator, allowed: Sequence[Category] = ()) -> MCPServ
     server = MCPServer("pagoda-agent", instructions=_INSTRUCTIONS)
     for tool in (
         tools.screenshot, tools.move, tools.click, tools.drag, tools.scroll, tools.type_text,
-        tools.press_keys, tools.run_task, tools.task_status, tools.control_task,
+        tools.press_keys, tools.use_buttons, tools.run_task, tools.task_status, tools.control_task,
     ):  # fmt: skip
         server.add_tool(_told(tool))
     return server

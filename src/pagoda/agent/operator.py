@@ -1,22 +1,29 @@
 """One computer and the tasks that a model carries out on it, one at a time."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import IO
 
-from pagoda.agent.control import Control, Limits, StateError
+from pagoda.agent.actions import HidReset, Power
+from pagoda.agent.chosen import Chosen, MakeModel, chosen_model
+from pagoda.agent.claim import claim
+from pagoda.agent.control import Control, Limits, State, StateError
 from pagoda.agent.dialogue import ChatModel
 from pagoda.agent.drivers.base import Driver
+from pagoda.agent.drivers.registry import make_driver
+from pagoda.agent.errors import NoSignalError
 from pagoda.agent.events import Events
 from pagoda.agent.frame import Frame
 from pagoda.agent.history import History, system_text
-from pagoda.agent.journal import Journal, new_folder
-from pagoda.agent.models.endpoint import Endpoint
+from pagoda.agent.journal import Journal, new_folder, read
 from pagoda.agent.models.registry import make_model
 from pagoda.agent.observe import Settle, settled
+from pagoda.agent.perform import perform
 from pagoda.agent.profiles import dialect_of
 from pagoda.agent.recorder import Recorder
 from pagoda.agent.recover import Recovered, recover
@@ -26,7 +33,13 @@ from pagoda.agent.step import Stepper
 
 # A preview needs no newer frame than this.
 _PREVIEW_SECONDS = 0.2
-MakeModel = Callable[[str, Endpoint], ChatModel]
+
+_DID: Mapping[Power | HidReset, str] = {
+    Power("press"): "I pressed the computer's power button.",
+    Power("hold"): "I held the computer's power button down.",
+    Power("reset"): "I pressed the computer's reset button.",
+    HidReset(): "I plugged the computer's keyboard and mouse out and in.",
+}
 
 
 @dataclass
@@ -38,25 +51,42 @@ class Operator:
     """Folder of all journals."""
     settle: Settle = field(default_factory=Settle)
     make_model: MakeModel = make_model
+    make_driver: Callable[[str], Driver] = make_driver
     events: Events = field(default_factory=Events)
 
     def __post_init__(self) -> None:
         self.control: Control | None = None
         self.folder: Path | None = None
         """Of the current or last run."""
+        self.began = 0
+        """Number of the event with which that run began, or went on: those before are of its
+        journal."""
         self._seen: Frame | None = None
         self._looking = asyncio.Lock()
-        self._starting = False
+        self._preparing = False
+        """A task begins, or the computer changes."""
+        self._claim: IO[str] | None = None
 
     @property
     def busy(self) -> bool:
-        return self._starting or (self.control is not None and not self.control.state.over)
+        return self._preparing or (self.control is not None and not self.control.state.over)
+
+    async def open(self) -> None:
+        """Claim the computer and connect to it. Raises DriverError, also where another agent
+        operates it."""
+        held = claim(self.driver.target)
+        try:
+            await self.driver.open()
+        except BaseException:
+            held.close()
+            raise
+        self._claim = held
 
     async def start(self, task: str) -> Control:
         """Begin a task, with a conversation and a journal of its own.
 
-        Raises StateError while another one goes on, or for an empty task; DriverError and
-        ConfigError before anything was done.
+        Raises StateError while another one goes on, or for an empty task; DriverError,
+        ConfigError and ModelError before anything was done.
         """
         if not task.strip():
             raise StateError("The task is empty.")
@@ -82,6 +112,60 @@ class Operator:
         if self.control is not None:
             await self.control.cancel("The agent was closed.")
         await self.driver.close()
+        if self._claim is not None:
+            self._claim.close()
+
+    async def configure(self, settings: Settings) -> None:
+        """Take other settings, which hold from the next task on. Another computer is taken when it
+        was reached and has shown its screen (or says that it shows none), and the one of before is
+        let go then.
+
+        Raises StateError for another computer while a task goes on, ConfigError and DriverError
+        for one that cannot be had; nothing has changed then.
+        """
+        if settings.driver != self.settings.driver:
+            if self.busy:
+                raise StateError("A task is going on; the computer can be changed when it is over.")
+            self._preparing = True
+            try:
+                await self._move_to(self.make_driver(settings.driver))
+            finally:
+                self._preparing = False
+        self.settings = settings
+
+    async def _move_to(self, driver: Driver) -> None:
+        # Another way to the same computer goes with the claim that is held.
+        held = self._claim if driver.target == self.driver.target else claim(driver.target)
+        try:
+            await driver.open()
+            with contextlib.suppress(NoSignalError):
+                await driver.screenshot()
+        except BaseException:
+            await driver.close()
+            if held is not None and held is not self._claim:
+                held.close()
+            raise
+        async with self._looking:
+            before, let_go = self.driver, self._claim
+            self.driver, self._claim, self._seen = driver, held, None
+        await before.close()
+        if let_go is not None and let_go is not held:
+            let_go.close()
+
+    async def use_buttons(self, action: Power | HidReset) -> None:
+        """A person's hand at the computer: its power buttons, the plug of its keyboard and mouse.
+        A task that is paused learns of it.
+
+        Raises StateError while a task goes on, ActionError where the driver has no such thing,
+        DriverError.
+        """
+        control = self.control
+        paused = control is not None and control.state is State.PAUSED
+        if self.busy and not paused:
+            raise StateError("A task is going on; pause it first.")
+        await perform(self.driver, action, self.secrets.reveal)
+        if control is not None and paused:
+            control.hint(_DID[action])
 
     async def look(self) -> Frame:
         """The screen as it is now, or was a moment ago: several viewers cost one look."""
@@ -94,25 +178,29 @@ class Operator:
     async def _begin(self, run: Recovered, folder: Path) -> Control:
         if self.busy:
             raise StateError("Another task is going on; cancel it or wait for its end.")
-        self._starting = True
+        self._preparing = True
         try:
-            stepper, control = await self._prepare(run, folder)
+            chosen = await chosen_model(self.settings, self.make_model)
+            try:
+                control = await self._prepare(run, folder, chosen)
+            except BaseException:
+                await chosen.model.close()
+                raise
         finally:
-            self._starting = False
+            self._preparing = False
         self.control, self.folder = control, folder
         event = "resumed" if run.number else "start"
         control.recorder.record(
-            event, task=run.task, model=self.settings.model, profile=stepper.profile.name,
+            event, task=run.task, model=chosen.name, profile=chosen.profile.name,
             driver=self.driver.name, run=folder.name,
         )  # fmt: skip
         control.start()
         return control
 
-    async def _prepare(self, run: Recovered, folder: Path) -> tuple[Stepper, Control]:
+    async def _prepare(self, run: Recovered, folder: Path, chosen: Chosen) -> Control:
         settings, secrets, driver = self.settings, self.secrets, self.driver
-        profile = settings.model_profile(settings.model)
+        _name, profile, model = chosen
         dialect = dialect_of(profile)
-        model = self.make_model(profile.api, settings.endpoint(settings.model))
         screen = (await settled(driver, self.settle)).scaled_size(profile.long_edge)
         instruct = partial(
             system_text, dialect, capabilities=driver.capabilities, prompt=settings.prompt,
@@ -127,17 +215,20 @@ class Operator:
         if run.number:
             history.add_note("The agent was started anew; look before you go on.")
         self.events.clear()
+        if run.number:
+            for event in read(folder):
+                self.events.emit(**event)
+        self.began = self.events.next_number
         recorder = Recorder(Journal(folder, secrets.redact), self.events)
         stepper = Stepper(
             driver, model, profile, dialect, history, settings.make_policy(secrets.names),
             settings.budget(run.spent), secrets, recorder, instruct, self.settle, run.number,
         )  # fmt: skip
-        control = Control(
+        return Control(
             recorder, stepper.step, driver.release_all, partial(_finish, model, recorder),
             stepper.budget, history.add_hint,
             Limits(settings.consent_seconds, settings.answer_seconds),
         )  # fmt: skip
-        return stepper, control
 
 
 async def _finish(model: ChatModel, recorder: Recorder) -> None:

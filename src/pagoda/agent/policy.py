@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pagoda.agent.actions import Action, Click, HidReset, Key, Power, Type
 from pagoda.agent.keys import KEYS
+from pagoda.agent.reasons import Reason
 
 
 class Decision(StrEnum):
@@ -98,7 +99,7 @@ _MODIFIERS = {code for code, key in KEYS.items() if key.modifier}
 class Judgement:
     decision: Decision
     category: Category | None = None
-    reason: str = ""
+    reason: Reason | None = None
     """For the user who is asked, and for the model that was refused."""
 
 
@@ -154,60 +155,61 @@ class Policy:
             if _COMMANDS.search(line):
                 self._earlier = line
 
-    def _category(self, action: Action, thought: str) -> tuple[Category, str] | None:
+    def _category(self, action: Action, thought: str) -> tuple[Category, Reason] | None:
         match action:
             case Power(what):
-                return Category.POWER, f"It would use the computer's power buttons ({what})."
+                return Category.POWER, Reason("power", {"what": what})
             case HidReset():
-                return Category.POWER, "It would unplug the computer's keyboard and mouse."
+                return Category.POWER, Reason("replug")
             case Type(text):
                 return self._typing(text)
             case Key(codes):
                 return self._pressing(codes, thought)
             case Click(button="left") if committed := _COMMITS.search(thought):
-                return Category.COMMIT, f"By its own words this click is to {_quoted(committed)}."
+                return Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
         return None
 
-    def _typing(self, text: str) -> tuple[Category, str] | None:
+    def _typing(self, text: str) -> tuple[Category, Reason] | None:
         for name in self.secret_names:
             if f"{{{{secret:{name}}}}}" in text:
-                return Category.SECRET, f"It would type the secret {name!r}."
+                return Category.SECRET, Reason("secret", {"name": repr(name)})
         # The last part has not been entered yet; it is judged with the Enter that follows.
         *entered, _ = (self._line + text).split("\n")
         for line in entered:
             if command := _COMMANDS.search(line):
-                return (
-                    Category.COMMAND,
-                    f"It would run {line.strip()[:200]!r} ({_quoted(command)}).",
-                )
+                return Category.COMMAND, _running("typedCommand", line, command)
         if self.allowed_hosts:
             for address in _ADDRESS.finditer(text):
                 if not self._allows(address[0]):
-                    return Category.ADDRESS, f"{address[0][:200]} is not among the allowed hosts."
+                    return Category.ADDRESS, Reason("address", {"address": address[0][:200]})
         return None
 
     def _allows(self, address: str) -> bool:
         host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
         return any(host == name or host.endswith(f".{name}") for name in self.allowed_hosts)
 
-    def _pressing(self, codes: tuple[str, ...], thought: str) -> tuple[Category, str] | None:
+    def _pressing(self, codes: tuple[str, ...], thought: str) -> tuple[Category, Reason] | None:
         keys = set(codes)
         control, alt = bool(keys & _CONTROL), bool(keys & _ALT)
-        name = "+".join(codes)
+        named = {"keys": "+".join(codes)}
         if (control and alt and keys & ({"Delete", "Backspace"} | _FUNCTION_KEYS)) or (
             alt and "PrintScreen" in keys
         ):
-            return Category.SECURE_KEYS, f"{name} speaks to the operating system itself."
+            return Category.SECURE_KEYS, Reason("systemKeys", named)
         if (alt and "F4" in keys) or (control and keys & {"KeyQ", "KeyW"}):
-            return Category.CLOSE, f"{name} closes a window or a program."
+            return Category.CLOSE, Reason("closingKeys", named)
         if not keys & _ENTERS:
             return None
         line = self._earlier if self._recalled else self._line
         if command := _COMMANDS.search(line):
-            return Category.COMMAND, f"Enter would run {line.strip()[:200]!r} ({_quoted(command)})."
+            return Category.COMMAND, _running("enteredCommand", line, command)
         if committed := _COMMITS.search(thought):
-            return Category.COMMIT, f"By its own words this Enter is to {_quoted(committed)}."
+            return Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
         return None
+
+
+def _running(code: str, line: str, command: "re.Match[str]") -> Reason:
+    return Reason(code, {"line": repr(line.strip()[:200]), "command": _quoted(command)})
 
 
 def _quoted(match: "re.Match[str]") -> str:

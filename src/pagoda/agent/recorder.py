@@ -12,7 +12,13 @@ class Recorder:
     journal: Journal
     events: Events
 
-    def record(self, event: str, **fields: Any) -> None:
-        """Raises JournalError, and tells nobody, when it cannot be kept."""
+    def record(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The event as everyone sees it, without secrets. Raises JournalError, and tells nobody,
+        when it cannot be kept."""
         kept = self.journal.write(event, **fields)
         self.events.emit(**kept)
+        return kept
+
+    def redact(self, text: str) -> str:
+        """The text without secrets, for logs."""
+        return self.journal.redact(text)

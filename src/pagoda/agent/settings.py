@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pagoda.agent.budget import Budget, Caps, Price, Spent
+from pagoda.agent.drivers.address import without_password
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.policy import DEFAULTS, Category, Decision, Policy
 from pagoda.agent.profiles import Profile, profile_for
@@ -20,6 +21,8 @@ _SHOWN = 4
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Defaults fit Pagoda's own server on this machine."""
 
+    driver: str = ""
+    """URL of the computer."""
     base_url: str = "http://127.0.0.1:8000/v1"
     model: str = ""
     """Empty: the server's only or first one."""
@@ -83,8 +86,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Policy({**DEFAULTS, **self.policy}, tuple(self.allowed_hosts), secret_names)
 
     def shown(self) -> dict[str, Any]:
-        """For the settings page: all but the key, of which only its end; the whole policy."""
+        """For the settings page: all but the key, of which only its end, and the computer's
+        password; the whole policy."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
+        fields["driver"] = without_password(self.driver)
         fields["policy"] = msgspec.to_builtins({**DEFAULTS, **self.policy})
         key = fields["api_key"]
         fields["api_key"] = f"...{key[-_SHOWN:]}" if len(key) > 2 * _SHOWN else "set" * bool(key)

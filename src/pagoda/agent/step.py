@@ -19,8 +19,9 @@ from pagoda.agent.frame import Frame
 from pagoda.agent.history import History
 from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
-from pagoda.agent.policy import Decision, Judgement, Policy
+from pagoda.agent.policy import Decision, Policy
 from pagoda.agent.profiles import Profile
+from pagoda.agent.reasons import Reason
 from pagoda.agent.recorder import Recorder
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.stuck import STOP_AT, StuckDetector, Verdict
@@ -184,10 +185,8 @@ class Stepper:
             self._details = []
 
     async def _ask_about_warnings(self, control: Control, parsed: Parsed) -> bool:
-        reason = f"The model's provider warns: {' '.join(parsed.warnings)}"
-        return await control.ask_consent(
-            parsed.actions[0], Judgement(Decision.CONFIRM, reason=reason)
-        )
+        reason = Reason("warning", {"text": " ".join(parsed.warnings)})
+        return await control.ask_consent(parsed.actions[0], reason)
 
     async def _do(
         self, control: Control, index: int, action: Action, thought: str, frame: Frame
@@ -215,7 +214,8 @@ class Stepper:
         if judgement.decision is Decision.DENY:
             return f"Refused by the settings: {judgement.reason}", False
         if judgement.decision is Decision.CONFIRM:
-            if not await control.ask_consent(action, judgement):
+            assert judgement.reason is not None, "who asks says why"
+            if not await control.ask_consent(action, judgement.reason, judgement.category):
                 return f"Refused by the user: {judgement.reason} Do not try it again.", False
             if await self._changed_meanwhile(action, frame):
                 return "Not executed: what it was aimed at changed before it was allowed.", False

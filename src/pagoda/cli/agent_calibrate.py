@@ -22,11 +22,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def _calibrate(args: argparse.Namespace) -> int:
     from pagoda.agent.calibrate import Trial, calibrate
-    from pagoda.agent.models.registry import make_model
+    from pagoda.agent.chosen import chosen_model
 
-    settings = load_settings(args)
-    profile = settings.model_profile(settings.model)
-    model = make_model(profile.api, settings.endpoint(settings.model))
+    _name, profile, model = await chosen_model(load_settings(args))
 
     def report(trial: Trial) -> None:
         off = trial.problem if trial.error is None else f"{trial.error:.0f} px off"

@@ -1,12 +1,16 @@
 """Flags that all kinds of `pagoda agent` share, and what they make."""
 
 import argparse
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
+from pagoda.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pagoda.agent.control import Control
+    from pagoda.agent.drivers.base import Driver
     from pagoda.agent.operator import Operator
     from pagoda.agent.settings import Settings
 
@@ -32,10 +36,9 @@ _SETTINGS = {
 def add_driver(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--driver",
-        required=True,
         metavar="URL",
-        help="the computer: x11: (this display), vnc://host:5900, nanokvm://admin@host, "
-        "pikvm://admin@host",
+        help="the computer, if not the settings' one: x11: (this display), vnc://host:5900, "
+        "nanokvm://admin@host, pikvm://admin@host",
     )
     parser.add_argument(
         "--secrets",
@@ -59,6 +62,17 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's name, as its folder is called")
+
+
+def add_operator(parser: argparse.ArgumentParser) -> None:
+    """What `make_operator` needs."""
+    add_driver(parser)
+    add_runs(parser)
+    add_settings(parser)
+
+
 def runs_folder(args: argparse.Namespace) -> Path:
     return args.runs_dir or env.cache_dir() / "agent-runs"
 
@@ -71,9 +85,9 @@ def load_settings(args: argparse.Namespace) -> "Settings":
     """The page's settings, with those of the flags over them."""
     from pagoda.agent import settings
 
-    names = [*_SETTINGS, "insecure"]
+    names = ["driver", *_SETTINGS, "insecure"]
     changes: dict[str, Any] = {
-        name: value for name in names if (value := getattr(args, name)) is not None
+        name: value for name in names if (value := getattr(args, name, None)) is not None
     }
     kept = settings.load(settings_path())
     key = env.get("PAGODA_API_KEY")
@@ -84,9 +98,32 @@ def load_settings(args: argparse.Namespace) -> "Settings":
 
 def make_operator(args: argparse.Namespace) -> "Operator":
     """From the flags, the settings file and the environment; the driver is not open yet."""
-    from pagoda.agent.drivers.registry import make_driver
     from pagoda.agent.operator import Operator
     from pagoda.agent.secrets import Secrets
 
-    secrets = Secrets.load(args.secrets)
-    return Operator(make_driver(args.driver), load_settings(args), secrets, runs_folder(args))
+    secrets, settings = Secrets.load(args.secrets), load_settings(args)
+    return Operator(named_driver(settings), settings, secrets, runs_folder(args))
+
+
+def named_driver(settings: "Settings") -> "Driver":
+    """Not open yet. Raises ConfigError, also where no computer is named."""
+    from pagoda.agent.drivers.registry import make_driver
+
+    if not settings.driver:
+        raise ConfigError(
+            "Name the computer with --driver: x11: (this display), vnc://host:5900, "
+            "nanokvm://admin@host or pikvm://admin@host."
+        )
+    return make_driver(settings.driver)
+
+
+def in_terminal(args: argparse.Namespace, begin: "Callable[[Operator], Awaitable[Control]]") -> int:
+    """Watch a task from this terminal; 0 where it was done, 1 where not."""
+    import asyncio
+
+    from pagoda.base.log import setup_logging
+    from pagoda.cli.agent_terminal import Terminal
+
+    setup_logging("warning")
+    operator = make_operator(args)
+    return asyncio.run(Terminal(operator).run(lambda: begin(operator)))

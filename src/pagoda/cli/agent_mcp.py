@@ -2,13 +2,13 @@
 
 import argparse
 
-from pagoda.cli.agent_flags import add_driver, add_runs, add_settings, make_operator
+from pagoda.cli.agent_flags import add_operator, make_operator
 
-USAGE = "--driver URL [--allow KIND ...] [flags]"
+USAGE = "[--driver URL] [--allow KIND ...] [flags]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_driver(parser)
+    add_operator(parser)
     parser.add_argument(
         "--allow",
         nargs="+",
@@ -17,8 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kinds of actions that need no consent: power, secure-keys, close, command, commit, "
         "secret, address",
     )
-    add_runs(parser)
-    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +36,7 @@ async def _serve(args: argparse.Namespace) -> int:
     if unknown:
         raise ConfigError(f"--allow {' '.join(sorted(unknown))}: there are {', '.join(Category)}.")
     operator = make_operator(args)
-    await operator.driver.open()
+    await operator.open()
     try:
         server = make_server(operator, [Category(name) for name in args.allow])
         await server.run_stdio_async()

@@ -2,13 +2,20 @@
 
 import argparse
 
-from pagoda.cli.agent_flags import add_driver, add_runs, runs_folder
+from pagoda.cli.agent_flags import (
+    add_driver,
+    add_run,
+    add_runs,
+    load_settings,
+    named_driver,
+    runs_folder,
+)
 
-USAGE = "RUN --driver URL [--secrets FILE] [--runs-dir DIR]"
+USAGE = "RUN [--driver URL] [--secrets FILE] [--runs-dir DIR]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the run's name, as its folder is called")
+    add_run(parser)
     add_driver(parser)
     add_runs(parser)
 
@@ -20,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _replay(args: argparse.Namespace) -> int:
-    from pagoda.agent.drivers.registry import make_driver
+    from pagoda.agent.claim import claim
     from pagoda.agent.replay import RecordedStep, replay
     from pagoda.agent.secrets import Secrets
 
@@ -29,11 +36,13 @@ async def _replay(args: argparse.Namespace) -> int:
         print(f"step {step.number}: {names}", flush=True)
 
     secrets = Secrets.load(args.secrets)
-    driver = make_driver(args.driver)
-    await driver.open()
-    try:
-        count = await replay(runs_folder(args) / args.run, driver, secrets.reveal, report=report)
-    finally:
-        await driver.close()
+    driver = named_driver(load_settings(args))
+    with claim(driver.target):
+        await driver.open()
+        try:
+            folder = runs_folder(args) / args.run
+            count = await replay(folder, driver, secrets.reveal, report=report)
+        finally:
+            await driver.close()
     print(f"{count} steps were done again.")
     return 0

@@ -2,23 +2,21 @@
 
 import argparse
 
-from pagoda.cli.agent_flags import add_driver, add_runs, add_settings, make_operator, settings_path
+from pagoda.cli.agent_flags import add_operator, make_operator, settings_path
 
-USAGE = "--driver URL [flags]"
+USAGE = "[--driver URL] [flags]"
 _PORT = 5000
 # For streams to end by themselves, as those of a page that was closed do.
 _LAST_SECONDS = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_driver(parser)
+    add_operator(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=_PORT, help=f"port to listen on ({_PORT})")
     parser.add_argument(
         "--keep", action="store_true", help="go on, paused, when the page is closed"
     )
-    add_runs(parser)
-    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,15 +39,15 @@ async def _serve(args: argparse.Namespace) -> int:
 
     setup_logging("info")
     operator = make_operator(args)
-    await operator.driver.open()
+    await operator.open()
     try:
         family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
         listener = socket.create_server((args.host, args.port), family=family)
     except OSError as error:
-        await operator.driver.close()
+        await operator.close()
         raise ConfigError(
-            f"Port {args.port} of {args.host} cannot be had: {error.strerror}; another agent may "
-            "run already. --port takes another one."
+            f"Port {args.port} of {args.host} cannot be had: {error.strerror}. --port takes "
+            "another one."
         ) from error
 
     def stop() -> None:

@@ -25,7 +25,7 @@ class Terminal:
 
     async def run(self, begin: Callable[[], Awaitable[Control]]) -> int:
         """0 where the task was done, 1 where not."""
-        await self._operator.driver.open()
+        await self._operator.open()
         try:
             control = await begin()
             if not self._asks:
@@ -44,7 +44,7 @@ class Terminal:
         return 0 if control.state is State.DONE else 1
 
     async def _show(self, control: Control) -> None:
-        async for event in self._operator.events.follow():
+        async for event in self._operator.events.follow(self._operator.began):
             self._print(event)
             if event["event"] != "state":
                 continue

@@ -205,6 +205,7 @@ def start_desktop(
     try:
         server = start_server(desktop, program, *arguments, *options)
         desktop.observer = Observer(desktop.display)
+        desktop.observer.stop_repeating()
         (folder / "openbox.xml").write_text(_WINDOW_MANAGER)
         manager = desktop.spawn("openbox", "--config-file", str(folder / "openbox.xml"))
         wait_until(
@@ -224,7 +225,7 @@ def start_x11vnc(desktop: Desktop, *options: str) -> Iterator[int]:
     port = free_port()
     process = desktop.spawn(
         "x11vnc", "-display", desktop.display, "-rfbport", str(port), "-listen", "127.0.0.1",
-        "-no6", "-forever", "-shared", "-quiet", "-norc", *(options or ("-nopw",)),
+        "-no6", "-forever", "-shared", "-quiet", "-norc", "-repeat", *(options or ("-nopw",)),
     )  # fmt: skip
     try:
         wait_until("x11vnc", lambda: listens(port), process)

@@ -32,6 +32,12 @@ class Observer:
     def close(self) -> None:
         self._x11.XCloseDisplay(self._display)
 
+    def stop_repeating(self) -> None:
+        """Keys that are held type once. The server repeats them after 0.66 s, and on a busy machine
+        press and release may be further apart than that."""
+        self._x11.XAutoRepeatOff(self._display)
+        self._x11.XSync(self._display, 0)
+
     def pointer(self) -> Pointer:
         window = ctypes.c_ulong()
         x, y, mask = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint()

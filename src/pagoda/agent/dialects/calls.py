@@ -6,7 +6,6 @@ from pagoda.agent.dialects.strict import shown
 from pagoda.agent.errors import ActionError
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,40}")
-_BLANK = re.compile(r"\s*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _REQUIRED = "\0"
 
@@ -68,7 +67,8 @@ class _Reader:
         return Call(name, arguments)
 
     def _skip_blanks(self) -> None:
-        self._place = _BLANK.match(self._text, self._place).end()  # type: ignore[union-attr]
+        while self._text[self._place : self._place + 1].isspace():
+            self._place += 1
 
     def _name(self, wanted: str) -> str:
         self._skip_blanks()

@@ -242,7 +242,7 @@ def is_number(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return is_number(value) and float(value) == int(value)  # type: ignore[arg-type, call-overload]
+    return isinstance(value, int | float) and is_number(value) and float(value) == int(value)
 
 
 def _is_texts(value: object) -> bool:

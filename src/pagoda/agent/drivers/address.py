@@ -57,6 +57,21 @@ def parse_address(url: str, options: Collection[str] = ()) -> Address:
     return Address(parts.hostname, port, unquote(parts.username or ""), password, query)
 
 
+def place(host: str, port: int | None) -> str:
+    """A host and a port in one form, so that two ways to write them are the same text."""
+    host = "127.0.0.1" if host in ("localhost", "::1") else host.lower()
+    host = f"[{host}]" if ":" in host else host
+    return host if port is None else f"{host}:{port}"
+
+
+def without_password(url: str) -> str:
+    """A driver's URL as it may be shown."""
+    parts = urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    user = login.partition(":")[0]
+    return parts._replace(netloc=f"{user}@{host}" if user else host).geturl()
+
+
 def _password(named_file: str) -> str:
     if not named_file:
         return str(env.get("PAGODA_DRIVER_PASSWORD") or "")

@@ -60,6 +60,11 @@ class Driver(ABC):
         self._held_keys: list[str] = []
         self._pointer: Point | None = None
 
+    @property
+    def target(self) -> str:
+        """The computer, in the same words however its URL was written; without secrets."""
+        return self.name
+
     @abstractmethod
     async def open(self) -> None:
         """Connect and log in. Raises DriverError, saying what to check."""

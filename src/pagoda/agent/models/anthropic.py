@@ -44,9 +44,7 @@ class AnthropicMessages:
         }
         if system:
             body["system"] = [{"type": "text", "text": system, **_CACHE}]
-        headers = {"anthropic-version": _VERSION}
-        if self._endpoint.api_key:
-            headers["x-api-key"] = self._endpoint.api_key
+        headers = _headers(self._endpoint)
         if tools:
             body["tools"] = list(tools)
             betas = {_BETAS[tool["type"]] for tool in tools if tool.get("type") in _BETAS}
@@ -55,8 +53,18 @@ class AnthropicMessages:
         body |= dict(self._endpoint.extra)
         return await self._transport.ask("messages", body, headers, MessageReader)
 
+    async def served(self) -> list[str]:
+        return await self._transport.served(_headers(self._endpoint))
+
     async def close(self) -> None:
         await self._transport.close()
+
+
+def _headers(endpoint: Endpoint) -> dict[str, str]:
+    headers = {"anthropic-version": _VERSION}
+    if endpoint.api_key:
+        headers["x-api-key"] = endpoint.api_key
+    return headers
 
 
 def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:

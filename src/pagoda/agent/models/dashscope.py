@@ -46,6 +46,9 @@ class DashScope:
         path = "services/aigc/multimodal-generation/generation"
         return await self._transport.ask(path, body, headers, DashScopeReader)
 
+    async def served(self) -> list[str]:
+        return await self._transport.served(bearer(self._endpoint))
+
     async def close(self) -> None:
         await self._transport.close()
 

@@ -41,6 +41,9 @@ class OpenAIChat:
             ChatReader,
         )
 
+    async def served(self) -> list[str]:
+        return await self._transport.served(bearer(self._endpoint))
+
     async def close(self) -> None:
         await self._transport.close()
 

@@ -49,6 +49,9 @@ class OpenAIResponses:
             ResponseReader,
         )
 
+    async def served(self) -> list[str]:
+        return await self._transport.served(bearer(self._endpoint))
+
     async def close(self) -> None:
         await self._transport.close()
 

@@ -141,8 +141,9 @@ class Transport:
             return faults.of_status(response, body, self.endpoint)
         said = self.endpoint.clean(faults.message_of(body))[:300]
         model, place = self.endpoint.model, self.endpoint.place
-        served = await self._models(headers)
-        if served is None:
+        try:
+            served = await self.served(headers)
+        except ModelError:
             return ModelError(
                 f"{response.url} is not there (404): {said}. Is the base URL right? It often ends "
                 "in /v1."
@@ -153,14 +154,25 @@ class Transport:
         more = f" and {len(served) - _LISTED} more" if len(served) > _LISTED else ""
         return ModelError(f"{place} has no model {model!r}; it has: {names}{more}.")
 
-    async def _models(self, headers: Mapping[str, str]) -> list[str] | None:
-        """The names of the models that the server has; None if it does not say."""
+    async def served(self, headers: Mapping[str, str]) -> list[str]:
+        """The names of the models that the server has. Raises ModelError where it does not say."""
         url = self.endpoint.url("models")
         try:
             response = await self._client.get(url, headers=headers, timeout=_MODELS_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _unlisted(faults.of_transport(error, self.endpoint)) from None
+        if response.status_code != httpx.codes.OK:
+            raise _unlisted(
+                faults.of_status(response, response.content[:_MAX_ERROR], self.endpoint)
+            )
+        try:
             return [str(card["id"]) for card in response.json()["data"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            return None
+        except (ValueError, KeyError, TypeError):
+            raise ModelError(f"{url} is no list of models; is the base URL right?") from None
+
+
+def _unlisted(fault: Exception) -> ModelError:
+    return ModelError(f"The models cannot be listed: {str(fault).rstrip('.')}.")
 
 
 async def _beginning(response: httpx.Response, limit: int) -> bytes:

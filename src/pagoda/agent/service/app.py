@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagoda.agent import settings as settings_file
+from pagoda.agent.actions import HidReset, Power
 from pagoda.agent.control import Control, StateError
-from pagoda.agent.errors import DriverError
+from pagoda.agent.errors import DriverError, ModelError
 from pagoda.agent.export import export_html
 from pagoda.agent.journal import FRAMES, JournalError, read
 from pagoda.agent.operator import Operator
@@ -61,6 +62,10 @@ class ConsentBody(msgspec.Struct, forbid_unknown_fields=True):
     allow: bool
 
 
+class ButtonBody(msgspec.Struct, forbid_unknown_fields=True):
+    what: Literal["press", "hold", "reset", "replug"]
+
+
 class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     run: str
 
@@ -85,7 +90,7 @@ class Service:
                     "start": self.start, "pause": self.pause, "resume": self.resume,
                     "answer": self.answer, "consent": self.consent, "reset": self.reset,
                     "settings": self.set_settings, "continue": self.continue_run,
-                    "close": self.close,
+                    "button": self.button, "close": self.close,
                 }.items()
             ),
             *(
@@ -134,7 +139,7 @@ class Service:
                 return await handler(request)
             except StateError as error:
                 return _error(409, str(error))
-            except (DriverError, JournalError) as error:
+            except (DriverError, JournalError, ModelError) as error:
                 return _error(502, str(error))
             except PagodaError as error:
                 return _error(400, str(error))
@@ -180,6 +185,12 @@ class Service:
         await self.operator.reset()
         return self._status()
 
+    async def button(self, request: Request) -> Response:
+        """The computer's power buttons, and the plug of its keyboard and mouse."""
+        what = (await _body(request, ButtonBody)).what
+        await self.operator.use_buttons(HidReset() if what == "replug" else Power(what))
+        return self._status()
+
     async def close(self, request: Request) -> Response:
         """The page says goodbye, which spares the wait until it is missed."""
         if self.exits_with_page:
@@ -200,8 +211,10 @@ class Service:
         settings = settings_file.changed(self.operator.settings, changes)
         settings.model_profile(settings.model)
         settings.endpoint(settings.model)
-        settings_file.save(settings, self.settings_path)
-        self.operator.settings = settings
+        # Flags of the command line hold for this program only, and are not kept.
+        kept = settings_file.changed(settings_file.load(self.settings_path), changes)
+        await self.operator.configure(settings)
+        settings_file.save(kept, self.settings_path)
         return JSONResponse(settings.shown())
 
     async def events(self, request: Request) -> Response:
@@ -273,9 +286,11 @@ class Service:
         return self.operator.control
 
     def _status(self) -> Response:
-        control = self.operator.control
+        control, driver = self.operator.control, self.operator.driver
+        power = ["press", "hold", "reset"] * driver.capabilities.power
         status: dict[str, Any] = {
-            "state": "idle", "driver": self.operator.driver.name,
+            "state": "idle", "driver": driver.name,
+            "buttons": [*power, *["replug"] * driver.capabilities.hid_reset],
             "run": self.operator.folder.name if self.operator.folder else None,
         }  # fmt: skip
         if control is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 from websockets.asyncio.client import ClientConnection
 
+from pagoda.agent.drivers.address import place
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.drivers.kvm.address import KvmAddress
 from pagoda.agent.drivers.kvm.certificates import tls_context
@@ -19,6 +20,7 @@ from pagoda.agent.layouts import strokes
 # Between two characters: with the keys' own pauses, about 30 ms for each.
 _STROKE_PAUSE = 0.012
 _TIMEOUT = httpx.Timeout(15.0, connect=5.0)
+_PORTS = (80, 443)
 DELAY = 0.3
 """Capture, encoding and network of a KVM take 50 to 150 ms, and the computer draws before that."""
 
@@ -58,6 +60,12 @@ class KvmDriver(Driver):
 
     def _closed(self) -> DriverError:
         return DriverError(f"The {self.name} driver is not open.")
+
+    @property
+    def target(self) -> str:
+        # By http and by https it is the same KVM.
+        port = None if self.address.port in _PORTS else self.address.port
+        return f"the KVM {place(self.address.host, port)}"
 
     async def open(self) -> None:
         self._context = await tls_context(self.address)

@@ -9,7 +9,7 @@ from functools import partial
 from PIL import Image
 
 from pagoda.agent.actions import Button, Point
-from pagoda.agent.drivers.address import Address, parse_address
+from pagoda.agent.drivers.address import Address, parse_address, place
 from pagoda.agent.drivers.base import Capabilities, Driver
 from pagoda.agent.drivers.vnc.connection import Connection, connect
 from pagoda.agent.errors import (
@@ -62,6 +62,10 @@ class VncDriver(Driver):
         self._buttons = 0
         self._keysyms: dict[str, int] = {}  # code: what was sent for it
         self._frames = 0
+
+    @property
+    def target(self) -> str:
+        return f"the VNC server {place(self._address.host, self._address.port)}"
 
     async def open(self) -> None:
         self._connection = await self._connect()

@@ -1,6 +1,7 @@
 """The X11 display of this machine, or of another that lets this machine in."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -26,6 +27,7 @@ _TYPED_AT_ONCE = 10
 _TYPING_PAUSE = 0.01
 # Pixels that a mouse moves by itself, on a desk that shakes.
 _JITTER = 3
+_SCREEN_NUMBER = re.compile(r"\.\d+$")
 
 
 class X11Driver(Driver):
@@ -41,6 +43,12 @@ class X11Driver(Driver):
         self._worker: Worker | None = None
         self._frames = 0
         self._put: tuple[int, int] | None = None
+
+    @property
+    def target(self) -> str:
+        display = self._display or env.get("DISPLAY") or ""
+        # The number behind the dot is a screen's, which share their pointer and keyboard.
+        return f"the X display {_SCREEN_NUMBER.sub('', display)}"
 
     async def open(self) -> None:
         name = self._display or env.get("DISPLAY")

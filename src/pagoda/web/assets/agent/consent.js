@@ -2,7 +2,7 @@
 
 import { byId, toast } from "../dom.js";
 import { t } from "../words.js";
-import { describe } from "./describe.js";
+import { describe, reasonOf } from "./describe.js";
 import { frameUrl, post } from "./link.js";
 import { View } from "./view.js";
 
@@ -28,7 +28,7 @@ export class Consent {
     this.view.mark([event.action], size);
     byId("consent-screen").hidden = !step;
     byId("consent-action").textContent = describe(event.action, size);
-    byId("consent-reason").textContent = event.reason;
+    byId("consent-reason").textContent = reasonOf(event);
     byId("consent-category").textContent = event.category ? categoryWords(event.category) : "";
     const end = Date.now() + 1000 * seconds;
     const tick = () => {

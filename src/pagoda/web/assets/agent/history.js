@@ -28,10 +28,9 @@ const stateWords = (state) => {
 };
 
 export class History {
-  /** `current()` is the name of the run that goes on, `continued` called when one does again. */
-  constructor({ current, continued }) {
+  /** `current()` is the name of the run that goes on. */
+  constructor({ current }) {
     this.current = current;
-    this.continued = continued;
     this.view = new View("");
     byId("viewer-screen").append(this.view.node);
     this.transcript = new Transcript(byId("viewer-text"));
@@ -77,9 +76,9 @@ export class History {
 
   async goOn(run) {
     try {
+      // What the run did before comes with its events.
       await post("continue", { run });
       byId("history").close();
-      this.continued();
     } catch (error) {
       toast(error.message);
     }

@@ -34,10 +34,6 @@ const transcript = new Transcript(byId("transcript"), (step) => {
 });
 new History({
   current: () => (ACTIVE.includes(shown.state) ? transcript.run : ""),
-  continued: () => {
-    transcript.clear();
-    live.clear();
-  },
 });
 new SettingsDialog({
   changed: (values) => {
@@ -80,7 +76,6 @@ function take(event) {
 async function refreshMeter() {
   const status = await get("status").catch(() => null);
   if (!status) return;
-  byId("driver").textContent = status.driver;
   const spent = status.spent;
   if (!spent) return byId("meter").replaceChildren();
   const { input_tokens: read, output_tokens: written } = spent.usage;

@@ -1,5 +1,6 @@
 // The agent's settings, and this browser's theme and language.
 
+import { ask } from "../ask.js";
 import { byId, el, toast } from "../dom.js";
 import { saveSettings, settings as own } from "../store.js";
 import { t } from "../words.js";
@@ -42,6 +43,7 @@ export class SettingsDialog {
   async open() {
     try {
       this.fill(await get("settings"));
+      this.offer((await get("status")).buttons);
     } catch (error) {
       toast(error.message);
       return;
@@ -57,6 +59,16 @@ export class SettingsDialog {
     key.placeholder = values.api_key ? t("keySet", { end: values.api_key }) : t("keyNone");
     byId("forget-key").checked = false;
     byId("policy").replaceChildren(...Object.entries(values.policy).map(this.choice));
+  }
+
+  /** The computer's own buttons, as far as the driver reaches them. */
+  offer(buttons) {
+    const button = (what) => {
+      const word = t(`button_${what}`);
+      const onclick = () => ask(t("buttonSure", { button: word }), { [word]: () => press(what) });
+      return el("button", { type: "button", "data-button": what, onclick }, word);
+    };
+    byId("buttons").replaceChildren(...buttons.map(button));
   }
 
   /** What a field shows; never the key. */
@@ -89,28 +101,38 @@ export class SettingsDialog {
   }
 
   async save() {
+    const changes = this.changes();
     try {
-      this.changed(await post("settings", this.changes()));
+      this.changed(await post("settings", changes));
       this.dialog.close();
       toast(t("saved"));
     } catch (error) {
-      this.showError(error.message);
+      this.showError(error.message, "driver" in changes ? "driver" : "");
     }
   }
 
-  /** At the field that the error names, or below all. */
-  showError(text) {
+  /** At the field that the error names, at the `likely` one, or below all. */
+  showError(text, likely = "") {
     for (const node of this.dialog.querySelectorAll(".field-wrong")) node.remove();
     const named = NAMED.find(([words]) => words.test(text))?.[1];
-    const field = this.fields.find(
-      ({ dataset }) => dataset.field === (named ?? text.match(/[a-z]+(_[a-z]+)+/)?.[0]),
-    );
+    const wrong = named ?? text.match(/[a-z]+(_[a-z]+)+/)?.[0];
+    const fieldOf = (name) => this.fields.find(({ dataset }) => dataset.field === name);
+    const field = fieldOf(wrong) ?? fieldOf(likely);
     const general = byId("settings-wrong");
     general.hidden = !text || Boolean(field);
     general.textContent = text;
     if (!field) return;
     field.after(el("span", { class: "wrong field-wrong", role: "alert" }, text));
     field.focus();
+  }
+}
+
+async function press(what) {
+  try {
+    await post("button", { what });
+    toast(t("pressed", { button: t(`button_${what}`) }));
+  } catch (error) {
+    toast(error.message);
   }
 }
 

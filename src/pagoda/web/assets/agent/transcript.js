@@ -2,7 +2,7 @@
 
 import { el } from "../dom.js";
 import { t } from "../words.js";
-import { describe } from "./describe.js";
+import { describe, reasonOf } from "./describe.js";
 import { frameUrl } from "./link.js";
 
 const OVER = ["done", "failed", "cancelled"];
@@ -131,10 +131,12 @@ export class Transcript {
     badge.dataset.kind = kind;
   }
 
-  state({ state, reason, action }) {
+  state(event) {
+    const { state, reason, action } = event;
     if (state === "waiting_user") this.note("ask", t("asks"), reason);
     else if (state === "waiting_consent") {
-      this.note("ask", t("wantsConsent"), `${describe(action, this.step?.size)}\n${reason}`);
+      const what = describe(action, this.step?.size);
+      this.note("ask", t("wantsConsent"), `${what}\n${reasonOf(event)}`);
     } else if (OVER.includes(state)) this.note(state, t(`state_${state}`), reason);
     else if (state === "paused") this.note("plain", t("state_paused"), reason);
   }

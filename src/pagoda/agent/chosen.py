@@ -1,0 +1,46 @@
+"""The model that the settings mean, by its name or as the only one that its server has."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pagoda.agent.dialogue import ChatModel
+from pagoda.agent.errors import ModelError
+from pagoda.agent.models.endpoint import Endpoint
+from pagoda.agent.models.registry import make_model
+from pagoda.agent.profiles import Profile
+from pagoda.agent.settings import Settings
+
+MakeModel = Callable[[str, Endpoint], ChatModel]
+"""Of an API's name and where it is spoken."""
+
+
+class Chosen(NamedTuple):
+    name: str
+    profile: Profile
+    model: ChatModel
+
+
+async def chosen_model(settings: Settings, make: MakeModel = make_model) -> Chosen:
+    """Without a name in the settings: the first that the server lists.
+
+    Raises ConfigError for settings that do not fit, ModelError where no name can be had.
+    """
+    name = settings.model or await _first_served(settings, make)
+    profile = settings.model_profile(name)
+    return Chosen(name, profile, make(profile.api, settings.endpoint(name)))
+
+
+async def _first_served(settings: Settings, make: MakeModel) -> str:
+    endpoint = settings.endpoint("")
+    # The API that the name would tell is not known yet; without a setting it is OpenAI's.
+    model = make(settings.model_profile("").api, endpoint)
+    try:
+        names = await model.served()
+    finally:
+        await model.close()
+    if not names:
+        raise ModelError(
+            f"{endpoint.place} serves no model. Load one there, or name one in the settings or "
+            "with --model."
+        )
+    return names[0]

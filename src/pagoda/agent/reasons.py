@@ -1,0 +1,31 @@
+"""Why the user is asked about an action: a code with its values.
+
+Worded here for models, terminals and journals; the page words the same codes in its languages.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+WORDS: Mapping[str, str] = {
+    "power": "It would use the computer's power buttons ({what}).",
+    "replug": "It would unplug the computer's keyboard and mouse.",
+    "secret": "It would type the secret {name}.",
+    "typedCommand": "It would run {line} ({command}).",
+    "enteredCommand": "Enter would run {line} ({command}).",
+    "committingClick": "By its own words this click is to {words}.",
+    "committingEnter": "By its own words this Enter is to {words}.",
+    "address": "{address} is not among the allowed hosts.",
+    "systemKeys": "{keys} speaks to the operating system itself.",
+    "closingKeys": "{keys} closes a window or a program.",
+    "warning": "The model's provider warns: {text}",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    code: str
+    """One of WORDS."""
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return WORDS[self.code].format(**self.values)

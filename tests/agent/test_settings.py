@@ -1,0 +1,41 @@
+"""Settings: what is shown of them, and what goes before what."""
+
+import msgspec
+import pytest
+
+from pagoda.agent.policy import Category, Decision
+from pagoda.agent.settings import Settings, save
+from pagoda.base.errors import ConfigError
+from pagoda.cli.agent import parse_kind
+from pagoda.cli.agent_flags import load_settings, named_driver, settings_path
+
+
+def test_settings_show_the_whole_policy():
+    shown = Settings(policy={Category.CLOSE: Decision.DENY}).shown()["policy"]
+    assert shown["close"] == "deny" and shown["power"] == "confirm" and len(shown) == len(Category)
+
+
+def test_settings_never_show_the_key():
+    settings = Settings(api_key="sk-very-long-key-1234")
+    assert settings.shown()["api_key"] == "...1234"
+    assert Settings(api_key="short").shown()["api_key"] == "set"
+    assert Settings().shown()["api_key"] == ""
+    assert "sk-" not in msgspec.json.encode(settings.shown()).decode()
+
+
+def test_flags_go_before_the_pages_settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PAGODA_API_KEY", "sk-of-the-environment")
+    save(Settings(driver="x11://:7", max_rounds=5, prompt="A lamp."), settings_path())
+    flags = ["--driver", "vnc://desk", "--max-rounds", "9"]
+    settings = load_settings(parse_kind(["run", "task", *flags])[1])
+    assert (settings.driver, settings.max_rounds) == ("vnc://desk", 9)
+    assert (settings.prompt, settings.api_key) == ("A lamp.", "sk-of-the-environment")
+    for kind in (["run", "task"], ["replay", "run"], ["serve"], ["resume", "run"], ["mcp"]):
+        assert named_driver(load_settings(parse_kind(kind)[1])).target == "the X display :7"
+
+
+def test_a_computer_must_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="Name the computer with --driver: x11:"):
+        named_driver(load_settings(parse_kind(["serve"])[1]))
