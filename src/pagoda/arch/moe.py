@@ -70,8 +70,11 @@ def as_stored(spec: ModelSpec, tensors: Collection[str] | Mapping[str, TensorInf
     tells: a tensor for each expert or one of all, and those upright or on their side."""
     spec = replace(spec, weights=tuple(_joined(rule, tensors) for rule in spec.weights))
     layout = _layout(spec, tensors) if isinstance(tensors, Mapping) else None
-    if layout is None:
-        return spec
+    return spec if layout is None else laid(spec, layout)
+
+
+def laid(spec: ModelSpec, layout: Literal["stacked", "transposed"]) -> ModelSpec:
+    """With experts upright or on their side, where one tensor holds all."""
     weights = (
         replace(rule, experts=replace(rule.experts, layout=layout))
         if rule.experts is not None and _is_matrix(rule)

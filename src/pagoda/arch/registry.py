@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
-from pagoda.arch.moe import as_stored
+from pagoda.arch.moe import as_stored, laid
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
@@ -100,7 +100,11 @@ def spec_for(
         spec = with_config_head(spec, name, config_reader(config), tensors)
     spec = as_stored(spec, tensors)
     method = method_of(config)
-    return spec if method is None else replace(spec, quantization=method.description)
+    if method is None:
+        return spec
+    # On their side they could not be quantized: a scale is for columns of a row.
+    spec = spec if tensors else laid(spec, "stacked")
+    return replace(spec, quantization=method.description)
 
 
 def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:

@@ -84,7 +84,12 @@ def _sentence(
     also = [f"{source} also has {_listed(fields)}"] if fields else []
     if differing:
         also.append(f"other tensors are {_listed(differing)}")
-    return f"the nearest known is {best!r}" + (f", but {' and '.join(also)}" if also else "")
+    if also:
+        return f"the nearest known is {best!r}, but {' and '.join(also)}"
+    how = ", whose fields and tensors it has" if tensor_names else (
+        f", and {source} alone does not tell how it differs"
+    )  # fmt: skip
+    return f"the nearest known is {best!r}{how}"
 
 
 def _closest(name: str, names: Iterable[str]) -> str:

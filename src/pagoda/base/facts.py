@@ -17,5 +17,7 @@ class DeviceFacts:
     name: str = ""
     capability: int = 0
     """Of a GPU, as 90 for 9.0; 0 where that is not known."""
+    host_memory: int | None = None
+    """Of a GPU: free bytes of the machine's own memory; None where that is not known."""
     packed_storages: frozenset[str] = frozenset()
     """Storage formats that the device's kernels compute with bit for bit as they are stored."""

@@ -4,7 +4,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+
+from pagoda.base.printable import escaped
 
 _ROOT = "pagoda"
 
@@ -23,10 +24,10 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix(_ROOT + ".")
-        text = _escape(record.getMessage())
+        text = escaped(record.getMessage())
         if record.exc_info:
             trace = self.formatException(record.exc_info)
-            text += "".join(f"\n  {_escape(line)}" for line in trace.split("\n"))
+            text += "".join(f"\n  {escaped(line)}" for line in trace.split("\n"))
         return f"{record.levelname} {stamp} [{name}] {text}"
 
 
@@ -40,15 +41,7 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return _escape(json.dumps(entry, ensure_ascii=False), json.dumps)
-
-
-def _escape(text: str, quote: Callable[[str], str] = repr) -> str:
-    """Request data reaches the log: a line break in it must not forge a line, in any of Unicode's
-    forms, nor may it speak to the terminal. `quote` writes a character as an escape in quotes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else quote(c)[1:-1] for c in text)
+        return escaped(json.dumps(entry, ensure_ascii=False), json.dumps)
 
 
 def setup_logging(level: str = "info", log_format: str = "text") -> None:

@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
     number, unit, suffix = match.groups()
     binary = unit.isupper() or (suffix or "").startswith("i")
     value = float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
-    if value != int(value):
+    if not value.is_integer():  # infinity is none either
         raise ConfigError(f"{text!r} is not a whole number.")
     return int(value)
 

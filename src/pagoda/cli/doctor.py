@@ -3,15 +3,18 @@
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.printable import for_terminal
 from pagoda.config.compat import add_compat_flags
 from pagoda.config.flags import (
     add_engine_flags,
     add_flags,
     engine_config,
+    from_namespace,
     with_config_file,
 )
 from pagoda.config.server import ServerConfig
@@ -44,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--engine", metavar="NAME",
         help="what another engine would take: vllm-0.19 (or another version), llama.cpp",
+    )  # fmt: skip
+    group.add_argument(
+        "--mode", default="auto", metavar="MODE",
+        help="how many tokens a draft head proposes there: auto, stable (3) or fast (4)",
     )  # fmt: skip
     group.add_argument("--json", action="store_true", help="everything as JSON")
     group.add_argument("--plot", type=Path, metavar="FILE", help="where memory goes: .svg or .png")
@@ -92,14 +99,19 @@ def _machine(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> int:
     measuring = _measuring(args)
     from pagoda.doctor import ask, engines, model_report
+    from pagoda.doctor.command import serving_words
     from pagoda.doctor.remedies import remedies
 
     if args.engine is not None:
         engines.check_engine(args.engine)
 
-    question = ask.Question.of(engine_config(args, plan_only=True), args)
+    # Another engine may do what Pagoda does not yet.
+    config = engine_config(args, plan_only=args.engine is not None)
+    question = ask.Question.of(config, args)
+    _announce([config.model.model], config.model.download_dir)
     (answer,) = ask.answers(question, [question.config.model.model], measuring)
-    found = [] if answer.fits else remedies(answer)
+    answer = replace(answer, serving=serving_words(from_namespace(ServerConfig, args)))
+    found = remedies(answer)
     if args.plot:
         _plot([answer], args.plot)
     other = None
@@ -116,7 +128,7 @@ def _model(args: argparse.Namespace) -> int:
         lines = model_report.lines(answer, found, args.why, _width())
         if other is not None:
             lines += ["", *model_report.wrapped(engines.engine_lines(other), _width())]
-        print("\n".join(lines))
+        print(for_terminal("\n".join(lines)))
     return 0 if answer.fits else 1
 
 
@@ -125,18 +137,26 @@ def _compare(args: argparse.Namespace, models: list[str]) -> int:
     from pagoda.doctor import ask, model_report
     from pagoda.doctor.compare import comparison
 
-    question = ask.Question.of(engine_config(args, plan_only=True), args)
-    answers = ask.answers(question, models, measuring)
+    question = ask.Question.of(engine_config(args), args)
+    _announce(models, question.config.model.download_dir)
+    failures: dict[str, str] = {}
+    answers = ask.answers(question, models, measuring, failures)
     if args.plot:
         _plot(answers, args.plot)
     if args.json:
         import json
 
-        print(json.dumps([model_report.as_json(answer, []) for answer in answers], indent=2))
+        said = [model_report.as_json(answer, []) for answer in answers]
+        said += [{"model": name, "fits": False, "problem": why} for name, why in failures.items()]
+        print(json.dumps(said, indent=2))
     else:
-        print(f"on {answers[0].hardware.name}; decode and prompt in tokens/s (estimates)")
-        print("\n".join(comparison(answers)))
-    return 0 if any(answer.fits for answer in answers) else 1
+        lines = [f"on {answers[0].hardware.name}; decode and prompt in tokens/s (estimates)"]
+        lines += comparison(answers)
+        if args.why:
+            lines += model_report.wrapped(model_report.why_lines(answers), _width())
+        lines += model_report.wrapped([f"{name}: {failures[name]}" for name in failures], _width())
+        print(for_terminal("\n".join(lines)))
+    return 0 if not failures and all(answer.fits for answer in answers) else 1
 
 
 def _measuring(args: argparse.Namespace) -> "Measuring | None":
@@ -146,6 +166,14 @@ def _measuring(args: argparse.Namespace) -> "Measuring | None":
     from pagoda.doctor.measure import Measuring
 
     return Measuring()
+
+
+def _announce(models: list[str], download_dir: str | None) -> None:
+    from pagoda.weights.remote import whole_fetch
+
+    for model in models:
+        if said := whole_fetch(model, download_dir):
+            print(said, file=sys.stderr)
 
 
 def _plot(answers: "list[Answer]", path: Path) -> None:

@@ -22,10 +22,15 @@ _PREFIX = "compat "
 
 def add_compat_flags(parser: argparse.ArgumentParser) -> None:
     """Add them without a word in the help; after the flags that have a meaning."""
+    known = parser._option_string_actions
     for entry in TABLE:
-        _add(parser, entry)
+        if known.keys().isdisjoint(entry.flags.split()):  # a command may give one a meaning
+            _add(parser, entry)
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("-q", dest="quantization", **hidden)
+    parser.add_argument(
+        "-cmoe", "--cpu-moe", dest="n_cpu_moe", action="store_const", const="all", **hidden
+    )
     parser.add_argument(
         "-hf", "-hfr", "--hf-repo", dest="model", type=lambda name: f"hf:{name}", **hidden
     )

@@ -29,7 +29,7 @@ _SPECULATION = "tokens are decoded one by one"
 _LORA = "adapters are not served"
 _SAMPLING = "send it in the request, or give --override-generation-config JSON"
 _KERNELS = "kernels are chosen by device and format"
-_OFFLOAD = "weights stay in the memory of --device"
+_OFFLOAD = "give --cpu-offload-gb, --n-cpu-moe or --n-gpu-layers"
 _STATE = "no model with recurrent state is served"
 _DISAGGREGATION = "a request is served by one engine"
 _PRELOADED = "weights are mapped from the file and copied once"
@@ -188,15 +188,11 @@ _CACHE = (
     Compat("--kv-sharing-fast-prefill", "-", "none", _KERNELS),
     Compat("--kv-cache-metrics", "-", "later", "/metrics has the totals"),
     Compat("--swap-space", "v", "none", "preempted requests are computed again"),
-    Compat("--cpu-offload-gb", "v", "later", _OFFLOAD, ("0",)),
     Compat("--cpu-offload-params", "*", "later", _OFFLOAD),
     Compat("--offload-group-size", "v", "later", _OFFLOAD),
     Compat("--offload-num-in-group", "v", "later", _OFFLOAD),
     Compat("--offload-prefetch-step", "v", "later", _OFFLOAD),
     Compat("--offload-backend", "v", "later", _OFFLOAD),
-    Compat("--n-gpu-layers --gpu-layers -ngl", "v", "none", "--device says where all layers run"),
-    Compat("--cpu-moe -cmoe", "-", "later", _OFFLOAD),
-    Compat("--n-cpu-moe -ncmoe", "v", "later", _OFFLOAD),
     Compat("--override-tensor -ot", "v", "later", _OFFLOAD),
     Compat("--kv-offload", "-", "none", "the KV cache is on --device"),
     Compat("--cache-type-k -ctk", "v", "later", "give --kv-cache-dtype", ("f16", "bf16")),

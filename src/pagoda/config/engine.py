@@ -16,6 +16,12 @@ def _length(text: str) -> int | str:
     return "auto" if text in ("auto", "-1") else parse_size(text)
 
 
+def _count(text: str) -> int | str | None:
+    if text in ("auto", "-1"):
+        return None
+    return text if text == "all" else int(text)
+
+
 _BACKENDS = {
     "flash-attention": "flash-attn",
     "sdpa": "torch",
@@ -237,6 +243,27 @@ class DeviceConfig(Options):
         "auto", "CPU threads; `auto` respects affinity and the container's quota.",
         aliases=("-t",), parse=_length, bounds=_AT_LEAST_1,
     )  # fmt: skip
+    cpu_offload_gb: float | None = option(
+        None,
+        "GiB of weights, for each GPU, that stay in the host's memory: experts first, then layers, "
+        "from the last up; 0 keeps all on the GPU. By default what does not fit there.",
+        bounds=_AT_LEAST_0,
+    )
+    n_cpu_moe: int | str | None = option(
+        None,
+        "Layers whose experts stay in the host's memory: a number, or `all`.",
+        aliases=("-ncmoe",),
+        parse=_count,
+        bounds=_AT_LEAST_0,
+    )
+    n_gpu_layers: int | str | None = option(
+        None,
+        "Layers whose weights are on the GPU, the others' stay in the host's memory: a number, "
+        "`all`, or `auto`, which is the same as without this flag.",
+        aliases=("-ngl", "--gpu-layers"),
+        parse=_count,
+        bounds=_AT_LEAST_0,
+    )
     enforce_eager: bool = option(False, "Run steps op by op instead of captured.")
     attention_backend: str = option(
         "auto",

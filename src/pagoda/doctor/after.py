@@ -1,9 +1,12 @@
 """What the doctor adds when a server could not start: what is wrong here, and what would work."""
 
+from dataclasses import replace
+
 from pagoda.base.errors import CapacityError, EngineDeadError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import answer
 from pagoda.doctor.checks import findings
+from pagoda.doctor.command import key_note
 from pagoda.doctor.hardware import this_machine
 from pagoda.doctor.probe import probe
 from pagoda.doctor.remedies import remedies
@@ -13,8 +16,9 @@ from pagoda.doctor.subject import find_subject
 _TOPICS = frozenset(("kernels", "memory", "oom", "limits", "gpu"))
 
 
-def after_failure(config: EngineConfig, error: PagodaError) -> list[str]:
-    """Lines for the log; none where the error has said it all."""
+def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -> list[str]:
+    """Lines for the log; none where the error has said it all. `serving` is what else the command
+    was given (`doctor.command`)."""
     if not isinstance(error, CapacityError | EngineDeadError):
         return []
     try:
@@ -26,7 +30,10 @@ def after_failure(config: EngineConfig, error: PagodaError) -> list[str]:
         ]
         hardware = this_machine(machine, config.device.device)
         made = answer(find_subject(config.model), hardware, config)
-        found = [] if made.fits else remedies(made)
+        if hardware.address_space is not None and not made.fits:
+            lines.append(made.problem)
+        found = [] if made.fits else remedies(replace(made, serving=serving))
     except PagodaError:  # what is wrong with the model, the error has said
         return []
-    return lines + [f"What would fit, {remedy.words}: {remedy.command}" for remedy in found]
+    lines += [f"What would fit, {remedy.words}: {remedy.command}" for remedy in found]
+    return lines + (key_note(found[0].command) if found else [])

@@ -1,27 +1,40 @@
 """What the doctor says of a model on some hardware: whether it runs, what takes how much memory,
 how many tokens fit, how fast it will be, and with which flags."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
+from pagoda.config.flags import check_parallel
 from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.notes import plan_notes
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
-from pagoda.planner.parallel import rank_spec
+from pagoda.planner.parallel import machine_part, most_ranks, rank_spec
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
-from pagoda.planner.resolve import Resolution, resolve
+from pagoda.planner.resolve import Resolution, cache_is_chosen, resolve
 from pagoda.planner.speculation import speculative_tokens
-from pagoda.planner.speed import DeviceSpeed, SpeedEstimate, estimate_speed
+from pagoda.planner.speed import (
+    DeviceSpeed,
+    SpeedEstimate,
+    estimate_speed,
+    gpu_speed_as_planned,
+)
 from pagoda.planner.weights import HeldWeight, held_weights
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
+# Addresses that an engine takes beyond its memory and the checkpoint: libraries, stacks of threads
+# and what the allocator sets aside for each. With two threads and torch's CPU build 755 MiB; with
+# more of them, or CUDA's libraries, more.
+_MORE_ADDRESSES = 640 << 20
 _NO_DRAFT = Reason("speculative_tokens", 0, "")
 
 
@@ -70,7 +83,9 @@ class Answer:
     draft: Reason = _NO_DRAFT
     """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
     findings: tuple[Finding, ...] = ()
-    """What loading it will be like here."""
+    """What is to be known besides, and what loading it will be like here."""
+    serving: str = ""
+    """What the command says besides: flags of the HTTP server, ready for a shell."""
 
     @property
     def fits(self) -> bool:
@@ -79,7 +94,8 @@ class Answer:
     @property
     def command(self) -> str:
         """`pagoda serve` with what was asked for and what the doctor chose."""
-        return serve_command(self.subject.ref, replace(self.config, device=self.asked.device))
+        typed = replace(self.config, device=self.asked.device)
+        return serve_command(self.subject.ref, typed, self.serving)
 
     def reasons(self) -> list[Reason]:
         """The chain from facts to values, in order."""
@@ -92,10 +108,11 @@ class Answer:
         values = fields_of(self.resolution.config)
         asked = differences(self.asked)
         flags = [Flag(name, values[name], "as you ask", True) for name in asked]
+        chosen: dict[str, Reason] = {}
         for reason in self.reasons():
             if reason.field in values and reason.field not in asked:
-                flags.append(Flag(reason.field, reason.value, reason.why, False))
-        return flags
+                chosen.setdefault(reason.field, reason)
+        return flags + [Flag(name, found.value, found.why, False) for name, found in chosen.items()]
 
 
 def answer(
@@ -116,12 +133,42 @@ def answer(
         config = _with_room(config, subject, hardware, found, choices)
     devices = config.parallel.tensor_parallel_size
     draft = speculative_tokens(mode, devices, subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
-    made = Answer(subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft)
+    notes = plan_notes(subject, hardware, config)
+    made = Answer(
+        subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft,
+        findings=notes,
+    )  # fmt: skip
     try:
-        resolution = resolve(config, subject.spec, subject.tensors, hardware.facts)
+        check_parallel(config)
+    except ConfigError as error:  # asked about another engine, which can do it
+        return replace(made, problem=str(error))
+    try:
+        resolution = _resolved(config, subject, hardware)
     except CapacityError as error:
         return replace(made, problem=str(error))
-    return replace(made, resolution=resolution)
+    problem = _beyond_addresses(made, resolution)
+    return replace(made, problem=problem) if problem else replace(made, resolution=resolution)
+
+
+def _beyond_addresses(made: Answer, resolution: Resolution) -> str:
+    """Why the engine cannot start with as few addresses as it may have; empty where it can."""
+    space = made.hardware.address_space
+    needed = made.subject.file_bytes + resolution.plan.total + _MORE_ADDRESSES
+    if space is None or needed <= space:
+        return ""
+    return (
+        f"A process may have {format_bytes(space)} of addresses here, and the engine takes about "
+        f"{format_bytes(needed)} of them, those of the mapped checkpoint included: "
+        f"ulimit -v unlimited && {made.command}"
+    )
+
+
+def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
+    """Of one device, or of one of the processes that share a CPU."""
+    facts = hardware.facts
+    if facts.device == "cpu":
+        config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
+    return resolve(config, subject.spec, subject.tensors, facts)
 
 
 def with_speed(made: Answer, speed: DeviceSpeed) -> Answer:
@@ -129,6 +176,8 @@ def with_speed(made: Answer, speed: DeviceSpeed) -> Answer:
     resolution, spec = made.resolution, made.subject.spec
     if resolution is None or not spec.writes_text or spec.encoder is not None:
         return made
+    if made.hardware.facts.device == "cpu" and made.config.parallel.tensor_parallel_size > 1:
+        return made  # nothing tells how much processes that share a CPU slow each other down
     usual = _USUAL_CONTEXT if made.users is None else made.users.users.tokens
     context = min(resolution.plan.max_model_len, usual)
     estimate = _estimate(made.subject, resolution, made.hardware, speed, context)
@@ -156,7 +205,11 @@ def _estimate(
     # The stages of a pipeline take turns with a request: together they are the whole model.
     own = rank_spec(subject.spec, resolution.config.parallel.tensor_parallel_size)
     held = held_by(subject, resolution, hardware)
-    return estimate_speed(own, held, resolution.plan.groups, speed, context)
+    plan, gpu = resolution.plan, hardware.gpu
+    if gpu is not None:
+        ranks = resolution.config.parallel.tensor_parallel_size
+        speed = gpu_speed_as_planned(speed, gpu, ranks, captured=plan.captured > 0)
+    return estimate_speed(own, held, plan.groups, speed, context, plan.placement.params)
 
 
 def _for_hardware(
@@ -166,29 +219,22 @@ def _for_hardware(
     device = replace(config.device, device=hardware.facts.device)
     parallel = config.parallel
     wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    if wanted > hardware.count:
-        where = "are here" if hardware.here else "are named by --gpu"
+    if wanted > hardware.count and hardware.facts.device != "cpu":
+        name = hardware.facts.name if hardware.gpu is None else hardware.gpu.name
+        where, fix = "are named by --gpu", f"write --gpu {name}x{wanted}, or lower it"
+        if hardware.here:
+            where, fix = "are here", f"lower it, or plan for --gpu {name}x{wanted}"
         raise ConfigError(
             f"--tensor-parallel-size {parallel.tensor_parallel_size} times "
             f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices, and "
-            f"{hardware.count} {where}."
+            f"{hardware.count} {where}; {fix}."
         )
     if wanted == 1 and hardware.count > 1:
-        size = _most_ranks(subject, hardware.count)
+        size = most_ranks(subject.spec, hardware.count)
         why = f"of {hardware.count} devices; heads and experts divide by it"
         choices.append(Reason("tensor_parallel_size", size, why))
         parallel = replace(parallel, tensor_parallel_size=size)
     return replace(config, device=device, parallel=parallel)
-
-
-def _most_ranks(subject: Subject, count: int) -> int:
-    for size in range(count, 1, -1):
-        try:
-            rank_spec(subject.spec, size)
-        except ConfigError:
-            continue
-        return size
-    return 1
 
 
 def _for_users(config: EngineConfig, users: Users, choices: list[Reason]) -> EngineConfig:
@@ -214,18 +260,36 @@ def _users_answer(
 ) -> UsersAnswer:
     # The longest context that fits alone leaves the memory that all of them share.
     alone = replace(config, model=replace(config.model, max_model_len="auto"))
+    steps_fit = True
     try:
-        resolution = resolve(alone, subject.spec, subject.tensors, hardware.facts)
+        resolution = _resolved(alone, subject, hardware)
     except CapacityError:
-        return UsersAnswer(users, False, 0, 0, 0)
-    plan = resolution.plan
+        # A step for all of them may be what does not fit: some of them still do.
+        steps_fit = False
+        alone = replace(alone, scheduler=replace(alone.scheduler, max_num_seqs="auto"))
+        try:
+            resolution = _resolved(alone, subject, hardware)
+        except CapacityError:
+            return UsersAnswer(users, False, 0, 0, 0)
+    plan, room = resolution.plan, resolution.pool_limit
     if not plan.groups:
         raise ConfigError("--for is about contexts, and this model keeps none (an encoder).")
-    usable = max(0, resolution.pool_limit // plan.slab_bytes - 1)
-    each = plan.slabs_for(users.tokens) - 1
-    longest = plan.longest(usable // users.count + 1, subject.spec.max_position)
-    needed = (each * users.count + 1) * plan.slab_bytes
-    return UsersAnswer(users, each * users.count <= usable, needed, usable // each, longest)
+    chosen = cache_is_chosen(config)
+
+    def taken(tokens: int, count: int) -> int:
+        tables = 0 if chosen else plan.position_bytes * tokens
+        return plan.slabs_for(tokens, count) * plan.slab_bytes + tables
+
+    counts = range(1, room // plan.slab_bytes + 1)
+    most = bisect_right(counts, room, key=lambda count: taken(users.tokens, count))
+    lengths = range(1, max(subject.spec.max_position, users.tokens) + 1)
+    longest = bisect_right(lengths, room, key=lambda tokens: taken(tokens, users.count))
+    needed = plan.slabs_for(users.tokens, users.count) * plan.slab_bytes
+    if not steps_fit:
+        most = min(most, int(resolution.config.scheduler.max_num_seqs))
+        return UsersAnswer(users, False, needed, most, 0)
+    fits = taken(users.tokens, users.count) <= room
+    return UsersAnswer(users, fits, needed, most, longest)
 
 
 def _with_room(
@@ -238,7 +302,7 @@ def _with_room(
     """With a pool for all of them, where the default would be smaller."""
     if not found.fits or config.cache.kv_cache_memory_bytes is not None:
         return config
-    plan = resolve(config, subject.spec, subject.tensors, hardware.facts).plan
+    plan = _resolved(config, subject, hardware).plan
     if plan.kv_pool >= found.needed:
         return config
     why = f"all {found.users.count} at once; the default is {plan.kv_pool >> 20} MiB"

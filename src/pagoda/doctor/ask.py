@@ -1,15 +1,17 @@
 """From a question on the command line to answers: hardware, headers, speeds, plans."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from pagoda.base.errors import ConfigError
+from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, held_by, with_speed
 from pagoda.doctor.checks import checkpoint_findings
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware, elsewhere, this_machine
+from pagoda.doctor.load import load_findings
 from pagoda.doctor.measure import Measuring
 from pagoda.doctor.probe import Machine, probe
 from pagoda.doctor.subject import Subject, find_subject
@@ -32,35 +34,73 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        return cls(
-            config,
-            None if args.gpu is None else elsewhere(args.gpu),
-            users,
-            getattr(args, "mode", None) or "auto",
-        )
+        parallel = config.parallel
+        wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
+        return cls(config, hardware, users, args.mode)
 
 
-def answers(question: Question, models: Sequence[str], measuring: Measuring | None) -> list[Answer]:
-    """One for each model, all on the same hardware; `measuring` is asked for its speed."""
+def answers(
+    question: Question,
+    models: Sequence[str],
+    measuring: Measuring | None,
+    failures: dict[str, str] | None = None,
+) -> list[Answer]:
+    """One for each model, all on the same hardware; `measuring` is asked for its speed. What is
+    wrong with a model goes into `failures`, if given, as long as there is an answer to another."""
+    kept = _Kept(failures)
     try:
-        subjects = [find_subject(replace(question.config.model, model=model)) for model in models]
+        subjects = kept.of(
+            models, lambda model: find_subject(replace(question.config.model, model=model))
+        )
         machine, hardware = None, question.elsewhere
         if hardware is None:
             machine = probe(subjects[0].file)
             hardware = this_machine(machine, question.config.device.device)
-        planned = [
-            answer(
+        planned = kept.of(
+            subjects,
+            lambda subject: answer(
                 subject, hardware, _named(question.config, subject), question.users, question.mode
-            )
-            for subject in subjects
-        ]
+            ),
+            name=lambda subject: subject.ref,
+        )
         speed = _speed(planned, hardware, measuring)
     finally:
         if measuring is not None:
             measuring.close()
     if speed is not None:
         planned = [with_speed(made, speed) for made in planned]
-    return [replace(made, findings=_loading(made, machine)) for made in planned]
+    if speed is not None and measuring is not None:
+        busy = load_findings(measuring.others)
+        planned = [replace(made, findings=(*made.findings, *busy)) for made in planned]
+    return [replace(made, findings=(*made.findings, *_loading(made, machine))) for made in planned]
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What goes well of several; the last failure is raised where nothing does."""
+
+    failures: dict[str, str] | None
+
+    def of(
+        self,
+        items: Sequence[T],
+        make: Callable[[T], R],
+        name: Callable[[T], str] = str,
+    ) -> list[R]:
+        made = []
+        for item in items:
+            try:
+                made.append(make(item))
+            except PagodaError as error:
+                if self.failures is None or (item is items[-1] and not made):
+                    raise
+                self.failures[name(item)] = str(error)
+        return made
 
 
 def _loading(made: Answer, machine: Machine | None) -> tuple[Finding, ...]:
@@ -81,7 +121,7 @@ def _speed(
 ) -> DeviceSpeed | None:
     """Of the hardware, for all formats that the plans hold weights in."""
     if hardware.gpu is not None:
-        return gpu_speed(hardware.gpu.bandwidth, hardware.gpu.matmul)
+        return gpu_speed(hardware.gpu)
     if measuring is None or hardware.facts.device != "cpu":
         return None
     storages: set[str] = set()

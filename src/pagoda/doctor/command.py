@@ -3,10 +3,14 @@
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
+from pagoda.config.server import ServerConfig
+
+_KEY = "PAGODA_API_KEY"
 
 
 def fields_of(config: EngineConfig) -> dict[str, Any]:
@@ -28,15 +32,48 @@ def differences(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def serve_command(model: str, config: EngineConfig) -> str:
-    """`pagoda serve MODEL ...`, ready to be pasted."""
+def serve_command(model: str, config: EngineConfig, serving: str = "") -> str:
+    """`pagoda serve MODEL ...`, ready to be pasted; `serving` is what `serving_words` makes."""
     words = ["pagoda", "serve", model]
     for name, value in differences(config).items():
-        words += _words(name, value)
-    return shlex.join(words)
+        words += flag_words(name, value)
+    return f"{quoted(words)} {serving}".rstrip()
 
 
-def _words(name: str, value: Any) -> list[str]:
+def serving_words(config: ServerConfig, more_models: Sequence[str] = ()) -> str:
+    """Further models and the flags of the HTTP server, as a shell takes them. Keys are not
+    repeated: who pastes the command has to have one in the environment."""
+    words = list(more_models)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and field.name != "api_key":
+            words += flag_words(field.name, value)
+    keys = [f'--api-key "${{{_KEY}:?}}"'] if config.api_key else []
+    return " ".join([*([quoted(words)] if words else []), *keys])
+
+
+def quoted(words: Sequence[str]) -> str:
+    """For a shell, in characters that a terminal only shows."""
+    return " ".join(
+        shlex.quote(word) if word.isprintable() else f"$'{_escapes(word)}'" for word in words
+    )
+
+
+def _escapes(word: str) -> str:
+    return "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in word)
+
+
+def _escape(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
+
+
+def key_note(command: str) -> list[str]:
+    """What to do about a key that `serving_words` left out."""
+    return [f"The key is not repeated: put it into {_KEY} first."] if _KEY in command else []
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """One flag as the command line takes it."""
     flag = flag_name(name)
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]

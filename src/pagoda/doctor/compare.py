@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pagoda.base.units import format_bytes
 from pagoda.doctor.answer import Answer
+from pagoda.doctor.need import needed
 
 _COLUMNS = ("model", "fits", "weights", "KV/token", "context", "KV tokens", "at once", "decode",
             "prompt")  # fmt: skip
@@ -11,7 +12,11 @@ _COLUMNS = ("model", "fits", "weights", "KV/token", "context", "KV tokens", "at 
 
 def comparison(answers: Sequence[Answer]) -> list[str]:
     """A table with a row for each, tokens per second in its last two columns."""
-    rows = [_COLUMNS, *(_row(answer) for answer in answers)]
+    split = any(answer.config.parallel.tensor_parallel_size > 1 for answer in answers)
+    header = tuple(
+        f"{name} each" if split and name in ("weights", "KV/token") else name for name in _COLUMNS
+    )
+    rows = [header, *(_row(answer) for answer in answers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return [
         "  ".join(
@@ -24,7 +29,12 @@ def comparison(answers: Sequence[Answer]) -> list[str]:
 
 def _row(answer: Answer) -> tuple[str, ...]:
     if answer.resolution is None:
-        return (answer.subject.ref, "no", *("-",) * (len(_COLUMNS) - 2))
+        plan = needed(answer)
+        known = ("-", "-") if plan is None else (
+            format_bytes(plan.weights),
+            format_bytes(plan.kv_bytes_per_token) if plan.groups else "-",
+        )  # fmt: skip
+        return (answer.subject.ref, "no", *known, *("-",) * (len(_COLUMNS) - 4))
     plan, speed = answer.resolution.plan, answer.speed
     return (
         answer.subject.ref,

@@ -8,7 +8,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer
-from pagoda.doctor.subject import ASSUMED
+from pagoda.doctor.subject import ASSUMED, Subject
 from pagoda.planner.estimate import Row
 from pagoda.planner.llama_cpp import plan_llama_cpp
 from pagoda.planner.vllm.plan import plan_vllm
@@ -39,19 +39,36 @@ def check_engine(name: str) -> None:
 
 def other_engine(name: str, made: Answer) -> OtherEngine:
     """`name` as `check_engine` takes it."""
-    if name == _LLAMA_CPP:
-        length = made.asked.model.max_model_len
-        cells = length if isinstance(length, int) else _LLAMA_CONTEXT
-        tensors = made.subject.tensors if made.subject.basis != ASSUMED else {}
-        rows = plan_llama_cpp(made.subject.spec, tensors, cells)
-        return OtherEngine(name, tuple(rows), None, ())
-    return _vllm(name, made)
+    return _llama_cpp(made) if name == _LLAMA_CPP else _vllm(name, made)
+
+
+def _llama_cpp(made: Answer) -> OtherEngine:
+    length = made.asked.model.max_model_len
+    cells = length if isinstance(length, int) else _LLAMA_CONTEXT
+    gguf = _is_gguf(made.subject)
+    rows = plan_llama_cpp(made.subject.spec, made.subject.tensors if gguf else {}, cells)
+    needed = sum(row.estimate.high for row in rows)
+    lines = () if gguf else (
+        "This is no GGUF: its matrices are taken to be in Q8_0; name a .gguf for its own sizes.",
+    )  # fmt: skip
+    hardware = made.hardware
+    fits = needed <= hardware.facts.free_memory * hardware.count
+    return OtherEngine(_LLAMA_CPP, tuple(rows), fits, lines)
+
+
+def _is_gguf(subject: Subject) -> bool:
+    return not subject.config
 
 
 def _vllm(name: str, made: Answer) -> OtherEngine:
     hardware, config = made.hardware, made.config
     if hardware.facts.device != "cuda" or hardware.capability is None:
         raise ConfigError(f"--engine {name} is planned for GPUs; name some with --gpu.")
+    if _is_gguf(made.subject):
+        raise ConfigError(
+            f"--engine {name}: what vLLM makes of a GGUF is not known here. Name the model's "
+            f"safetensors folder or its config.json, or take --engine {_LLAMA_CPP}."
+        )
     setup = VllmSetup(
         version=_version(name),
         total=hardware.facts.total_memory,
@@ -64,7 +81,12 @@ def _vllm(name: str, made: Answer) -> OtherEngine:
     )
     tensors = made.subject.tensors if made.subject.basis != ASSUMED else {}
     plan = plan_vllm(made.subject.spec, tensors, setup, made.subject.config)
-    lines = list(plan.pool.lines()) if plan.pool is not None and plan.fits else []
+    other = _other_version(name)
+    logs = plan.pool is not None and plan.fits and not (other and version_of(other).is_v0)
+    lines = []
+    if other is not None:
+        lines.append(f"planned by the rules of {plan.run.version.name}: {other} is not known here")
+    lines += plan.pool.lines() if logs and plan.pool is not None else []
     lines.append(f"{made.draft.value} tokens drafted at a time: {made.draft.why}")
     return OtherEngine(name, tuple(plan.rows()), plan.fits, (*lines, *plan.notes))
 
@@ -94,6 +116,14 @@ def _typed(asked: EngineConfig) -> dict[str, Any]:
 def _version(name: str) -> str:
     """`vllm` alone is the newest that is known."""
     return name.removeprefix("vllm").lstrip("-=: ") or list(VERSIONS)[-1]
+
+
+def _other_version(name: str) -> str | None:
+    """What was asked for, where another version's rules stand in for it."""
+    asked = _version(name)
+    known = version_of(asked).name
+    same = asked.removeprefix("v").split(".")[:2] == known.split(".")
+    return None if same else asked
 
 
 def engine_lines(other: OtherEngine) -> list[str]:

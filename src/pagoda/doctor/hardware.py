@@ -25,15 +25,19 @@ class Hardware:
     gpu: Gpu | None = None
     """None for a CPU, and for a GPU that no table has."""
     capability: tuple[int, int] | None = None
+    address_space: int | None = None
+    """Bytes of addresses that a process on this CPU may have (`ulimit -v`); None where all."""
 
     @property
     def name(self) -> str:
         return f"{self.count} x {self.facts.name}" if self.count > 1 else self.facts.name
 
 
-def elsewhere(text: str) -> Hardware:
-    """GPUs by name, `A100-80G` or `3090x4`, with nothing else on them; ConfigError if unknown."""
+def elsewhere(text: str, wanted: int = 1) -> Hardware:
+    """GPUs by name, `A100-80G` or `3090x4`, with nothing else on them; ConfigError if unknown. Of
+    one that is named without a number there are as many as are `wanted`."""
     gpu, count = find_gpus(text)
+    count = wanted if count == 1 else count
     facts = DeviceFacts(
         device="cuda",
         total_memory=gpu.memory,
@@ -58,7 +62,8 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         raise ConfigError("--device cuda: no NVIDIA GPU is visible here; leave it out, or plan "
                           "for one that is elsewhere with --gpu NAME.")  # fmt: skip
     if device == "cpu" or not (usable or device == "cuda"):
-        return Hardware(cpu.device_facts(), 1, here=True)
+        space = machine.software.address_space
+        return Hardware(cpu.device_facts(), 1, here=True, address_space=space)
     first = visible[0]
     alike = [gpu for gpu in visible if gpu.name == first.name]
     least = min(gpu.free_memory or 0 for gpu in alike)
@@ -70,6 +75,7 @@ def this_machine(machine: Machine, device: str) -> Hardware:
         supports_bf16=first.capability >= _BF16,
         name=first.name,
         capability=_number(first.capability),
+        host_memory=cpu.device_facts().free_memory,
         packed_storages=kept_here(),
     )
     try:

@@ -7,6 +7,7 @@ answers. It goes without numpy, whose import takes as long as half of what is me
 import ctypes
 import json
 import mmap
+import os
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base.log import get_logger
+from pagoda.doctor.load import others_share, ticks
 
 if TYPE_CHECKING:
     from pagoda.planner.speed import DeviceSpeed
@@ -43,6 +45,8 @@ class Measuring:
     """The measuring process: begun early, asked when the model's formats are known."""
 
     def __init__(self) -> None:
+        self.others = 0.0
+        """Share of the CPU that other programs used while it was measured."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pagoda.doctor.measure"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -62,6 +66,7 @@ class Measuring:
             return None
         if found is None:
             return None
+        self.others = found.pop("others")
         products = {name: ProductSpeed(*speeds) for name, speeds in found.pop("products").items()}
         return DeviceSpeed(products=products, **found)
 
@@ -78,6 +83,8 @@ def main() -> None:
     storages = json.loads(sys.stdin.read())  # who asks waits, and takes no core from here on
     answer: dict[str, Any] | None = None
     if native is not None:
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        before = ticks(tick)
         start = _start(native)
         answer = {
             "read": _read(native),
@@ -86,6 +93,7 @@ def main() -> None:
             "floats": _floats(native),
             "products": {name: _product(native, name, start) for name in storages},
         }
+        answer["others"] = others_share(before, ticks(tick))
     print(json.dumps(answer))
 
 

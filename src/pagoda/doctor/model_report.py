@@ -2,22 +2,28 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pagoda.base.units import format_bytes
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
+from pagoda.doctor.command import differences, flag_words, key_note, quoted
 from pagoda.doctor.remedies import Remedy
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
 
 _BASES = {
-    "weights": "exact", "KV pool": "exact", "activations": "estimate", "captured steps": "at most",
-    "process": "estimate",
+    "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
+    "captured steps": "at most", "process": "estimate", "staging": "exact",
+    "in host memory": "exact",
 }  # fmt: skip
 
+_FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))
+
 _COMMAND = "    "
+# The reason of this field tells how the checkpoint's weights are stored.
+_STORED = "quantization"
 
 
 def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
@@ -27,7 +33,7 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
     if plan is not None:
         out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
         out += [*_draft(answer), *_findings(answer), ""]
-        out += [*_flags(answer.flags(), why), ""]
+        out += [*_flags(answer, why), ""]
     out += _verdict(answer, remedies)
     return wrapped(out, width)
 
@@ -35,6 +41,15 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
 def wrapped(lines: Sequence[str], width: int) -> list[str]:
     """Lines of at most `width`, commands apart: those are there to be copied."""
     return [part for line in lines for part in _wrap(line, width)]
+
+
+def why_lines(answers: Sequence[Answer]) -> list[str]:
+    """Of several models, why each has its flags, or why it does not fit."""
+    out = []
+    for answer in answers:
+        said = _flags(answer, True)[1:] if answer.resolution else [f"  {answer.problem}"]
+        out += ["", answer.subject.ref, *said]
+    return out
 
 
 def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
@@ -61,16 +76,18 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
     if answer.resolution is not None:
         plan = answer.resolution.plan
         found["memory"] = [
-            {**row, "exactness": _exactness(answer, row["item"])} for row in plan.rows()
+            {**row, "exactness": _exactness(answer, row["item"]), "detail": _detail(answer, row)}
+            for row in plan.rows()
         ]
         found["memory_total"] = plan.total
+        found["host_memory"] = plan.placement.nbytes
         found["kv_tokens"] = plan.kv_tokens
         found["kv_bytes_per_token"] = plan.kv_bytes_per_token
         found["max_model_len"] = plan.max_model_len
         found["max_concurrency"] = round(plan.concurrency, 2)
         found["flags"] = [
             {"flag": flag_name(f.name), "value": f.value, "why": f.why, "asked": f.asked}
-            for f in answer.flags()
+            for f in _shown(answer)
         ]
         found["command"] = answer.command
     if answer.speed is not None:
@@ -108,18 +125,24 @@ def _heading(answer: Answer) -> list[str]:
 def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
     per = " per device" if answer.config.parallel.tensor_parallel_size > 1 else ""
     out = [f"memory{per}"]
-    for row in plan.rows():
-        size = format_bytes(row["bytes"])
-        kind = _exactness(answer, row["item"])
-        detail = row["detail"]
-        if row["item"] == "weights" and answer.subject.basis != HEADERS:
-            detail = f"from {answer.subject.basis}"
-        out.append(f"  {row['item']:<14}{size:>12}  {kind:<9} {detail}")
-    return [*out, f"  {'together':<14}{format_bytes(plan.total):>12}"]
+    out += [_memory_row(answer, row) for row in plan.rows()]
+    out.append(f"  {'together':<14}{format_bytes(plan.total):>12}")
+    return out + [_memory_row(answer, row) for row in plan.host_rows()]
+
+
+def _memory_row(answer: Answer, row: dict[str, Any]) -> str:
+    size, kind = format_bytes(row["bytes"]), _exactness(answer, row["item"])
+    return f"  {row['item']:<14}{size:>12}  {kind:<9} {_detail(answer, row)}"
+
+
+def _detail(answer: Answer, row: dict[str, Any]) -> str:
+    if row["item"] == "weights" and answer.subject.basis != HEADERS:
+        return f"from {answer.subject.basis}"
+    return str(row["detail"])
 
 
 def _exactness(answer: Answer, item: str) -> str:
-    if item == "weights" and answer.subject.basis == ASSUMED:
+    if item in _FROM_HEADERS and answer.subject.basis == ASSUMED:
         return "estimate"
     return _BASES[item]
 
@@ -179,37 +202,67 @@ def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def _flags(flags: Sequence[Flag], why: bool) -> list[str]:
-    shown = [(flag_name(flag.name), _value(flag), flag) for flag in flags]
+def _flags(answer: Answer, why: bool) -> list[str]:
+    flags = _shown(answer)
     if not why:
-        words = "  ".join(f"{name} {value}" for name, value, _ in shown)
+        words = "  ".join(_typed(flag) for flag in flags)
         return [f"flags, chosen unless given (--why for the reasons): {words}"]
     out = ["flags"]
-    for name, value, flag in shown:
-        out.append(f"  {name} {value}: {flag.why}")
+    for reason in answer.reasons():
+        if reason.field == _STORED:
+            out.append(f"  weights are {reason.value}: {reason.why}")
+    for flag in flags:
+        size = f" ({format_bytes(flag.value)})" if flag.name.endswith("_bytes") else ""
+        out.append(f"  {_typed(flag)}{size}: {flag.why}")
     return out
 
 
-def _value(flag: Flag) -> str:
-    if flag.name.endswith("_bytes"):
-        return format_bytes(flag.value)
-    return str(flag.value)
+def _typed(flag: Flag) -> str:
+    """As a shell takes it."""
+    return quoted(flag_words(flag.name, flag.value))
+
+
+def _shown(answer: Answer) -> list[Flag]:
+    """Each value with what is true of it: threads are chosen where the model runs, a value may
+    stand in for the one that was asked for, and how a checkpoint is stored is no flag."""
+    asked = differences(answer.asked)
+    reasons = {reason.field: reason.why for reason in answer.reasons()}
+    shown = []
+    for flag in answer.flags():
+        elsewhere = flag.name == "threads" and not answer.hardware.here
+        if not flag.asked and (elsewhere or flag.name == _STORED):
+            continue
+        replaced = flag.asked and flag.value != asked[flag.name] and flag.name in reasons
+        shown.append(replace(flag, why=reasons[flag.name]) if replaced else flag)
+    return shown
 
 
 def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
     if answer.fits:
-        return [f"It runs {where}:", _COMMAND + answer.command]
+        out = [f"It runs {where}:", _COMMAND + answer.command]
+        for remedy in remedies:
+            out += [f"It also runs with {remedy.words}:", _COMMAND + remedy.command]
+        return out + key_note(answer.command)
     out = [f"It does not fit {where}."]
     if answer.problem:
         out.append(answer.problem)
-    if answer.users is not None and answer.resolution is None:
+    if answer.users is not None and answer.users.needed and answer.resolution is None:
         out.append(_users(answer))
     if remedies:
         out.append("What would fit:")
         for remedy in remedies:
             out += [f"  {remedy.words}:", _COMMAND + remedy.command]
-    return out
+        return out + key_note(remedies[0].command)
+    return [*out, _nothing_helps(answer)]
+
+
+def _nothing_helps(answer: Answer) -> str:
+    more = "plan for GPUs with --gpu" if answer.hardware.here else "name larger GPUs, or more"
+    return (
+        "No flags of this model would fit: take a file in fewer bits or a smaller model (pagoda "
+        f"doctor --compare A B puts several side by side), or {more}."
+    )
 
 
 def _wrap(line: str, width: int) -> list[str]:

@@ -8,11 +8,13 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.config.engine import ModelConfig
-from pagoda.planner.assumed import assumed_tensors
+from pagoda.planner.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model
-from pagoda.weights.published.select import nominal_storage
+from pagoda.weights.jsonfile import read_json
+from pagoda.weights.safetensors import INDEX_NAME
+from pagoda.weights.source import parse_ref
 
 HEADERS, ASSUMED, DUMMY = "headers", "config.json alone", "random weights"
 
@@ -35,6 +37,8 @@ class Subject:
     """The checkpoint has a head that drafts several tokens at once."""
     others: tuple[tuple[str, int], ...] = ()
     """Further quantizations beside the file: how to ask for them, and their bytes."""
+    missing: tuple[str, ...] = ()
+    """Files that serving it needs and its folder lacks."""
 
 
 def find_subject(model: ModelConfig) -> Subject:
@@ -44,15 +48,21 @@ def find_subject(model: ModelConfig) -> Subject:
     path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)
     files = open_model(path, model.mmproj)
     config = files.config or {}
+    missing = _missing(model, files)
     if model.load_format == "dummy" and files.kind != "gguf":
         spec = spec_for(files.config, {}, ())
-        return Subject(model.model, spec, {}, DUMMY, 0, None, config, drafts=False)
+        dummy = dummy_of(spec, config)
+        return Subject(
+            model.model, spec, dummy.tensors, DUMMY, 0, None, config, drafts=False, missing=missing
+        )
     weights = files.weight_paths()
     if not weights:
         spec = spec_for(files.config, {}, ())
-        tensors = assumed_tensors(spec, nominal_storage(config))
+        tensors = config_tensors(spec, config)
         drafts = _config_drafts(config)
-        return Subject(model.model, spec, tensors, ASSUMED, 0, None, config, drafts)
+        return Subject(
+            model.model, spec, tensors, ASSUMED, 0, None, config, drafts, missing=missing
+        )
     tensors = files.checkpoint.tensors
     spec = spec_for(files.config, files.metadata, tensors)
     return Subject(
@@ -65,6 +75,7 @@ def find_subject(model: ModelConfig) -> Subject:
         config,
         any(_is_draft(name) for name in tensors),
         _others(model.model, files),
+        missing,
     )
 
 
@@ -78,6 +89,21 @@ def _config_drafts(config: Mapping[str, Any]) -> bool:
     sections = [config, nested if isinstance(nested, Mapping) else {}]
     names = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
     return any(section.get(name) for section in sections for name in names)
+
+
+def _missing(model: ModelConfig, files: ModelFiles) -> tuple[str, ...]:
+    """Of a model on this machine; a hub's other files come when it is served."""
+    if files.kind == "gguf" or parse_ref(model.model).kind != "local":
+        return ()
+    found = []
+    if model.load_format != "dummy" and not files.weight_paths():
+        path = files.folder / INDEX_NAME
+        index = read_json(path).get("weight_map") if path.is_file() else None
+        shards = sorted(set(index.values())) if isinstance(index, dict) else []
+        found.append(f"the weights ({shards[0]} and on)" if shards else "the weights")
+    if model.tokenizer is None and not (files.folder / "tokenizer.json").is_file():
+        found.append("tokenizer.json")
+    return tuple(found)
 
 
 def _others(ref: str, files: ModelFiles) -> tuple[tuple[str, int], ...]:

@@ -7,9 +7,11 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 
 _FORM = re.compile(
-    r"\s*(\d+)\s*(?:users?|requests?|streams?)?\s*(?:[x×*@]|of|at|with)\s*([\d.]+\s*[kKmM]?)\s*"
+    r"\s*(\d{1,18})\s*(?:users?|requests?|streams?)?\s*(?:[x×*@]|of|at|with)\s*([\d.]+\s*[kKmM]?)\s*"
     r"(?:tokens?)?\s*"
 )
+_MOST_USERS = 1_000_000
+_MOST_TOKENS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -27,4 +29,9 @@ def parse_users(text: str) -> Users:
     tokens = parse_size(match[2].replace(" ", ""))
     if not tokens:
         raise ConfigError(f"--for {text!r}: each user needs at least one token.")
+    if int(match[1]) > _MOST_USERS or tokens > _MOST_TOKENS:
+        raise ConfigError(
+            f"--for {text!r} is beyond any machine; ask for at most {_MOST_USERS:,} users and "
+            f"{_MOST_TOKENS:,} tokens each."
+        )
     return Users(int(match[1]), tokens)

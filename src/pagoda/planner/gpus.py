@@ -19,6 +19,10 @@ _HIDDEN = 0.45
 _HIDDEN_OF_LARGE = 0.6
 _LARGE_MIB = 40 << 10
 _MAX_COUNT = 1024
+_LANES = 16
+_PCIE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
+"""Bytes a second of one lane, by generation (PCI Express base specification)."""
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class Gpu:
     """Cards of this form are wired to each other; bridges that one may buy do not count."""
     aliases: tuple[str, ...] = field(default=(), repr=False)
 
+    @property
+    def bus(self) -> float:
+        """Bytes a second from the host, nominal: 16 lanes of PCIe 3, 4 or 5, by the generation of
+        the GPU. Some cards have 8 lanes, and some machines have older slots."""
+        generation = 3 if self.capability < (8, 0) else 4 if self.capability < (9, 0) else 5
+        return _LANES * _PCIE[generation]
+
 
 def find_gpus(text: str) -> tuple[Gpu, int]:
     """`A100-80G`, `3090x4`, `4xH100`: the GPU and how many of it.
@@ -47,6 +58,8 @@ def find_gpus(text: str) -> tuple[Gpu, int]:
     Case, spaces, dashes and the maker's words (NVIDIA, GeForce, RTX, Tesla) do not count.
     ConfigError for a name that is unknown or means several GPUs; it says which were near.
     """
+    if len(text) > _LONGEST_NAME:
+        raise ConfigError(f"--gpu takes a name such as A100-80G, not {len(text):,} characters.")
     name, count = _split_count(_squeezed(text))
     if not 1 <= count <= _MAX_COUNT:
         raise ConfigError(f"{text!r} asks for {count} GPUs; give between 1 and {_MAX_COUNT}.")
@@ -76,7 +89,8 @@ def _split_count(name: str) -> tuple[str, int]:
     # No GPU's name has three digits or fewer in front of an x.
     if match := re.fullmatch(r"(\d{1,3})[x*](.+)", name):
         return match[2], int(match[1])
-    if match := re.fullmatch(r"(.+)[x*](\d{1,4})", name):
+    # And each has two letters or more: `RX 7900` counts nothing.
+    if match := re.fullmatch(r"(..+)[x*](\d{1,4})", name):
         return match[1], int(match[2])
     return name, 1
 

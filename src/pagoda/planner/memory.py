@@ -8,6 +8,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
+from pagoda.planner.placement import ON_DEVICE, Placement
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -40,6 +41,10 @@ class MemoryPlan:
     max_model_len: int = 0
     captured: int = 0
     """For captured decode steps, at most."""
+    position_bytes: int = 0
+    """Of tables by position, for each token of `max_model_len`."""
+    placement: Placement = ON_DEVICE
+    """Weights that are in the host's memory instead; `weights` is without them."""
 
     @property
     def slab_bytes(self) -> int:
@@ -69,34 +74,78 @@ class MemoryPlan:
         if len(attention) == len(self.groups) and all(g.window is None for g in attention):
             unit = sum(group.block_bytes for group in attention)
             return usable // unit * attention[0].block_size if attention else 0
-        required = blocks_required(self.groups, self.max_model_len, self.max_chunk)
-        nbytes = sum(n * g.block_bytes for n, g in zip(required, self.groups, strict=True))
-        return usable * self.max_model_len // nbytes if nbytes else 0
+        each, computed = (self._request_bytes(tokens) for tokens in (1, self.max_chunk))
+        left = max(0, usable - (computed - each))
+        return left * self.max_model_len // each if each else 0
 
-    def slabs_for(self, num_tokens: int) -> int:
-        """What a request of so many tokens takes, and the slab that is never handed out."""
-        required = blocks_required(self.groups, num_tokens, self.max_chunk)
-        return SlabLayout(self.groups, 1).slabs_for(required) + 1
+    def _request_bytes(self, max_chunk: int) -> int:
+        required = blocks_required(self.groups, self.max_model_len, max_chunk)
+        return sum(n * group.block_bytes for n, group in zip(required, self.groups, strict=True))
 
-    def longest(self, num_slabs: int, most: int) -> int:
-        """The most tokens, up to `most`, of a request that so many slabs hold; 0 where none."""
-        return bisect_right(range(1, most + 1), num_slabs, key=self.slabs_for)
+    def slabs_for(self, num_tokens: int, requests: int = 1) -> int:
+        """What requests of so many tokens take, and the slab that is never handed out.
+
+        The tokens of a step are computed in front of a window; together requests have no more of
+        them than one alone.
+        """
+        layout = SlabLayout(self.groups, 1)
+        computed, each = (
+            layout.slabs_for(blocks_required(self.groups, num_tokens, tokens))
+            for tokens in (self.max_chunk, 1)
+        )
+        return computed + (requests - 1) * each + 1
+
+    def longest(self, num_slabs: int, most: int, requests: int = 1) -> int:
+        """The most tokens, up to `most`, of requests that so many slabs hold; 0 where none."""
+        return bisect_right(
+            range(1, most + 1), num_slabs, key=lambda tokens: self.slabs_for(tokens, requests)
+        )
+
+    def longest_within(self, room: int, most: int) -> int:
+        """As `longest`, of a request whose slabs and tables take `room` bytes together."""
+
+        def needed(tokens: int) -> int:
+            return self.slabs_for(tokens) * self.slab_bytes + self.position_bytes * tokens
+
+        return bisect_right(range(1, most + 1), room, key=needed)
+
+    @property
+    def tables(self) -> int:
+        """Bytes of cosines, sines and scales for each position."""
+        return self.position_bytes * self.max_model_len
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.captured + self.process + self.kv_pool
+        return self.weights + self.beside_weights + self.tables + self.kv_pool
+
+    @property
+    def beside_weights(self) -> int:
+        """What runs them, without the pool and what grows with the context."""
+        return self.placement.staging + self.activations + self.captured + self.process
 
     def rows(self) -> list[dict[str, Any]]:
         """The ledger's predicted column: item, bytes, how it comes about."""
         tokens = f"{self.kv_tokens:,} tokens of {format_bytes(self.kv_bytes_per_token)}"
         rows = [
             {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
+            {
+                "item": "staging",
+                "bytes": self.placement.staging,
+                "detail": "through which weights in the host's memory pass",
+            },
             {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
             {"item": "activations", "bytes": self.activations, "detail": "of the largest step"},
-            {"item": "captured steps", "bytes": self.captured, "detail": "at most, once serving"},
+            {"item": "positions", "bytes": self.tables, "detail": "cosines and sines of each"},
+            {"item": "captured steps", "bytes": self.captured, "detail": "once serving"},
             {"item": "process", "bytes": self.process, "detail": "Python and libraries"},
         ]
         return [row for row in rows if row["bytes"]]  # an encoder has no KV
+
+    def host_rows(self) -> list[dict[str, Any]]:
+        """As `rows`, of the host's memory."""
+        nbytes = self.placement.nbytes
+        row = {"item": "in host memory", "bytes": nbytes, "detail": "weights, read over the bus"}
+        return [row] if nbytes else []
 
 
 def activation_bytes(
@@ -121,6 +170,13 @@ def activation_bytes(
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
 
 
+def position_bytes(spec: ModelSpec) -> int:
+    """Of the tables by position (fp32), for each position; layers that rotate alike share one."""
+    ropes = {mixer.rope for mixer in spec.attentions if mixer.rope is not None}
+    scalings = {mixer.query_scaling for mixer in spec.attentions} - {None}
+    return 4 * (sum(rope.rotary_dim for rope in ropes) + len(scalings))
+
+
 def captured_sizes(max_num_reqs: int) -> tuple[int, ...]:
     """Numbers of requests of which decode steps are captured: from 16 on with one between each
     and its double, so that padding adds less than a half."""
@@ -129,16 +185,18 @@ def captured_sizes(max_num_reqs: int) -> tuple[int, ...]:
     return (*sorted(size for size in {*doubled, *between} if size < max_num_reqs), max_num_reqs)
 
 
-def captured_bytes(spec: ModelSpec, dtype: str, max_num_reqs: int) -> int:
+def captured_bytes(spec: ModelSpec, dtype: str, max_num_reqs: int, ranks: int = 1) -> int:
     """Most that captured decode steps may take on a GPU: their outputs, twice the largest step's
     intermediates (smaller steps captured before it leave gaps), the partial results of attention
     that is split, and what the driver keeps of each launch. The last is assumed, not measured.
+    Of several ranks `spec` is one's share; they gather logits, of which each has two copies more.
     """
     width = DTYPE_BYTES[dtype]
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
     outputs = 4 * spec.vocab_size + width * spec.hidden_size
-    between = outputs + 20 * spec.hidden_size + layers + splits
+    gathered = 2 * 4 * spec.vocab_size if ranks > 1 else 0
+    between = outputs + gathered + 20 * spec.hidden_size + layers + splits
     graphs = len(captured_sizes(max_num_reqs)) * len(spec.layers) * _GRAPH_LAYER_BYTES
     return max_num_reqs * (outputs + 2 * between) + graphs
 

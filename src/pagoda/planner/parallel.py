@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 from pagoda.base.errors import ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.config.engine import EngineConfig
 
 
 def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1) -> ModelSpec:
@@ -22,6 +24,33 @@ def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1)
     count = -(-len(spec.layers) // pipeline_parallel)
     layers = tuple(_layer(layer, tensor_parallel) for layer in spec.layers[:count])
     return replace(spec, layers=layers)
+
+
+def most_ranks(spec: ModelSpec, count: int) -> int:
+    """Over how many of `count` devices heads and experts can be dealt out."""
+    for size in range(count, 1, -1):
+        try:
+            rank_spec(spec, size)
+        except ConfigError:
+            continue
+        return size
+    return 1
+
+
+def machine_part(
+    config: EngineConfig, facts: DeviceFacts, size: int
+) -> tuple[EngineConfig, DeviceFacts]:
+    """One of `size` equal parts of a machine; `--threads` counts those of all ranks."""
+    threads = config.device.threads
+    if isinstance(threads, int):
+        device = replace(config.device, threads=max(1, threads // size))
+        config = replace(config, device=device)
+    return config, replace(
+        facts,
+        free_memory=facts.free_memory // size,
+        total_memory=facts.total_memory // size,
+        num_threads=max(1, facts.num_threads // size),
+    )
 
 
 def _layer(layer: LayerSpec, size: int) -> LayerSpec:

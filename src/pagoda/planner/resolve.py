@@ -4,7 +4,7 @@ Nothing else in Pagoda decides a default that depends on the model or the machin
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,14 @@ from pagoda.planner import memory
 from pagoda.planner.attention import choose_attention
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.offload import resolve_offload
 from pagoda.planner.parallel import rank_spec
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.storage import quantization_reason
 from pagoda.planner.vision import encoder_bytes, resolve_media
-from pagoda.planner.weights import weight_bytes
+from pagoda.planner.weights import HeldWeight, held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -85,19 +86,20 @@ def resolve(
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
-    plan = _empty_plan(config, spec, tensors, facts)
+    held = _held(config, spec, tensors, facts)
+    plan = _empty_plan(config, spec, held, facts)
     if facts.device != "cpu" and spec.encoder is None and _captures(config, attention):
-        reqs = int(config.scheduler.max_num_seqs)
-        plan = replace(plan, captured=memory.captured_bytes(spec, config.model.dtype, reqs))
+        reqs, ranks = int(config.scheduler.max_num_seqs), config.parallel.tensor_parallel_size
+        own, dtype = rank_spec(spec, ranks), config.model.dtype
+        plan = replace(plan, captured=memory.captured_bytes(own, dtype, reqs, ranks))
+    config, plan = resolve_offload(config, spec, held, plan, facts, reasons)
     limit = _pool_limit(config, plan, facts)
     if not plan.groups:
         return Resolution(config, plan, reasons, packed, limit, attention)
-    if limit > facts.free_memory - plan.weights:
-        why = f"as asked, though only {format_bytes(facts.free_memory)} are free: it may run out"
-        reasons.append(Reason("kv_cache_memory_bytes", limit, why))
     config = _resolve_length(config, spec, plan, limit, reasons)
     plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
     plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
+    _check_chosen_pool(config, plan, facts)
     return Resolution(config, plan, reasons, packed, limit, attention)
 
 
@@ -126,10 +128,8 @@ def refit(
 
 
 def _captures(config: EngineConfig, attention: str) -> bool:
-    """Torch's attention asks the device for lengths, which no captured step can; and ranks that
-    exchange something would have to capture in step."""
-    alone = config.parallel.tensor_parallel_size == 1
-    return alone and not config.device.enforce_eager and attention != "torch"
+    """Torch's attention asks the device for lengths, which no captured step can."""
+    return not config.device.enforce_eager and attention != "torch"
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
@@ -253,14 +253,29 @@ def _resolve_scheduler(
     return replace(config, scheduler=scheduler)
 
 
+def _own(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    parallel = config.parallel
+    return rank_spec(spec, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+
+
+def _held(
+    config: EngineConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts
+) -> list[HeldWeight]:
+    """The weights of one device."""
+    return held_weights(
+        replace(spec, layers=spec.layers[: len(_own(config, spec).layers)]),
+        tensors,
+        config.model.dtype,
+        facts.packed_storages,
+        config.parallel.tensor_parallel_size,
+    )
+
+
 def _empty_plan(
-    config: EngineConfig,
-    spec: ModelSpec,
-    tensors: Mapping[str, TensorInfo],
-    facts: DeviceFacts,
+    config: EngineConfig, spec: ModelSpec, held: Sequence[HeldWeight], facts: DeviceFacts
 ) -> MemoryPlan:
-    dtype, scheduler, parallel = config.model.dtype, config.scheduler, config.parallel
-    own = rank_spec(spec, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    dtype, scheduler = config.model.dtype, config.scheduler
+    own = _own(config, spec)
     activations = memory.activation_bytes(
         own, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
     )
@@ -269,35 +284,38 @@ def _empty_plan(
         most = int(config.media.image_max_tokens)
         activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     return MemoryPlan(
-        weights=weight_bytes(
-            replace(spec, layers=spec.layers[: len(own.layers)]),
-            tensors,
-            dtype,
-            facts.packed_storages,
-            parallel.tensor_parallel_size,
-        ),
+        weights=round(sum(part.nbytes for part in held)),
         activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
         groups=tuple(kv_groups(own, config.cache.block_size, str(config.cache.kv_cache_dtype))),
         max_chunk=int(scheduler.max_num_batched_tokens),
+        position_bytes=memory.position_bytes(own),
     )
 
 
 def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
     """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
     if config.cache.kv_cache_memory_bytes is not None:
+        if config.cache.num_gpu_blocks_override is not None:
+            raise ConfigError(
+                "--kv-cache-memory-bytes and --num-gpu-blocks-override both say how large the KV "
+                "cache is; leave out one of them."
+            )
         return config.cache.kv_cache_memory_bytes
     share = int(facts.total_memory * config.cache.gpu_memory_utilization)
     reserve = CPU_RESERVE if facts.device == "cpu" else 0
     usable = min(share, facts.free_memory - reserve)
-    limit = usable - plan.weights - plan.activations - plan.captured - plan.process
+    limit = usable - plan.weights - plan.beside_weights
     least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
     if limit < least and config.cache.num_gpu_blocks_override is None:
+        host = ""
+        if facts.host_memory is not None:
+            host = f", with {format_bytes(facts.host_memory)} of the host's memory beside it"
         raise CapacityError(
             f"The model needs {format_bytes(plan.weights)} for weights and "
-            f"{format_bytes(plan.activations + plan.process)} to run, and "
+            f"{format_bytes(plan.beside_weights)} to run, and "
             f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
-            f"({format_bytes(facts.free_memory)} free). Free memory, choose a smaller "
+            f"({format_bytes(facts.free_memory)} free){host}. Free memory, choose a smaller "
             "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
         )
     return limit
@@ -322,6 +340,8 @@ def _resolve_length(
         pool = _CPU_POOL_CAP
         why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
     length = plan.longest(_fitting_slabs(config, plan, pool), spec.max_position)
+    if not cache_is_chosen(config):
+        length = min(length, plan.longest_within(limit, spec.max_position))
     if not length:
         raise CapacityError(_too_few_slabs(config, plan))
     if length == spec.max_position:
@@ -336,9 +356,36 @@ def _fitting_slabs(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
     return pool // plan.slab_bytes if override is None else override
 
 
-def _cache_is_chosen(config: EngineConfig) -> bool:
+def cache_is_chosen(config: EngineConfig) -> bool:
+    """The flags say how large the KV pool is, whatever else takes memory."""
     cache = config.cache
     return cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+
+
+def _check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
+    """CapacityError for a pool whose size was asked for and that cannot be free beside the rest.
+
+    Neither the share of `--gpu-memory-utilization` nor a reserve bounds it: only what is there.
+    """
+    # A GPU's context is there already where its free memory is asked for.
+    to_run = plan.total - plan.weights - plan.kv_pool
+    to_run -= plan.process if facts.device != "cpu" else 0
+    beyond = plan.weights + to_run + plan.kv_pool - facts.free_memory
+    if not cache_is_chosen(config) or beyond <= 0:
+        return
+    flag, room = "--kv-cache-memory-bytes", max(0, plan.kv_pool - beyond)
+    fits, least = f"{room >> 20}M", plan.slab_bytes * plan.slabs_for(1)
+    if config.cache.num_gpu_blocks_override is not None:
+        flag, fits = "--num-gpu-blocks-override", str(room // plan.slab_bytes)
+    advice = f"lower {flag} to at most {fits}, or free memory"
+    if room < max(least, 1 << 20):
+        advice = "free memory, or choose a smaller quantization"
+    raise CapacityError(
+        f"{flag} asks for {format_bytes(plan.kv_pool)} of KV cache, which beside "
+        f"{format_bytes(plan.weights)} of weights and {format_bytes(to_run)} to run is "
+        f"{format_bytes(beyond)} more than the {format_bytes(facts.free_memory)} that are free: "
+        f"{advice}."
+    )
 
 
 def _more_cache(config: EngineConfig) -> str:
@@ -362,6 +409,8 @@ def _num_slabs(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list
     """Slabs of the pool, the first included; CapacityError if one request would not fit."""
     length = plan.max_model_len
     alone = plan.slabs_for(length)
+    if not cache_is_chosen(config):
+        limit -= plan.tables
     fits = _fitting_slabs(config, plan, limit)
     longest = plan.longest(fits, length)
     if not longest:
@@ -372,9 +421,9 @@ def _num_slabs(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list
             f"KV cache and {format_bytes(fits * plan.slab_bytes)} is available: lower "
             f"--max-model-len to at most {longest:,}, or {_more_cache(config)}."
         )
-    if _cache_is_chosen(config):
+    if cache_is_chosen(config):
         return fits
-    useful = (alone - 1) * int(config.scheduler.max_num_seqs) + 1
+    useful = plan.slabs_for(length, int(config.scheduler.max_num_seqs))
     slabs, why = min(fits, useful), "every running request at full length"
     cap = max(_CPU_POOL_CAP // plan.slab_bytes, alone)
     if config.device.device == "cpu" and slabs > cap:

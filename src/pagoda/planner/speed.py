@@ -6,12 +6,13 @@ start of its own.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from math import inf
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
+from pagoda.planner.gpus import Gpu
 from pagoda.planner.weights import HeldWeight
 from pagoda.weights.formats import FORMATS
 
@@ -20,6 +21,8 @@ PROMPT_TOKENS = 512
 # Two times that overlap add up to less than both: the norm of this order. 1 would be one after
 # the other, infinity the longer one alone.
 _OVERLAP = 3.0
+_EXCHANGING = "exchanging between devices"
+_FROM_HOST = "reading weights from the host's memory"
 # Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
 _NOT_READ = frozenset(("embedding", "table", "vision"))
 
@@ -48,6 +51,14 @@ class DeviceSpeed:
     """Seconds of a step outside its operations."""
     floats: float
     """fp32 multiplications and additions."""
+    host: float = inf
+    """Bytes from the host's memory, where that is another one."""
+    experts: float = 1.0
+    """Share of `read` at which the few experts of a token are read."""
+    exchange: float = 0.0
+    """Seconds until several devices have added up what each has of a token."""
+    link: float = inf
+    """Bytes between two devices."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +77,20 @@ def estimate_speed(
     groups: Sequence[GroupSpec],
     device: DeviceSpeed,
     context: int,
+    in_host: Set[str] = frozenset(),
 ) -> SpeedEstimate | None:
     """Of one request behind `context` tokens, and of a prompt of 512 tokens; None where the device
-    has no speed for one of the weights' formats."""
+    has no speed for one of the weights' formats. Weights of the names `in_host` are in the host's
+    memory."""
     if any(part.storage not in device.products for part in _read_weights(spec, held)):
         return None
+    from_host = [part for part in held if part.tensor.name in in_host]
     decode = _decode(spec, held, groups, device, context)
+    decode[_FROM_HOST] = sum(part.nbytes * _share(spec, part) for part in from_host) / device.host
+    decode[_EXCHANGING] = _exchanging(spec, device, 1)
     prefill = _prefill(spec, held, device)
+    prefill[_EXCHANGING] = _exchanging(spec, device, PROMPT_TOKENS)
+    prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
     seconds, total = sum(decode.values()), sum(prefill.values())
     return SpeedEstimate(
         decode=1 / seconds,
@@ -138,7 +156,12 @@ def _decode(
     nbytes: defaultdict[str, float] = defaultdict(float)
     for part in _read_weights(spec, held):
         nbytes[part.storage] += part.nbytes * _share(spec, part)
-    reading = sum(nbytes.values()) / device.read
+    scattered = sum(
+        part.nbytes * _share(spec, part)
+        for part in _read_weights(spec, held)
+        if part.tensor.role == "experts"
+    )
+    reading = (sum(nbytes.values()) + scattered * (1 / device.experts - 1)) / device.read
     computing = sum(size / device.products[name].decode for name, size in nbytes.items())
     kv = sum(_cached_bytes(group, context) for group in groups) / device.read
     return {
@@ -164,6 +187,13 @@ def _prefill(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -
         "arithmetic of attention": attention,
         "starting operations": device.start * _operations(spec) + device.step,
     }
+
+
+def _exchanging(spec: ModelSpec, device: DeviceSpeed, tokens: int) -> float:
+    """Behind each layer's mixer and behind its MLP; each device sends its part of the sums, and
+    then the sums (fp16 or bf16)."""
+    nbytes = 2 * 2 * tokens * spec.hidden_size
+    return 2 * len(spec.layers) * (device.exchange + nbytes / device.link)
 
 
 def _bound(reading: float, computing: float) -> str:
@@ -225,12 +255,41 @@ def _operations(spec: ModelSpec) -> int:
 # users of vLLM). Large products take place at about half the nominal rate.
 _GPU_READS = 0.75
 _GPU_COMPUTES = 0.5
+# Of a bus's nominal bandwidth; assumed, not measured.
+_BUS_READS = 0.8
+# At the rate of other weights an A100 would decode gpt-oss-20b at 272 tokens/s and Gemma 4 26B in
+# fp8 at 234; users of vLLM report 165 and 81.
+_GPU_EXPERTS = 0.3
 _GPU_START = 3e-6
 _GPU_STEP = 300e-6
+# Assumed, not measured: an operation that Python starts, an exchange over NVLink or PCIe, and
+# bytes over NVLink.
+_EAGER_START = 30e-6
+_EXCHANGES = {True: 12e-6, False: 25e-6}
+_NVLINK = 200e9
 
 
-def gpu_speed(bandwidth: float, matmul: Mapping[str, float]) -> DeviceSpeed:
-    """Of a GPU by its data sheet: bytes and operations per second, by type."""
-    rate = _GPU_COMPUTES * max(matmul.get("bf16", 0.0), matmul.get("fp16", 0.0))
-    products = {name: ProductSpeed(inf, rate) for name in FORMATS}
-    return DeviceSpeed(_GPU_READS * bandwidth, products, _GPU_START, _GPU_STEP, rate)
+def gpu_speed(gpu: Gpu) -> DeviceSpeed:
+    """Of a GPU by its data sheet, decode steps captured."""
+    rate = _GPU_COMPUTES * max(gpu.matmul.get("bf16", 0.0), gpu.matmul.get("fp16", 0.0))
+    return DeviceSpeed(
+        read=_GPU_READS * gpu.bandwidth,
+        products={name: ProductSpeed(inf, rate) for name in FORMATS},
+        start=_GPU_START,
+        step=_GPU_STEP,
+        floats=rate,
+        host=_BUS_READS * gpu.bus,
+        experts=_GPU_EXPERTS,
+    )
+
+
+def gpu_speed_as_planned(
+    speed: DeviceSpeed, gpu: Gpu, ranks: int, *, captured: bool
+) -> DeviceSpeed:
+    """`speed` of a GPU as one of so many, or with steps that are not captured."""
+    if not captured:
+        speed = replace(speed, start=_EAGER_START)
+    if ranks == 1:
+        return speed
+    link = _NVLINK if gpu.nvlink else _BUS_READS * gpu.bus
+    return replace(speed, exchange=_EXCHANGES[gpu.nvlink], link=link)

@@ -13,6 +13,12 @@ PLAIN_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Storage formats of the types that `--dtype` names."""
 
 
+# What lies beside the codes of a block: an fp32 scale, of UINT4 with a byte of zero point.
+_SCALE_BYTES = {"INT4": 4, "UINT4": 5, "INT8": 4, "FP8": 4}
+# On a GPU the six-bit scales (and minima) of K-quants and IQ4 take a byte each.
+_GPU_BLOCKS = {"Q3_K": 114, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
+
+
 @dataclass(frozen=True)
 class HeldWeight:
     """Elements of a parameter that one device holds alike; a merged one may have several kinds."""
@@ -22,11 +28,12 @@ class HeldWeight:
     """A storage format of `weights.formats`."""
     elements: float
     """Of this device; a share of a matrix that other devices hold the rest of."""
+    block_bytes: float
+    """Of a block of the storage format, as the device's kernels keep it."""
 
     @property
     def nbytes(self) -> float:
-        stored = FORMATS[self.storage]
-        return self.elements / stored.block_elements * stored.block_bytes
+        return self.elements / FORMATS[self.storage].block_elements * self.block_bytes
 
 
 def held_weights(
@@ -53,19 +60,40 @@ def held_weights(
             storage = plain
             if tensor.role == "conv" or (tensor.role == "router" and native):
                 storage = "F32"
-            held.append(HeldWeight(tensor, storage, tensor.elements * share))
+            held.append(_as_stored(tensor, storage, tensor.elements * share))
             continue
         parts = stored.get(tensor.name)
         if not parts:
-            held.append(HeldWeight(tensor, matrices, tensor.elements * share))
+            held.append(_as_stored(tensor, matrices, tensor.elements * share))
             continue
         whole = sum(parts.values())
-        for (storage, columns), elements in parts.items():
+        for (storage, columns, group), elements in parts.items():
             held_in = held_as(storage, columns, packed)
             held_in = held_in if held_in in packed else plain
             part = tensor.elements * share * elements / whole
-            held.append(HeldWeight(tensor, held_in, part))
+            if native:
+                held.append(_as_stored(tensor, held_in, part))
+            else:
+                own = tensor.rank_shape(size, whole_experts=True)[-1] if share < 1 else columns
+                held.append(HeldWeight(tensor, held_in, part, _gpu_block(held_in, own, group)))
     return held
+
+
+def _as_stored(tensor: ModelTensor, storage: str, elements: float) -> HeldWeight:
+    return HeldWeight(tensor, storage, elements, FORMATS[storage].block_bytes)
+
+
+def _gpu_block(storage: str, columns: int, group: int) -> float:
+    """Bytes of a block of such rows as `kernels.triton.matrix` keeps it: scales that following
+    blocks share are there once, for all of a row or for eight, four or two blocks."""
+    nbytes = FORMATS[storage].block_bytes
+    if storage not in _SCALE_BYTES:
+        return _GPU_BLOCKS.get(storage, nbytes)
+    scales, size = _SCALE_BYTES[storage], FORMATS[storage].block_elements
+    blocks = max(1, columns // size)
+    shared = (count for count in (8, 4, 2) if blocks % count == 0 and group % (count * size) == 0)
+    merged = blocks if group >= columns else next(shared, 1) if group else 1
+    return nbytes - scales + scales / merged
 
 
 def weight_bytes(
@@ -77,7 +105,8 @@ def weight_bytes(
 ) -> int:
     """Of all weights on one device of `size`.
 
-    Panels of 16 rows and sub-scales of K-quants take a few more bits than in the file (under 3%).
+    On a CPU panels of 16 rows and sub-scales of K-quants take a few more bits than in the file
+    (under 3%).
     """
     return round(sum(held.nbytes for held in held_weights(spec, tensors, dtype, packed, size)))
 
@@ -91,13 +120,14 @@ def _share(tensor: ModelTensor, size: int) -> float:
 
 def _stored(
     spec: ModelSpec, tensors: Mapping[str, TensorInfo]
-) -> Mapping[str, Mapping[tuple[str, int], int]]:
-    """By parameter how many elements the checkpoint has in which format, with rows how long."""
-    stored: dict[str, dict[tuple[str, int], int]] = {}
+) -> Mapping[str, Mapping[tuple[str, int, int], int]]:
+    """By parameter how many elements the checkpoint has in which format, with rows how long, of
+    which how many columns share a scale."""
+    stored: dict[str, dict[tuple[str, int, int], int]] = {}
     if not tensors:
         return stored
     for param, info in _sources(spec, tensors):
-        kind = (info.type, info.shape[-1])
+        kind = (info.type, info.shape[-1], info.group)
         of_param = stored.setdefault(param, {})
         of_param[kind] = of_param.get(kind, 0) + prod(info.shape)
     return stored

@@ -38,6 +38,13 @@ def test_by_its_spelling_where_there_are_no_tensors():
     )
 
 
+def test_a_config_that_does_not_tell():
+    config = {**LLAMA_3_1_8B, "architectures": ["Llama9ForCausalLM"]}
+    assert refusal(config).endswith("and config.json alone does not tell how it differs.")
+    same = refusal(config, tensors=names(LLAMA_3_1_8B, "LlamaForCausalLM"))
+    assert same.endswith("'LlamaForCausalLM', whose fields and tensors it has.")
+
+
 def test_a_head_that_is_not_known_either():
     config = {**LLAMA_3_1_8B, "architectures": ["FooForSequenceClassification"]}
     assert "architecture 'FooForSequenceClassification'" in refusal(config)

@@ -22,7 +22,7 @@ def test_sizes_read_as_in_vllm(text: str, value: int):
     assert parse_size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.0001k5", "12Q", "1e3", "0.0001k", "NaN"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.0001k5", "12Q", "1e3", "0.0001k", "9" * 400])
 def test_what_is_not_a_size_is_refused(text: str):
     with pytest.raises(ConfigError, match="size|whole"):
         parse_size(text)

@@ -52,6 +52,19 @@ def test_values_that_ask_for_what_happens_anyway_need_no_word():
     assert answer("--runner generate --cpu-offload-gb 0 -dp 1 --mode auto") == []
 
 
+def test_weights_in_the_hosts_memory():
+    """As vLLM and llama-server have it."""
+    for words, field, value in (
+        ("--cpu-offload-gb 1.5", "cpu_offload_gb", 1.5), ("-ncmoe 7", "n_cpu_moe", 7),
+        ("--cpu-moe", "n_cpu_moe", "all"), ("-cmoe", "n_cpu_moe", "all"),
+        ("-ngl 99", "n_gpu_layers", 99), ("--gpu-layers all", "n_gpu_layers", "all"),
+        ("--n-gpu-layers auto", "n_gpu_layers", None), ("-ngl -1", "n_gpu_layers", None),
+    ):  # fmt: skip
+        namespace = parse(["./model", *words.split()])
+        assert compat.answers(namespace) == []
+        assert getattr(flags.engine_config(namespace).device, field) == value
+
+
 def test_a_switch_turned_off_is_no_request():
     assert answer("--no-enable-lora --no-webui") == []
     assert answer("--no-enable-flashinfer-autotune") == [

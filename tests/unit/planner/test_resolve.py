@@ -103,6 +103,35 @@ def test_a_number_of_blocks_must_hold_one_request():
     assert (resolution.config.model.max_model_len, resolution.plan.num_slabs) == (160, 11)
 
 
+def test_a_pool_that_is_asked_for_must_be_free():
+    free = 2 * GIB
+    facts = machine(free=free)
+    plan = resolve(EngineConfig(), smollm2(), {}, facts).plan
+    rest = plan.total - plan.kv_pool
+    # Neither the reserve nor the share of default pools counts.
+    tight = configure(cache={"kv_cache_memory_bytes": free - rest, "gpu_memory_utilization": 0.01})
+    assert resolve(tight, smollm2(), {}, facts).plan.kv_pool > free - rest - plan.slab_bytes
+    room = (free - rest) >> 20
+    wide = configure(cache={"kv_cache_memory_bytes": 30 * GIB})
+    words = f"30.00 GiB of KV cache.*lower --kv-cache-memory-bytes to at most {room}M, or free"
+    with pytest.raises(CapacityError, match=words):
+        resolve(wide, smollm2(), {}, facts)
+    advised = configure(cache={"kv_cache_memory_bytes": room << 20})
+    assert resolve(advised, smollm2(), {}, facts).plan.total <= free
+    blocks = (free - rest) // plan.slab_bytes
+    many = configure(cache={"num_gpu_blocks_override": blocks + 1})
+    with pytest.raises(CapacityError, match=f"lower --num-gpu-blocks-override to at most {blocks}"):
+        resolve(many, smollm2(), {}, facts)
+    with pytest.raises(CapacityError, match="free: free memory, or choose a smaller"):
+        resolve(wide, smollm2(), {}, machine(free=rest))
+
+
+def test_two_sizes_of_the_pool_contradict_each_other():
+    config = configure(cache={"kv_cache_memory_bytes": 1 << 30, "num_gpu_blocks_override": 40})
+    with pytest.raises(ConfigError, match="leave out one of them"):
+        resolve(config, smollm2(), {}, machine())
+
+
 def test_what_the_user_sets_stays():
     config = configure(
         model={"dtype": "half", "max_model_len": 1000},
@@ -336,7 +365,7 @@ def a_gpu(**changes) -> DeviceFacts:
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
 @pytest.mark.parametrize(
     ("storage", "bytes_per_weight", "kept"),
-    [("Q4_K", 144 / 256, 144 / 256), ("INT4", 20 / 32, 20 / 32), ("IQ1_S", 50 / 256, 2),
+    [("Q4_K", 144 / 256, 148 / 256), ("INT4", 20 / 32, 20 / 32), ("IQ1_S", 50 / 256, 2),
      ("F32", 4, 2), ("BF16", 2, 2)],
 )  # fmt: skip
 def test_a_gpu_keeps_quantized_weights_beside_any_dtype(storage, bytes_per_weight, kept, dtype):

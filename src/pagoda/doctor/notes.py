@@ -1,0 +1,60 @@
+"""What is to be said of a plan beside its numbers: what stays idle, what goes beyond the machine or
+the model, what is not there yet."""
+
+from collections.abc import Iterator
+
+from pagoda.config.engine import EngineConfig
+from pagoda.doctor.findings import Finding
+from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.subject import Subject
+from pagoda.planner.parallel import most_ranks
+
+
+def plan_notes(subject: Subject, hardware: Hardware, config: EngineConfig) -> tuple[Finding, ...]:
+    """Of `config` on the hardware."""
+    return (
+        *_devices(subject, hardware, config),
+        *_threads(hardware, config),
+        *_length(subject, config),
+        *_files(subject),
+    )
+
+
+def _devices(subject: Subject, hardware: Hardware, config: EngineConfig) -> Iterator[Finding]:
+    size = config.parallel.tensor_parallel_size
+    used = size * config.parallel.pipeline_parallel_size
+    if hardware.facts.device == "cpu":
+        if size > 1:
+            text = f"{size} processes share the cores and the memory of one machine"
+            yield Finding("devices", "WARN", text, "One process is faster.")
+        return
+    idle = hardware.count - used
+    if idle <= 0:
+        return
+    text = f"{idle} of {hardware.count} GPUs stay{'s' * (idle == 1)} idle"
+    most = most_ranks(subject.spec, hardware.count)
+    if used < most:
+        fix = f"--tensor-parallel-size {most} uses {most} of them."
+    else:
+        fix = f"The model's heads and experts can be split over {used} at most."
+    yield Finding("devices", "WARN", text, fix)
+
+
+def _threads(hardware: Hardware, config: EngineConfig) -> Iterator[Finding]:
+    threads, usable = config.device.threads, hardware.facts.num_threads
+    if hardware.here and isinstance(threads, int) and threads > usable:
+        text = f"--threads {threads} on {usable} that may run at once: they wait for each other"
+        yield Finding("threads", "WARN", text, f"Leave it out, or give at most {usable}.")
+
+
+def _length(subject: Subject, config: EngineConfig) -> Iterator[Finding]:
+    length, trained = config.model.max_model_len, subject.spec.max_position
+    if isinstance(length, int) and length > trained:
+        text = f"{length:,} tokens are beyond the {trained:,} that the model was trained for"
+        yield Finding("context", "WARN", text, f"Replies are sound up to {trained:,}.")
+
+
+def _files(subject: Subject) -> Iterator[Finding]:
+    if subject.missing:
+        text = f"not here yet: {' and '.join(subject.missing)}"
+        yield Finding("files", "WARN", text, "Fetch the model's other files before it is served.")

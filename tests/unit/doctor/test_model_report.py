@@ -1,0 +1,66 @@
+"""What is printed of an answer: it can be pasted, and it is true where the model will run."""
+
+import shlex
+
+from pagoda.cli.main import parse_command
+from pagoda.config.flags import engine_config
+from pagoda.doctor.answer import answer
+from pagoda.doctor.command import fields_of
+from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.model_report import as_json, lines
+from pagoda.doctor.users import Users
+from tests.unit.doctor.models import LLAMA, QWEN3_5, asked, box, subject_of
+
+GIVEN = (
+    "--kv-cache-memory-bytes 4G --served-model-name 'a b' c --enforce-eager "
+    """--no-enable-chunked-prefill --limit-mm-per-prompt '{"image": 1}' --kv-cache-dtype fp8"""
+)
+AWQ = {"quantization_config": {
+    "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+}}  # fmt: skip
+
+
+def planned(tmp_path, config, hardware, words=""):
+    subject = subject_of(tmp_path, config)
+    _, args = parse_command("serve", [subject.ref, *shlex.split(words)])
+    return answer(subject, hardware, engine_config(args))
+
+
+def test_the_flags_are_read_as_they_are_printed(tmp_path):
+    for hardware in (elsewhere("A100-80G"), box(64)):
+        made = planned(tmp_path, LLAMA, hardware, GIVEN)
+        text = lines(made, [], False, 100_000)
+        flags = next(line for line in text if line.startswith("flags,")).partition("reasons): ")[2]
+        _, args = parse_command("serve", [made.subject.ref, *shlex.split(flags)])
+        read, meant = fields_of(engine_config(args)), fields_of(made.resolution.config)
+        left = {"device", "threads"} if not hardware.here else {"device"}
+        assert {name for name in read if read[name] != meant[name]} <= left
+
+
+def test_how_a_checkpoint_is_stored_is_no_flag(tmp_path):
+    made = planned(tmp_path, LLAMA | AWQ, elsewhere("3090"))
+    assert "--quantization" not in "\n".join(lines(made, [], False, 100))
+    assert "weights are AWQ, 4 bits" in "\n".join(lines(made, [], True, 100))
+    assert all(row["flag"] != "--quantization" for row in as_json(made, [])["flags"])
+
+
+def test_reasons_are_true(tmp_path):
+    made = planned(tmp_path, QWEN3_5, elsewhere("A100-80G"), "--kv-cache-dtype fp8")
+    rows = {row["flag"]: row for row in as_json(made, [])["flags"]}
+    assert rows["--kv-cache-dtype"]["value"] == "int8"
+    assert "in place of fp8" in rows["--kv-cache-dtype"]["why"]
+    assert "--threads" not in rows  # of a machine that is not here
+    memory = {row["item"]: row for row in as_json(made, [])["memory"]}
+    assert memory["weights"]["detail"] == "from config.json alone"
+    assert "at most" not in memory["captured steps"]["detail"]
+    asked_for = planned(tmp_path, LLAMA, elsewhere("3090"), "--threads 3")
+    assert "--threads 3: as you ask" in "\n".join(lines(asked_for, [], True, 100))
+    here = answer(made.subject, box(96), asked(made.subject))
+    assert "--threads 8: affinity" in "\n".join(lines(here, [], True, 100))
+
+
+def test_users_of_a_model_that_does_not_fit_alone_get_no_numbers(tmp_path):
+    subject = subject_of(tmp_path, QWEN3_5)
+    made = answer(subject, box(8), asked(subject), users=Users(20, 8000))
+    text = "\n".join(lines(made, [], False, 100))
+    assert "does not fit here" in text and "up to 0 users" not in text
