@@ -15,6 +15,7 @@ from pagoda.cli.main import main
 from pagoda.planner.parameters import parameter_count
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu.md"
+PLAIN = frozenset()
 BY_NAME = {model.name: model for model in MODELS}
 
 
@@ -22,7 +23,7 @@ BY_NAME = {model.name: model for model in MODELS}
 def test_models_have_the_parameters_that_transformers_gives_them(name):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = {key: value for key, value in BY_NAME[name].config.items() if key != "architectures"}
+    config = BY_NAME[name].plain_config
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     # Gemma's scalar of each layer is a buffer there.
@@ -36,7 +37,7 @@ def test_models_have_the_parameters_that_transformers_gives_them(name):
     [
         ("gpt-oss-20b", 20.9), ("Gemma-4-26B-A4B", 25.2), ("Gemma-4-31B", 30.7),
         ("Qwen3-VL-8B", 8.2), ("Qwen3-VL-30B-A3B", 30.5), ("DeepSeek-R1-Distill-Qwen-7B", 7.6),
-        ("Qwen3.6-27B", 26.9),
+        ("Qwen3.6-27B", 26.9), ("Gemma-4-26B-A4B-FP8", 25.2), ("Qwen3.6-27B-INT4", 26.9),
     ],
 )  # fmt: skip
 def test_models_are_as_large_as_their_names_say(name, billions):
@@ -46,7 +47,9 @@ def test_models_are_as_large_as_their_names_say(name, billions):
 
 def test_rooflines_follow_from_bytes_and_products():
     result = Measured("x", "bfloat16")
-    _add_best(result, BY_NAME["DeepSeek-R1-Distill-Qwen-7B"], Ceilings(copy=2e12, matmul=2e14))
+    _add_best(
+        result, BY_NAME["DeepSeek-R1-Distill-Qwen-7B"], Ceilings(copy=2e12, matmul=2e14), PLAIN, 0
+    )
     # 7.6 billion parameters less the token table of 0.545, 2 bytes each.
     products = 7_615_616_512 - 152_064 * 3584
     assert result.decode_best[1] == pytest.approx(2e12 / (2 * products), rel=0.01)
@@ -59,10 +62,25 @@ def test_rooflines_follow_from_bytes_and_products():
 
 def test_experts_are_read_as_far_as_tokens_meet_them():
     result = Measured("x", "bfloat16")
-    _add_best(result, BY_NAME["Qwen3-VL-30B-A3B"], Ceilings(copy=2e12, matmul=1e18))
+    _add_best(result, BY_NAME["Qwen3-VL-30B-A3B"], Ceilings(copy=2e12, matmul=1e18), PLAIN, 0)
     assert 2e12 / result.decode_best[1] / 2e9 == pytest.approx(3.0, abs=0.1)  # 3 billion active
     step = 64 * 2e12 / result.decode_best[64] / 2e9
     assert 28 < step < 30.5  # nearly all of them
+
+
+def test_quantized_weights_are_read_as_they_are_held():
+    result, ceilings = Measured("x", "bfloat16"), Ceilings(copy=2e12, matmul=1e18)
+    name, kept = "Qwen3.6-27B-INT4", frozenset(("UINT4", "FP8", "MXFP4"))
+    tables = 2 * 248_320 * 5120
+    linear = parameter_count(spec_for(BY_NAME[name].config, {}, ())) - tables
+    # 4 bits and for 128 columns a scale and a zero point of 2 bytes each.
+    nbytes = round(linear * 4.25 / 8) + 2 * tables
+    _add_best(result, BY_NAME[name], ceilings, kept, nbytes)
+    read = nbytes - tables  # the head, of two tables of 2 bytes
+    assert 2e12 / result.decode_best[1] == pytest.approx(read, rel=0.03)
+    assert result.prefill_best == pytest.approx(1e18 / (2 * linear), rel=0.01)
+    _add_best(result, BY_NAME["gpt-oss-20b"], ceilings, kept, 0)
+    assert 2e12 / result.decode_best[1] < 4e9  # 3.6 billion active, most in 4.25 bits
 
 
 FIGURES = {

@@ -33,7 +33,7 @@ def test_replies_repeat_their_prompt():
             req_id="a", num_computed_tokens=start, num_tokens=count, new_block_ids=[[]],
             samples=start + count >= 3,
         )  # fmt: skip
-        plan = StepPlan(step_id=step, rows=[] if step else [row], requests=[planned])
+        plan = StepPlan.of(step, [planned], [] if step else [row])
         tokens += runner.execute(plan).results[0].token_ids
     assert tokens == [7, 8, 9, 7]
 

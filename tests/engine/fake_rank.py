@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagoda.engine.rank_link import RankDied, RankEnd, RankLaunch, RankUp
+from pagoda.engine.rank_link import RankDied, RankDone, RankEnd, RankLaunch, RankUp
 
 LAST = 2
 
@@ -16,7 +16,7 @@ launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
 end = RankEnd(Path(launch.folder), launch.rank)
 end.send(RankUp(launch.rank, 1, 1))
 end.receive()
-if launch.rank != LAST and launch.model_path != "waits":
+if launch.rank != LAST and launch.model_path not in ("waits", "sleeps"):
     end.send(RankDied(launch.rank, "RuntimeError: Connection closed by peer", lost_peer=True))
     end.close()
     sys.exit(1)
@@ -33,4 +33,8 @@ match launch.model_path:
         os._exit(3)
     case "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
+    case "sleeps":
+        while call := end.receive():
+            late = launch.rank == LAST and call.method == "wake_up"
+            end.send(RankDone(launch.rank, "no room" if late else ""))
 time.sleep(60)

@@ -110,8 +110,9 @@ def test_the_pool_takes_what_is_really_free(config, gpu):
     wide = with_length(config, 512)
     alone = start(wide).num_blocks
     slab = rows_of(start(wide), "choice")["kv_cache_memory_bytes"]["value"] // alone
-    captured = rows_of(start(wide), "memory")["captured steps"]["predicted"]
-    gpu.free = gpu.peak + captured + 256 * MIB + 40 * slab
+    memory = rows_of(start(wide), "memory")
+    beside = memory["captured steps"]["predicted"] + memory["positions"]["predicted"]
+    gpu.free = gpu.peak + beside + 256 * MIB + 40 * slab
     # What `resolve` sees before: enough for the headers' prediction.
     assert start(wide).num_blocks == 40 < alone
 
@@ -125,7 +126,8 @@ def test_the_share_of_the_device_counts_what_is_held(config, gpu):
 def test_an_automatic_context_follows_the_measured_memory(config, gpu, monkeypatch):
     captured = rows_of(start(config), "memory")["captured steps"]["predicted"]
     slab = 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, K and V, heads, dimensions, bytes
-    gpu.free = gpu.peak + captured + 256 * MIB + 5 * slab
+    table = 4 * 16 * 8 * 4  # positions, dimensions, bytes
+    gpu.free = gpu.peak + captured + 256 * MIB + 5 * slab + table
     assert start(with_length(config, "auto")).max_model_len == 4 * 16
 
 
@@ -149,6 +151,22 @@ def generate(config) -> list[int]:
     return tokens
 
 
+def test_compilations_are_told_around_first_steps(config, gpu, monkeypatch):
+    """And when nothing is left to do ahead."""
+    said = []
+    log = SimpleNamespace(
+        expect=lambda name, model: said.append((name, model)),
+        report=lambda doing: said.append((doing, gpu.profiled)),
+    )
+    monkeypatch.setattr(gpu, "kernel_log", log, raising=False)
+    generate(config)
+    assert [name for name, _ in said] == ["Fake", "First steps", "Later steps"]
+    generate(with_length(config, 128))
+    assert said[0] == said[3]  # the same kernels
+    generate(replace(config, model=replace(config.model, dtype="float16")))
+    assert said[6] != said[0]
+
+
 def test_an_idle_engine_captures_and_serves_the_same(config, gpu, monkeypatch):
     config = with_length(config, 512)
     monkeypatch.setattr(gpu, "graph_maker", gpu.make_graphs)
@@ -156,4 +174,5 @@ def test_an_idle_engine_captures_and_serves_the_same(config, gpu, monkeypatch):
     assert gpu.captured == gpu.replays == 0
     assert generate(config) == eager
     assert gpu.captured == 3  # of 1, 2 and 4 requests
-    assert gpu.replays == 3 + 11  # one each to check it; the first token is the prompt's
+    # One each to check it, two for warm-up's longer prompts; the first token is the prompt's.
+    assert gpu.replays == 3 + 2 + 11

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from pagoda.config.engine import (
     ParallelConfig,
 )
 from pagoda.config.engine import SchedulerConfig as Scheduling
-from pagoda.core.messages import AddRequest, PoolingParams, RequestDelta
+from pagoda.core.messages import AddRequest, PoolingParams, RequestDelta, Utility
+from pagoda.core.ranks import RankCall
 from pagoda.engine.core import EngineCore
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks
@@ -169,6 +170,25 @@ def test_a_request_that_fails_fails_alone(pair):
     assert len(tokens(run(pair, request("next", tiny.random_ids(20)))["next"])) == COUNT
 
 
+def test_sleep_and_what_comes_behind_it(hybrid, pair):
+    """Requests end in any state; behind it nothing of what was known is believed."""
+    reference, _ = hybrid
+    prompt = tiny.random_ids(70, seed=77)
+    first = run(pair, request("before", prompt))["before"]
+    for number in range(7):  # more than run at once
+        pair.handle(request(f"r{number}", prompt))
+    for _ in range(4):
+        pair.step()
+    assert pair.handle(Utility(1, "sleep")).error is None
+    assert {d.finish_reason for d in pair.step() if d.finish_reason} == {"abort"}
+    assert "sleeps" in (run(pair, request("asleep", prompt))["asleep"][-1].error or "")
+    for number in (2, 3):
+        assert pair.handle(Utility(number, "wake_up")).error is None
+    again = run(pair, request("after", prompt))["after"]
+    assert tokens(again) == tokens(first) == expected(reference, prompt)
+    assert cached(again) == 0
+
+
 @pytest.mark.slow
 def test_four_ranks_and_a_killed_one(tmp_path):
     """Two KV heads for four ranks, and too few blocks; then one of them dies between steps."""
@@ -257,6 +277,13 @@ def test_llm_takes_ranks_and_leaves_nothing(hybrid):
 # How start-up and a hanging engine end, with processes that only talk like ranks.
 
 
+def raising(error: Exception) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
 @pytest.fixture
 def fakes(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
@@ -313,6 +340,32 @@ def test_a_step_that_fails_on_rank_0_ends_all(fakes):
     assert are_gone(pids)
     with pytest.raises(EngineDeadError, match="odd"), ranks.in_step():
         raise AssertionError("nothing may run any more")
+
+
+def test_all_ranks_sleep_and_a_call_that_fails_on_one_may_be_repeated(fakes):
+    ranks, own = fakes("sleeps"), []
+    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.call(RankCall("sleep"), lambda: own.append("sleep"))
+    for _ in range(2):
+        with pytest.raises(CapacityError, match="^Rank 2: no room"):
+            ranks.call(RankCall("wake_up"), lambda: own.append("wake_up"))
+    with pytest.raises(MemoryError, match="ours"):
+        ranks.call(RankCall("sleep"), raising(MemoryError("ours")))
+    ranks.check()
+    assert own == ["sleep", "wake_up", "wake_up"]
+
+
+def test_a_rank_that_dies_asleep(fakes):
+    ranks = fakes("sleeps")
+    pids = [process.pid for process in ranks._processes.values()]
+    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.call(RankCall("sleep"), lambda: None)
+    os.kill(pids[1], signal.SIGKILL)
+    ranks._processes[2].wait(30)
+    for look in (ranks.check, lambda: ranks.call(RankCall("wake_up"), lambda: None)):
+        with pytest.raises(EngineDeadError, match="rank 2 was ended by SIGKILL"):
+            look()
+    assert are_gone(pids)
 
 
 def test_gpus_are_counted_and_the_fullest_one_decides(fakes):

@@ -1,6 +1,8 @@
 import errno
+import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.startup import _memory_guard, start_engine
+from pagoda.kernels import cpu
 from pagoda.planner.resolve import resolve
 from pagoda.weights.files import open_model
 from tests.engine.conftest import with_model
@@ -29,7 +32,7 @@ def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
     loading = [m for m in heard if m.phase == "load weights" and m.total]
     assert loading[-1].done == loading[-1].total > 0
     memory = rows_of(ready, "memory")
-    assert set(memory) == {"weights", "KV pool", "activations", "process"}
+    assert set(memory) == {"weights", "KV pool", "activations", "positions", "process"}
     assert all(row["predicted"] > 0 and row["measured"] is not None for row in memory.values())
     assert rows_of(ready, "choice")["threads"]["why"]
     assert ready.ledger[-1]["max_concurrency"] == 2048 / 512
@@ -61,6 +64,22 @@ def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
     with pytest.raises(error, match=words):
         config = replace(tiny_config, **changes)
         start_engine(with_model(config, model=tiny_config.model.model), lambda message: None)
+
+
+def test_random_weights_are_quantized_where_config_json_says_so(tiny_config, tmp_path):
+    config = json.loads((Path(tiny_config.model.model) / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
+    sizes = []
+    for folder in (tiny_config.model.model, str(tmp_path)):
+        core, ready = start_engine(
+            with_model(tiny_config, model=folder, dtype="auto"), lambda message: None
+        )
+        core.shutdown()
+        sizes.append(rows_of(ready, "memory")["weights"]["predicted"])
+    said = rows_of(ready, "choice")["quantization"]
+    assert said["value"] == "fp8 (E4M3) in blocks of 128x128" and "FP8 held as" in said["why"]
+    assert cpu.native() is None or sizes[1] < 0.9 * sizes[0]
 
 
 def test_an_unknown_architecture(tiny_config, tmp_path):

@@ -166,7 +166,7 @@ def test_a_stream_goes_on_while_an_image_is_encoded(sliced, reference, folder):
     text = VisionPrompt(words(30, 5), [])
     given = prompt(folder, SIZES[1:2])
     sliced.handle(request("text", text))
-    first = sliced.step()
+    first = list(sliced.step())
     sliced.handle(request("seeing", given))
     found: dict[str, list] = {"text": first, "seeing": []}
     order = []

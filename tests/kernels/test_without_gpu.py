@@ -11,7 +11,7 @@ def test_imports_with_triton_and_cuda_blocked():
     names = [
         module.name
         for module in pkgutil.walk_packages(pagoda.__path__, "pagoda.")
-        if not module.name.startswith("pagoda.kernels.triton.")
+        if ".triton." not in module.name  # those are imported where it is installed
     ]
     assert len(names) > 200
     program = (

@@ -9,6 +9,7 @@ import torch
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.models.loader import build_model
+from pagoda.planner.assumed import Dummy
 from pagoda.weights.gguf import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 from tests.models import tiny, tiny_gguf
@@ -156,7 +157,7 @@ def test_dummy_weights_are_finite_and_repeat(family, tmp_path):
     ids = tiny.random_ids(20)
     runs = []
     for dtype in (torch.float32, torch.float32, torch.float16):
-        model = build_model(spec, None, dtype=dtype, device="cpu", load_format="dummy")
+        model = build_model(spec, None, dtype=dtype, device="cpu", dummy=Dummy())
         runs.append(Driver(model).run(ids, 20))
     assert torch.equal(runs[0], runs[1])
     assert runs[2].isfinite().all()

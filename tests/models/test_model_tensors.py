@@ -9,6 +9,8 @@ import torch
 from pagoda.arch.registry import spec_for
 from pagoda.layers.context import Parallel
 from pagoda.models.loader import build_model
+from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory import position_bytes
 from pagoda.planner.tensors import model_tensors
 from tests.models import tiny
 
@@ -32,6 +34,17 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
     assert sorted(names) == sorted(rule.param for rule in spec.expanded_weights())
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma4", "llama4", "ministral3", "gpt_oss"])
+def test_tables_by_position_take_what_is_predicted(family: str):
+    spec = _spec(tiny.make(family, **CHANGES.get(family, {})))
+    model = build_model(spec, None, dtype=torch.float32, device="cpu", dummy=Dummy())
+    model.reserve(300)
+    rotary = model.context.rotary
+    held = [table.upto(300).nbytes for table in rotary.tables.values()]
+    held += [rotary.scales_of(scaling).upto(300).nbytes for scaling in _scalings(spec)]
+    assert held and sum(held) == 300 * position_bytes(spec)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4"]
@@ -45,7 +58,7 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
         dtype=torch.float32,
         device="cpu",
         parallel=Parallel(0, size),
-        load_format="dummy",
+        dummy=Dummy(),
     )
     shapes = [tensor.rank_shape(size, whole_experts=True) for tensor in model_tensors(spec)]
     assert rank.nbytes == 4 * sum(map(prod, shapes))
@@ -59,6 +72,10 @@ def test_slices_of_experts_and_repeated_heads():
     assert shapes["layers.0.attention.qkv.weight"] == ((1 + 1 + 1) * 16, 64)  # 2 KV heads
     assert shapes["layers.0.attention.output.weight"] == (64, 16)
     assert shapes["layers.0.attention_norm.weight"] == (64,)
+
+
+def _scalings(spec):
+    return {mixer.query_scaling for mixer in spec.attentions if mixer.query_scaling is not None}
 
 
 def _spec(model):

@@ -14,6 +14,7 @@ from pagoda.arch.spec import ExpertTensors
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.kernels import cpu, ops
 from pagoda.models.loader import build_model
+from pagoda.planner.assumed import Dummy
 from pagoda.weights.files import open_model
 from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver
@@ -112,8 +113,8 @@ def test_mxfp4_logits(packed, tmp_path):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
         return
     assert error_of(logits, expected) < 0.1
-    experts = model.layers[0].mlp
-    assert {part.storage for part in experts.gate_up.operand.parts} == {"MXFP4"}
+    gate_up = model.layers[0].mlp.gate_up.format.operand(None)
+    assert {part.storage for part in gate_up.parts} == {"MXFP4"}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_dummy_weights(family, tmp_path):
     spec = spec_for(json.loads((tmp_path / "config.json").read_text()), {}, ())
     logits = []
     for packed in (False, False, True):
-        options = {"dtype": torch.float32, "device": "cpu", "load_format": "dummy"}
+        options = {"dtype": torch.float32, "device": "cpu", "dummy": Dummy()}
         model = build_model(spec, None, packed=packed, **options)
         logits.append(Driver(model).run(tiny.random_ids(20), 20))
         assert np.isfinite(logits[-1].numpy()).all()

@@ -10,6 +10,7 @@ from pagoda.arch.spec import DeltaNetSpec
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
+from pagoda.planner.assumed import Dummy
 from tests.models import tiny, tiny_gguf_qwen35
 from tests.models.driver import Driver
 from tests.unit.arch.test_qwen3_5 import QWEN_27B
@@ -202,9 +203,7 @@ def test_published_sizes_run_with_random_weights():
     }  # fmt: skip
     spec = spec_for({**QWEN_27B, "text_config": text}, {}, ())
     assert [isinstance(layer.mixer, DeltaNetSpec) for layer in spec.layers] == [True, False]
-    model = build_model(
-        spec, None, dtype=torch.bfloat16, device="cpu", load_format="dummy", packed=True
-    )
+    model = build_model(spec, None, dtype=torch.bfloat16, device="cpu", dummy=Dummy(), packed=True)
     ids = tiny.random_ids(8, vocab_size=248320 // 64)
     whole = Driver(model).run(ids, 8)
     assert whole.isfinite().all()

@@ -137,9 +137,7 @@ class Driver:
             )
             self.computed[req_id] = start + count
             self.known[req_id] += samples
-        plan = StepPlan(
-            step_id=self.step_id, rows=self.new_rows, requests=planned, freed=self.freed
-        )
+        plan = StepPlan.of(self.step_id, planned, self.new_rows, self.freed)
         self.step_id, self.new_rows, self.freed = self.step_id + 1, [], []
         return plan
 
@@ -148,6 +146,12 @@ class Driver:
 
     def take_up(self, plan: StepPlan, result: StepResult) -> dict[str, RequestResult]:
         assert result.step_id == plan.step_id
+        if result.tokens:
+            assert not result.results
+            result.results = [
+                RequestResult(req_id=req_id, token_ids=[token])
+                for req_id, token in zip(plan.req_ids, result.tokens, strict=True)
+            ]
         assert [r.req_id for r in result.results] == [r.req_id for r in plan.requests]
         for entry in result.results:
             self.tokens.setdefault(entry.req_id, []).extend(entry.token_ids)
@@ -201,13 +205,14 @@ def model() -> CacheModel:
 
 @pytest.fixture
 def make_runner(model: CacheModel) -> Callable[..., ModelRunner]:
-    def make(**changes: object) -> ModelRunner:
+    def make(kind: type[ModelRunner] = ModelRunner, **changes: object) -> ModelRunner:
         spec = ModelSpec("Cache", VOCAB, 32, (), 1e-5, True, 512, "float32", ())
         groups = [
             KVGroupSpec("full", (0,), 1, 1, 16, kv_dtype="float32"),
             KVGroupSpec("sliding", (1,), 1, 1, 4, WINDOW, "float32"),
         ]
         settings: dict[str, object] = {
+            "model": model,
             "num_slabs": 2 * NUM_BLOCKS + 1,
             "device": make_device("cpu"),
             "max_num_reqs": 4,
@@ -215,7 +220,7 @@ def make_runner(model: CacheModel) -> Callable[..., ModelRunner]:
             "max_model_len": 256,
             "seed": 0,
         }
-        return ModelRunner(model, spec, groups, **(settings | changes))
+        return kind(spec=spec, groups=groups, **(settings | changes))
 
     return make
 

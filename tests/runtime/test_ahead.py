@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pagoda.core.grammar import Grammars, Vocabulary
-from pagoda.core.plan import RequestResult, StepResult
 from pagoda.runtime.device import CpuDevice
 from tests.runtime.conftest import POISON, Driver
 
@@ -70,12 +69,6 @@ class AheadDriver(Driver):
             return
         plan, requests, wait = pending
         result = wait()
-        if result.tokens:
-            results = [
-                RequestResult(req_id=planned.req_id, token_ids=[token])
-                for planned, token in zip(plan.requests, result.tokens, strict=True)
-            ]
-            result = StepResult(step_id=result.step_id, results=results)
         # What a namesake that is gone has generated is nobody's.
         mine = [req_id for req_id, request in requests.items()
                 if self.requests[req_id] is request]  # fmt: skip
@@ -92,13 +85,13 @@ def ahead(make_runner):
     return make
 
 
-def play(driver: Driver, make_request) -> dict[str, list[int]]:
+def play(driver: Driver, make_request, kinds=tuple(KINDS), events=120) -> dict[str, list[int]]:
     """Arrivals, departures (ids come back), preemptions, chunks and drafts, in one order."""
     chance = random.Random(11)
-    waiting = [name for name in KINDS for _ in range(3)]
+    waiting = [name for name in kinds for _ in range(3)]
     chance.shuffle(waiting)
     alive: list[str] = []
-    for _ in range(120):
+    for _ in range(events):
         event = chance.random()
         if (event < 0.2 or not alive) and waiting:
             name = waiting.pop()

@@ -28,6 +28,17 @@ class Graph:
             self.work()
 
 
+class Tiles:
+    """To be measured in some steps."""
+
+    def __init__(self, steps: int, changed: bool):
+        self.left, self.changed = steps, changed
+
+    def go_on(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
 class FakeGpu(CpuDevice):
     """A CPU that makes graphs; each takes COST bytes."""
 
@@ -37,6 +48,10 @@ class FakeGpu(CpuDevice):
         self.replays = 0
         self.broken = False
         self.refuses: Exception | None = None
+        self.tiles: Tiles | None = None
+
+    def tile_tuning(self, model, most_tokens):
+        return self.tiles
 
     def facts(self):
         return SimpleNamespace(free_memory=self.free)
@@ -87,7 +102,7 @@ def test_sizes():
     assert captured_sizes(256)[-4:] == (96, 128, 192, 256)
 
 
-def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # noqa: F811
+def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
     """With drafts, preemptions, chunks and requests that come and go; seeded draws too."""
     driver, steps = make_captured()
     tokens, advanced = script(driver)
@@ -196,6 +211,23 @@ def test_dropped_graphs_are_captured_anew(make_captured, make_request, gpu):
     assert gpu.replays == before + 1  # the check of what was captured anew
     driver.finish(["a", "b", "c"], 8)
     assert gpu.replays > before + 1 and steps._inputs is not inputs
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_tiles_come_before_graphs(changed, make_captured, make_request, gpu):
+    """Graphs from before hold kernels with other tiles; requests do not wait for better ones."""
+    gpu.tiles = Tiles(3, changed)
+    driver, steps = make_captured()
+    decode(driver, make_request, 3)
+    assert list(steps._graphs) == [4]
+    graph = steps._graphs[4]
+    assert driver.runner.work_ahead() and gpu.tiles.left == 2
+    decode(driver, make_request, 1)
+    assert driver.runner.work_ahead() and list(steps._graphs) == [4, 1]
+    while driver.runner.work_ahead():
+        pass
+    assert gpu.tiles.left == 0 and set(steps._graphs) == {1, 2, 4, 8}
+    assert (steps._graphs[4] is graph) is not changed
 
 
 def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_request):

@@ -62,6 +62,6 @@ def test_a_run_ends_where_blocks_are_missing(make_driver, make_request):
     results = []
     for offset in range(5):  # the sliding group's block ends within 4 tokens
         planned.num_computed_tokens = start + offset
-        results += driver.runner.execute(StepPlan(step_id=0, requests=[planned])).results
+        results += driver.runner.execute(StepPlan.of(0, [planned])).results
     assert "does not fit" in results[-1].error
     assert driver.runner._run is None

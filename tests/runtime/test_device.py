@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -76,6 +78,27 @@ def test_a_gpu_measures_what_work_takes_beside_what_was_held(monkeypatch, one_gp
     assert calls == ["synchronize", "reset", "work", "synchronize"]
     assert make_device("cpu").peak_of(lambda: calls.append("cpu")) is None
     assert calls[-1] != "cpu"
+
+
+def test_a_gpu_reads_the_hosts_memory(monkeypatch, one_gpu):
+    calls = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *args: calls.append(("register", *args)),
+        cudaHostUnregister=lambda address: calls.append(("unregister", address)),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    # As torch takes it, but for the device.
+    monkeypatch.setattr(torch, "as_tensor", lambda memory, device: memory)
+    device = CudaDevice()
+    host, seen = device.host_memory(5000)
+    assert (host.dtype, host.shape, host.device.type) == (torch.uint8, (5000,), "cpu")
+    assert calls == [("register", host.data_ptr(), 5000, 3)]
+    interface, address = seen.__cuda_array_interface__, host.data_ptr()
+    assert interface["data"] == (address, False)
+    assert (interface["shape"], interface["typestr"]) == ((5000,), "|u1")
+    del host, seen
+    assert calls[1:] == [("unregister", address)]
 
 
 @pytest.mark.parametrize(("capability", "number"), [((7, 5), 75), ((12, 0), 120)])

@@ -99,11 +99,8 @@ def test_a_plan_that_does_not_fit_is_that_requests_error(changes, make_request, 
     request = make_request("a")
     blocks = [[1, 2], [1, 2, 3, 4, 5]]
     fields = {"req_id": "a", "num_computed_tokens": 0, "num_tokens": 20, "new_block_ids": blocks}
-    plan = StepPlan(
-        step_id=0,
-        rows=[NewRow(request=request, req_id="a")],
-        requests=[PlannedRequest(**(fields | changes))],
-    )
+    planned = PlannedRequest(**(fields | changes))
+    plan = StepPlan.of(0, [planned], [NewRow(request=request, req_id="a")])
     (result,) = driver.runner.execute(plan).results
     assert result.error and not result.token_ids
 

@@ -128,7 +128,7 @@ def serve(start: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
     return serve
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never became true"

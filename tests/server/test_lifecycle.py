@@ -32,10 +32,10 @@ def test_from_start_to_stop(launch, tmp_path: Path) -> None:
     served = launch()
     # Whoever comes early is answered, not refused.
     wait_until(lambda: _status(served, "/health") == 503 or "Ready:" in served.log)
+    noted = json.loads((tmp_path / "run" / f"{served.port}.json").read_text())
     served.wait_ready()
     assert f"Ready: fake at {served.url}/v1 (this machine only; --host 0.0.0.0" in served.log
     assert _status(served, "/health") == 200
-    noted = json.loads((tmp_path / "run" / f"{served.port}.json").read_text())
     assert noted["pid"] == served.process.pid
     served.process.send_signal(signal.SIGTERM)
     assert served.exit_code(2) == 0

@@ -222,6 +222,15 @@ def test_methods_that_clients_make_up_share_a_label(start) -> None:
     assert 'method="other"' in text and "BREW" not in text and "WHEN" not in text
 
 
+def test_head_is_get_without_a_body(shared: RunningServer) -> None:
+    for path in ("/health", "/v1/models", "/v1/models/fake", "/version", "/nowhere"):
+        got, headers = shared.http.get(path), shared.http.head(path)
+        assert headers.status_code == got.status_code and headers.content == b""
+        assert headers.headers["content-length"] == str(len(got.content))
+    assert shared.http.head("/v1/chat/completions").status_code == 405
+    assert 'method="HEAD",status="2xx"' in shared.http.get("/metrics").text
+
+
 def test_request_ids_are_printable(shared: RunningServer) -> None:
     for sent, kept in ((b"abc-1", True), (b"a\x01b", False), (b"a\x85b", False)):
         reply = shared.http.get("/health", headers={b"x-request-id": sent})

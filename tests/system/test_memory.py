@@ -42,7 +42,7 @@ def test_the_largest_step_takes_what_was_predicted(serve, smollm2_gguf):
     served = serve(smollm2_gguf, "--kv-cache-memory-bytes", "64M", "--max-model-len", 1024)
     served.wait_ready(60)
     items = predicted(served)
-    assert set(items) == {"weights", "KV pool", "activations", "process"}
+    assert set(items) == {"weights", "KV pool", "activations", "positions", "process"}
     complete = served.openai().completions.create
     with peak_of(served.engine_pid()) as peak:
         # Every block of the pool is written: 5 prompts of 600 tokens that have nothing in common.

@@ -80,6 +80,12 @@ def test_replies_and_a_killed_rank(served, folder):
     texts, cached = complete(served, PROMPTS[-1:])
     assert texts == expected[-1:] and cached >= 96
 
+    assert httpx.post(f"{served.url}/sleep", timeout=60).json() == {"is_sleeping": True}
+    with pytest.raises(openai.APIStatusError, match="sleeps"):
+        complete(served, PROMPTS[:1])
+    assert httpx.post(f"{served.url}/wake_up", timeout=60).json() == {"is_sleeping": False}
+    assert complete(served, PROMPTS[:2])[0] == expected[:2]
+
     (first,) = ranks(served)
     # Whoever stops a group of processes speaks to it as well; the engine tells it when to go.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,8 +121,9 @@ def test_a_killed_server_takes_its_ranks_along(served):
 
 @pytest.mark.slow
 def test_a_killed_engine_takes_its_ranks_along(served):
-    (idle,) = ranks(served)
-    os.kill(idle, signal.SIGKILL)
+    (asleep,) = ranks(served)
+    assert httpx.post(f"{served.url}/sleep", timeout=60).status_code == 200
+    os.kill(asleep, signal.SIGKILL)
     wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
     cause = httpx.get(f"{served.url}/health").json()["cause"]
     assert cause.startswith("The process of rank 1 was ended by SIGKILL")

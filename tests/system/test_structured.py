@@ -61,7 +61,7 @@ def test_streams_are_held_to_it_too(server):
         ({"grammar": 'root ::= "<" [a-c]+ ">"'}, lambda text: set(text[1:-1]) <= set("abc")),
         ({"json_object": True, "disable_any_whitespace": True}, None),
     ],
-    ids=str,
+    ids=["choice", "regex", "grammar", "json object"],
 )
 def test_other_kinds_on_both_routes(server, model, wanted, fits):
     options = {"extra_body": {"structured_outputs": wanted}, "max_tokens": 60, "temperature": 1}

@@ -10,21 +10,32 @@ from pagoda.kernels.triton import experts
 from pagoda.kernels.triton.matrix import GpuMatrix
 from pagoda.kernels.triton.target import offers
 from tools.triton_examples import Example
+from tools.triton_examples.rowwise import name
 
 EXPERTS, TOP_K, HIDDEN, SIZE = 32, 4, 2048, 768
-STORAGES = ("plain", "FP8", "INT4", "MXFP4", "Q4_K", "Q6_K", "Q8_0")
-TOKENS = {"alone": 4, "tiles of 16": 64, "tiles of 64": 512, "large tiles": 2048}
+STORAGES = ("plain", "FP8", "INT4", "MXFP4", "Q4_K", "Q6_K")
+ALONE, SMALL, LARGE, BETWEEN = 4, 64, 2048, (256, 512)
+"""Tokens: no tiles, the smallest, the largest, and those between."""
 
 
 def examples() -> Iterator[Example]:
     for storage in STORAGES:
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            name = str(dtype).removeprefix("torch.")
-            for label, tokens in TOKENS.items():
-                if label == "alone" or dtype != torch.float32:
-                    call = partial(_mix, tokens, storage, dtype)
-                    declined = partial(_declined, label == "alone", dtype)
-                    yield Example(f"{label}, {storage}", name, call, declined)
+        yield _mixture(ALONE, storage, torch.bfloat16)
+        yield _mixture(LARGE, storage, torch.bfloat16)
+    for storage in ("plain", "FP8", "MXFP4"):
+        yield _mixture(SMALL, storage, torch.bfloat16)
+    for tokens in (SMALL, *BETWEEN):
+        yield _mixture(tokens, "Q6_K", torch.bfloat16)  # its codes take most registers
+    for tokens in (ALONE, SMALL, LARGE):
+        yield _mixture(tokens, "plain", torch.float16)
+    yield _mixture(ALONE, "MXFP4", torch.float16)
+    yield _mixture(ALONE, "plain", torch.float32)
+
+
+def _mixture(tokens: int, storage: str, dtype: torch.dtype) -> Example:
+    call = partial(_mix, tokens, storage, dtype)
+    declined = partial(_declined, tokens == ALONE, dtype)
+    return Example(f"{tokens} tokens, {storage}", name(dtype), call, declined)
 
 
 def _declined(alone: bool, dtype: torch.dtype, capability: int) -> str | None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,10 @@ from pagoda.config.engine import (
     SchedulerConfig,
 )
 from pagoda.core.kvcache.spec import kv_groups
+from pagoda.planner.assumed import dummy_of
 from pagoda.planner.speed import step_bytes, step_operations
-from pagoda.planner.weights import held_weights
+from pagoda.planner.weights import HeldWeight, held_weights
+from pagoda.weights.formats import PUBLISHED
 
 if TYPE_CHECKING:
     from pagoda.bench.inprocess import BenchEngine
@@ -102,7 +104,9 @@ def measure_model(model: GpuModel, device: "Device") -> Measured:
         result.decode[batch] = _decode_speed(engine, batch)
     result.prefill = max(_prefill_speed(engine) for _ in range(_PROMPT_REPEATS))
     engine.close()
-    _add_best(result, model, ceilings)
+    memory = {row["name"]: row for row in engine.ready.ledger if row["kind"] == "memory"}
+    weights = int(memory["weights"]["measured"])
+    _add_best(result, model, ceilings, device.facts().packed_storages, weights)
     return result
 
 
@@ -113,7 +117,8 @@ def engine_config(folder: str) -> EngineConfig:
         scheduler=SchedulerConfig(
             max_num_seqs=max(BATCHES), max_num_batched_tokens=4 * PROMPT, max_step_ms=0
         ),
-        device=DeviceConfig(device="cuda"),
+        # The rooflines are of the GPU's own memory.
+        device=DeviceConfig(device="cuda", cpu_offload_gb=0.0),
     )
 
 
@@ -122,7 +127,7 @@ def transformers_speed(model: GpuModel, device: "Device") -> float:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = {name: value for name, value in model.config.items() if name != "architectures"}
+    config = model.plain_config
     kind = device.dtype("auto")
     with torch.device(device.torch_device):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=kind).eval()
@@ -184,16 +189,34 @@ def measure_all(
     return results
 
 
-def _add_best(result: Measured, model: GpuModel, ceilings: Ceilings) -> None:
+def _add_best(
+    result: Measured, model: GpuModel, ceilings: Ceilings, kept: frozenset[str], weights: int
+) -> None:
+    """`kept`: storage formats that the device keeps; `weights`: bytes of all, as measured."""
     spec = spec_for(model.config, {}, ())
-    held = held_weights(spec, {}, result.dtype, frozenset())
+    held = held_weights(spec, dummy_of(spec, model.config).tensors, result.dtype, kept)
+    read = _as_large(held, weights)
     groups = kv_groups(spec, 16, result.dtype)
     for batch in BATCHES:
-        nbytes = step_bytes(spec, held, groups, batch, _CONTEXT)
+        nbytes = step_bytes(spec, read, groups, batch, _CONTEXT)
         multiplied = step_operations(spec, held, batch, batch)
         step = max(nbytes / ceilings.copy, multiplied / ceilings.matmul)
         result.decode_best[batch] = batch / step
     result.prefill_best = PROMPT * ceilings.matmul / step_operations(spec, held, PROMPT, 1)
+
+
+def _as_large(held: list[HeldWeight], weights: int) -> list[HeldWeight]:
+    """With what is quantized as large as it is on the device, where columns of a group share a
+    scale; planned is one for each block of 32."""
+    quantized = sum(part.nbytes for part in held if part.storage in PUBLISHED)
+    if not quantized:
+        return held
+    others = sum(part.nbytes for part in held) - quantized
+    share = (weights - others) / quantized
+    return [
+        replace(part, elements=part.elements * share) if part.storage in PUBLISHED else part
+        for part in held
+    ]
 
 
 def _decode_speed(engine: "BenchEngine", batch: int) -> float:

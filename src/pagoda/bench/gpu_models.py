@@ -1,7 +1,8 @@
 """The models of `bench gpu`: config.json of their language models, as published, less what no size
 follows from. Their towers see no picture here and are left out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -9,6 +10,13 @@ from typing import Any
 class GpuModel:
     name: str
     config: dict[str, Any]
+
+    @property
+    def plain_config(self) -> dict[str, Any]:
+        """Of the same model in a type of 16 bits, without the name of its class: transformers
+        makes no random weights in fewer bits."""
+        left_out = ("architectures", "quantization_config")
+        return {name: value for name, value in self.config.items() if name not in left_out}
 
 
 def _config(
@@ -40,8 +48,20 @@ _GEMMA4: dict[str, Any] = {
 _QWEN3: dict[str, Any] = {
     "head_dim": 128, "max_position_embeddings": 262144, "rope_theta": 5000000,
 }  # fmt: skip
+_FP8: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
+        },
+    },
+}  # fmt: skip
+_INT4: dict[str, Any] = {
+    "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+}  # fmt: skip
 
-MODELS = (
+_PUBLISHED = (
     GpuModel(
         "gpt-oss-20b",
         _config(
@@ -52,6 +72,7 @@ MODELS = (
                 "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
                 "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             },
+            quantization_config={"quant_method": "mxfp4"},
         ),
     ),
     GpuModel(
@@ -103,3 +124,16 @@ MODELS = (
         ),
     ),
 )  # fmt: skip
+
+
+def _quantized(name: str, short: str, config: Mapping[str, Any]) -> GpuModel:
+    (model,) = (one for one in _PUBLISHED if one.name == name)
+    quantized = {**model.config, "quantization_config": config}
+    return replace(model, name=f"{name}-{short}", config=quantized)
+
+
+MODELS = (
+    *_PUBLISHED,
+    _quantized("Gemma-4-26B-A4B", "FP8", _FP8),
+    _quantized("Qwen3.6-27B", "INT4", _INT4),
+)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagoda.base.errors import PagodaError
 from pagoda.base.near import nearest
+from pagoda.base.printable import for_terminal
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
@@ -114,5 +115,5 @@ def _report(words: list[str], text: str, error: Exception) -> int:
 
     if env.get("PAGODA_DEBUG"):
         raise error
-    print(f"pagoda {words[0] if words else ''}: {text}", file=sys.stderr)
+    print(f"pagoda {words[0] if words else ''}: {for_terminal(text)}", file=sys.stderr)
     return 1

@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
     def advise(error: PagodaError) -> list[str]:
         from pagoda.doctor.after import after_failure
+        from pagoda.doctor.command import serving_words
 
-        return after_failure(engine, error)
+        return after_failure(engine, error, serving_words(server, args.more_models))
 
     return run_server(engine, server, more_models=args.more_models, wrap=with_page, advise=advise)

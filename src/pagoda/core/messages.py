@@ -3,6 +3,7 @@
 Tensor-free msgspec structs: the same objects travel in process or as msgpack over ZMQ.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -92,7 +93,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     top_logprobs: list[float]
 
 
-class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """What one step added to one request."""
 
     req_id: str
@@ -118,6 +119,24 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The error is the request's own fault, and sending it again would not help."""
     num_preemptions: int = 0
     """Sent with the last delta."""
+
+
+class Deltas(msgspec.Struct, omit_defaults=True):
+    """What a step added to requests; iteration gives a RequestDelta of each."""
+
+    others: list[RequestDelta] = msgspec.field(default_factory=list)
+    req_ids: list[str] = msgspec.field(default_factory=list)
+    """In front of the others, those that gained a token and nothing else: hundreds of streams need
+    no object each."""
+    tokens: list[int] = msgspec.field(default_factory=list)
+    """Theirs."""
+
+    def __len__(self) -> int:
+        return len(self.req_ids) + len(self.others)
+
+    def __iter__(self) -> Iterator[RequestDelta]:
+        yield from map(RequestDelta, self.req_ids, map(list, zip(self.tokens, strict=True)))
+        yield from self.others
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -151,7 +170,7 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class StepOutputs(msgspec.Struct, tag=True):
-    deltas: list[RequestDelta]
+    deltas: Deltas
     stats: EngineStats
 
 

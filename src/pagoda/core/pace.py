@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits
 from pagoda.core.request import Request
 from pagoda.core.step_time import StepCost, StepSize, StepTimes
@@ -49,6 +50,28 @@ class StepRoom:
         if fitting < LEAST_PROMPT_TOKENS:
             fitting = 0 if self._took_prompt else LEAST_PROMPT_TOKENS
         return int(min(tokens, fitting))
+
+    def chunk(self, req: Request, missing: int, reserved: int, kv: KVCacheManager) -> int:
+        """Tokens to compute of a running request that misses several or has drafts; trims these.
+        `reserved` as in `prompt_tokens`."""
+        num_tokens = 1
+        if missing > 1:
+            start = req.num_computed_tokens
+            num_tokens = self.prompt_tokens(start, missing, reserved)
+            if self._limits.enable_chunked_prefill:
+                num_tokens = req.num_ready(start, num_tokens)
+            num_tokens = kv.until_kept(req.tables, start, num_tokens)
+            num_tokens = self._limits.whole(req.message.media, start, num_tokens, self.tokens)
+        if req.draft_token_ids:
+            most = self.tokens - reserved - num_tokens
+            most = min(most, req.compute_limit - req.num_expected_tokens)
+            if num_tokens < missing or req.num_placeholders:
+                most = 0  # They would not follow the last token computed, or guess a known one.
+            del req.draft_token_ids[max(0, most) :]
+            end = req.num_computed_tokens + num_tokens + len(req.draft_token_ids)
+            if not kv.has_room(req.tables, end):
+                req.draft_token_ids = []  # Nobody is preempted for a guess.
+        return num_tokens + len(req.draft_token_ids)
 
     def take(self, num_tokens: int) -> None:
         """Count the tokens of a stream."""

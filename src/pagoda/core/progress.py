@@ -2,7 +2,7 @@
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import RequestDelta
-from pagoda.core.plan import PlannedRequest, RequestResult, StepPlan
+from pagoda.core.plan import NO_STATES, PlannedRequest, RequestResult, StepPlan
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.sharing import PrefixesInFlight
 
@@ -17,6 +17,31 @@ class Progress:
     def __init__(self, kv: KVCacheManager, sharing: PrefixesInFlight):
         self._kv = kv
         self._sharing = sharing
+
+    def plan(self, req: Request, num_tokens: int, blocks: list[list[int]]) -> PlannedRequest:
+        """Plan a request's next tokens, drafts last, and count them as computed and expected."""
+        start = req.num_computed_tokens
+        end = start + num_tokens
+        drafts = req.draft_token_ids
+        last = end - len(drafts) == req.num_expected_tokens
+        req.num_computed_tokens = end
+        if drafts:
+            req.draft_token_ids = []
+            req.drafts_in_flight = True
+            req.steady_until = 0
+        if last and req.generates:
+            req.num_expected_tokens = end + 1
+            if not self._kv.has_states and not drafts:
+                req.steady_until = min(req.tables.capacity, req.compute_limit)
+        return PlannedRequest(
+            req_id=req.req_id,
+            num_computed_tokens=start,
+            num_tokens=num_tokens,
+            new_block_ids=blocks,
+            states=self._kv.plan_states(req.tables, start) if self._kv.has_states else NO_STATES,
+            draft_token_ids=drafts,
+            samples=last and (req.generates or req.pools),
+        )
 
     def apply(
         self, req: Request, planned: PlannedRequest, result: RequestResult, step_id: int
@@ -61,14 +86,10 @@ class Progress:
     ) -> tuple[list[RequestDelta], list[int]]:
         """Append a token to each of a plan's requests where nothing follows from it: the deltas,
         and which requests are left to `apply`."""
-        deltas, others = [], []
-        for i, (req, planned, token) in enumerate(
-            zip(requests, plan.requests, tokens, strict=True)
-        ):
+        deltas, others, after = [], [], plan.ahead + 1
+        for i, (req, start, token) in enumerate(zip(requests, plan.starts, tokens, strict=True)):
             known = req.token_ids
-            length = len(known)
-            stands = planned.num_computed_tokens + 1 == length
-            if stands and length < req.quiet_until and token not in req.stop_ids:
+            if start + after == len(known) < req.quiet_until and token not in req.stop_ids:
                 known.append(token)
                 deltas.append(RequestDelta(req_id=req.req_id, token_ids=[token]))
             else:

@@ -1,5 +1,7 @@
 """What rank 0 tells the ranks that share its model, step by step."""
 
+from typing import Literal
+
 import msgspec
 
 from pagoda.core.plan import StepPlan
@@ -18,3 +20,15 @@ class RankStep(msgspec.Struct, tag=True):
     """Of those rows the ones whose token does not count."""
     pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)
     """Content hash and shape of the embeddings that rank 0 sends next, in order."""
+
+
+class RankCapture(msgspec.Struct, tag=True):
+    """All capture decode steps of so many requests now: behind the last step, before the next."""
+
+    size: int
+
+
+class RankCall(msgspec.Struct, tag=True):
+    """What a rank's runner is to do now; the rank says when it is done."""
+
+    method: Literal["sleep", "wake_up"]

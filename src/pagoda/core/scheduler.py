@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from operator import attrgetter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from pagoda.core.admission import Admission, Refusal, Start, Unencoded
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
-from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
+from pagoda.core.messages import STEP_TOKENS, AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
 from pagoda.core.plan import (
     NewRow,
@@ -25,12 +25,11 @@ from pagoda.core.queue import RequestQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.sharing import PrefixesInFlight
 from pagoda.core.step_time import StepTimes, only_decodes, size_of, size_of_streams
+from pagoda.core.streams import StreamRun
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
-_samples = attrgetter("samples")
 _NOTHING = RequestResult(req_id="")
-NO_STATES = (0, 0)
 
 
 class Scheduler:
@@ -57,18 +56,20 @@ class Scheduler:
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
-        self._in_flight: dict[int, tuple[list[Request], bool]] = {}
-        """Of each plan, and whether it gives each of them one token."""
+        self._in_flight: dict[int, tuple[list[Request], bool, StreamRun | None]] = {}
+        """Of each plan, whether it gives each of them one token, and the run it belongs to."""
         self._streams: list[Request] = []
         """Of the last plan, if each of its requests got its next token and none was taken back."""
+        self._run: StreamRun | None = None
+        """Of these streams: what is behind in them while it lasts. `_settle` ends it."""
+        self._bare = False
+        """The last result was of bare tokens."""
         self._freed: list[str] = []
         self._num_arrived = 0
         self._step_id = 0
         self._stats = EngineStats(
             blocks_total=kv.num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1)
         )
-        # Most decode steps add no block; runners only read plans, so one object serves all.
-        self._no_blocks: list[list[int]] = []
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
@@ -117,6 +118,7 @@ class Scheduler:
         if req is None:
             return
         if req.status is RequestStatus.RUNNING:
+            self._settle()
             self._running.remove(req)
             self._preempt(req)
         if req.status is RequestStatus.WAITING:
@@ -143,6 +145,7 @@ class Scheduler:
         """
         req = self._requests.get(req_id)
         if req is not None and req.is_running and req.generates and not self.kv.has_states:
+            self._settle()
             req.draft_token_ids = list(draft_token_ids)
             req.steady_until = req.quiet_until = 0
 
@@ -150,6 +153,12 @@ class Scheduler:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""
         plan = StepPlan(step_id=self._step_id + 1)
+        if self._run is not None:
+            if self._only_streams() and self._run.plan_next(plan, self.kv):
+                self._step_id = plan.step_id
+                self._in_flight[plan.step_id] = self._run.requests, True, self._run
+                return plan
+            self._settle()
         in_flight: list[Request] = []
         room = StepRoom(self.limits, self._times, self._running)
         preempted = self._plan_running(plan, in_flight, room)
@@ -160,23 +169,36 @@ class Scheduler:
         self._step_id = plan.step_id
         plan.freed, self._freed = self._freed, []
         one_each = room.tokens == self.limits.max_num_batched_tokens - len(in_flight)
-        one_each = one_each and all(map(_samples, plan.requests))
-        self._in_flight[plan.step_id] = in_flight, one_each
+        one_each = one_each and not plan.unsampled
+        self._in_flight[plan.step_id] = in_flight, one_each, None
         streams = in_flight if one_each and not plan.rows else []
         plan.again = bool(streams) and streams == self._streams and not plan.freed
         self._streams = streams
+        if plan.again and self._bare and self._only_streams() and not self.kv.has_states:
+            self._run = StreamRun(streams, plan)
         return plan
 
-    def commit(
-        self, plan: StepPlan, result: StepResult, seconds: float | None = None
-    ) -> list[RequestDelta]:
+    def _only_streams(self) -> bool:
+        """Whether the next plan is that of the last one's streams, if nothing happens to them."""
+        running = len(self._running)
+        most = min(self.limits.max_num_reqs, self.limits.max_num_batched_tokens)
+        full = not len(self._waiting) or running >= most
+        return full and running == len(self._streams) and not self._freed
+
+    def _settle(self) -> None:
+        """End the run: requests say themselves how far they are."""
+        if self._run is not None:
+            self._run.sync()
+            self._run = None
+
+    def commit(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> Deltas:
         """Take in a plan's result: what clients are to be told.
 
         `seconds` is what the step took, where that tells of other steps. Results of requests
         that are gone, even if their id is taken again, change nothing.
         """
         stats = self._stats
-        in_flight, one_each = self._in_flight.pop(plan.step_id)
+        in_flight, one_each, run = self._in_flight.pop(plan.step_id)
         size = size_of_streams(plan) if one_each else size_of(plan)
         stats.num_steps += 1
         stats.computed_tokens += int(size.tokens)
@@ -185,14 +207,33 @@ class Scheduler:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, one_each or only_decodes(plan))
+        self._bare = bool(result.tokens)
+        if self._run is not None:
+            if run is self._run and result.tokens:
+                return self._take_run(self._run, plan, result.tokens)
+            self._run.sync()
         if result.tokens:
-            return self._take_tokens(in_flight, plan, result.tokens)
+            return Deltas(self._take_tokens(in_flight, plan, result.tokens))
         entries = {entry.req_id: entry for entry in result.results}
         taken = [
             self._take(req, planned, entries.get(planned.req_id, _NOTHING), plan.step_id)
             for req, planned in zip(in_flight, plan.requests, strict=True)
         ]
-        return [delta for delta in taken if delta is not None]
+        return Deltas([delta for delta in taken if delta is not None])
+
+    def _take_run(self, run: StreamRun, plan: StepPlan, tokens: list[int]) -> Deltas:
+        """Take in one token for each request of a run."""
+        careful = run.take(plan.ahead, tokens)
+        if not careful:
+            self._stats.generation_tokens += len(tokens)
+            return Deltas(req_ids=plan.req_ids, tokens=tokens)
+        quiet = Deltas(req_ids=list(plan.req_ids), tokens=list(tokens))
+        for place in reversed(careful):
+            del quiet.req_ids[place], quiet.tokens[place]
+        self._stats.generation_tokens += len(quiet.tokens)
+        quiet.others = self._take_each(careful, run.requests, plan, tokens)
+        run.mind_again(careful, plan.ahead)
+        return quiet
 
     def _take_tokens(
         self, in_flight: list[Request], plan: StepPlan, tokens: list[int]
@@ -200,9 +241,15 @@ class Scheduler:
         """Take in one token for each request of a plan."""
         deltas, others = self._progress.take_quietly(in_flight, plan, tokens)
         self._stats.generation_tokens += len(deltas)
-        for i in others:
-            entry = RequestResult(req_id=in_flight[i].req_id, token_ids=[tokens[i]])
-            delta = self._take(in_flight[i], plan.requests[i], entry, plan.step_id)
+        return deltas + self._take_each(others, in_flight, plan, tokens)
+
+    def _take_each(
+        self, places: Sequence[int], in_flight: list[Request], plan: StepPlan, tokens: list[int]
+    ) -> list[RequestDelta]:
+        deltas = []
+        for i in places:
+            entry = RequestResult(req_id=plan.req_ids[i], token_ids=[tokens[i]])
+            delta = self._take(in_flight[i], plan.request(i), entry, plan.step_id)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -214,7 +261,7 @@ class Scheduler:
             return None
         delta = self._progress.apply(req, planned, entry, step_id)
         if _went_back(req, planned):
-            self._streams = []
+            self._streams, self._run = [], None
         if req.num_prompt_counted < req.prompt_len:
             self._count_prompt(req, planned)
         if self.kv.has_states and req.is_running and _went_back(req, planned):
@@ -252,34 +299,27 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """RuntimeError when blocks, queues and requests do not add up."""
+        if self._run is not None:
+            self._run.sync()
         self.kv.check_integrity()
         self._sharing.check()
         check_queues(self._requests.values(), list(self._running), list(self._waiting))
 
     def _plan_running(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> bool:
         """Plan the running requests; whether any was preempted."""
-        behind = len(self._running)
+        count = len(self._running)
         num_preemptions = self._stats.num_preemptions
-        planned, no_blocks = plan.requests, self._no_blocks
-        for req in self._running:
-            behind -= 1
+        req_ids, starts, lens = plan.req_ids, plan.starts, plan.lens
+        for place, req in enumerate(self._running):
             start = req.num_computed_tokens
-            blocks: list[list[int]] | None = None
-            if req.num_expected_tokens == start + 1 and room.tokens > 0:
-                blocks = no_blocks if start < req.steady_until else self._extend(req)
-            if blocks is not None:
+            if room.tokens > 0 and (start < req.steady_until or self._extend(req, plan)):
                 # Nearly all of a large batch, nearly always: this costs a quarter of the rest.
                 req.num_computed_tokens = start + 1
                 req.num_expected_tokens = start + 2
                 room.tokens -= 1
-                planned.append(
-                    PlannedRequest(
-                        req_id=req.req_id,
-                        num_computed_tokens=start,
-                        num_tokens=1,
-                        new_block_ids=blocks,
-                    )
-                )
+                req_ids.append(req.req_id)
+                starts.append(start)
+                lens.append(1)
                 in_flight.append(req)
                 continue
             missing = req.num_expected_tokens - req.num_computed_tokens
@@ -291,11 +331,12 @@ class Scheduler:
             if is_prompt or req.draft_token_ids:
                 # A token of the budget is left for each request behind, so that a long prompt
                 # does not stop those that generate.
-                missing = self._chunk(req, missing, room, min(behind, room.tokens - 1))
+                behind = count - 1 - place
+                missing = room.chunk(req, missing, min(behind, room.tokens - 1), self.kv)
                 if not missing:
                     self._want_encoded(plan, req, req.num_computed_tokens)
                     continue
-            blocks = no_blocks
+            blocks: list[list[int]] = []
             if req.num_computed_tokens + missing > req.tables.capacity:
                 grown = self._grow(req, req.num_computed_tokens + missing)
                 if grown is None:
@@ -305,30 +346,9 @@ class Scheduler:
                 room.take_prompt(req.num_computed_tokens, missing)
             else:
                 room.take(missing)
-            planned.append(self._advance(req, missing, blocks))
+            plan.append(self._progress.plan(req, missing, blocks))
             in_flight.append(req)
         return self._stats.num_preemptions > num_preemptions
-
-    def _chunk(self, req: Request, missing: int, room: StepRoom, reserved: int) -> int:
-        """Tokens to compute of a request that misses several or has drafts; trims the drafts."""
-        num_tokens = 1
-        if missing > 1:
-            start = req.num_computed_tokens
-            num_tokens = room.prompt_tokens(start, missing, reserved)
-            if self.limits.enable_chunked_prefill:
-                num_tokens = req.num_ready(start, num_tokens)
-            num_tokens = self.kv.until_kept(req.tables, start, num_tokens)
-            num_tokens = self.limits.whole(req.message.media, start, num_tokens, room.tokens)
-        if req.draft_token_ids:
-            most = room.tokens - reserved - num_tokens
-            most = min(most, req.compute_limit - req.num_expected_tokens)
-            if num_tokens < missing or req.num_placeholders:
-                most = 0  # They would not follow the last token computed, or guess a known one.
-            del req.draft_token_ids[max(0, most) :]
-            end = req.num_computed_tokens + num_tokens + len(req.draft_token_ids)
-            if not self.kv.has_room(req.tables, end):
-                req.draft_token_ids = []  # Nobody is preempted for a guess.
-        return num_tokens + len(req.draft_token_ids)
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
         """Have the media behind `start` encoded if a request waits for them, one request's at a
@@ -337,15 +357,18 @@ class Scheduler:
             plan.encode = req.to_encode(start, start + self.limits.max_num_batched_tokens)
             plan.encode_for = req.req_id
 
-    def _extend(self, req: Request) -> list[list[int]] | None:
-        """The next block of a stream whose last one is full; None where it is not that simple."""
+    def _extend(self, req: Request, plan: StepPlan) -> bool:
+        """Give a stream whose last block is full its next one; False where it is not that
+        simple."""
         start = req.num_computed_tokens
         if not req.steady_until or start >= req.compute_limit:
-            return None
+            return False
         blocks = self.kv.allocate(req.tables, start + 1)
-        if blocks is not None:
-            req.steady_until = min(req.tables.capacity, req.compute_limit)
-        return blocks
+        if blocks is None:
+            return False
+        plan.new_blocks[req.req_id] = blocks
+        req.steady_until = min(req.tables.capacity, req.compute_limit)
+        return True
 
     def _grow(self, req: Request, num_tokens: int) -> list[list[int]] | None:
         """Blocks for a running request, taken from the last in order if need be; None when that
@@ -375,7 +398,7 @@ class Scheduler:
             if not isinstance(start, Start) or (planned := self._start(req, start)) is None:
                 break
             plan.rows.append(NewRow(request=None if known else req.message, req_id=req.req_id))
-            plan.requests.append(planned)
+            plan.append(planned)
             in_flight.append(req)
             room.take_prompt(planned.num_computed_tokens, planned.num_tokens)
             # One more for the block that its output will grow into.
@@ -413,7 +436,7 @@ class Scheduler:
             num_full = len(req.token_ids) // self.kv.block_size
             req.block_hashes.extend(req.token_ids, num_full)
             self._sharing.claim(req, self._coming(req, req.block_hashes))
-        return self._advance(req, num_tokens, [list(table) for table in req.tables.tables])
+        return self._progress.plan(req, num_tokens, [list(table) for table in req.tables.tables])
 
     def _take_blocks(self, req: Request, hit: PrefixHit, num_tokens: int) -> int:
         """Give a request its first blocks, for at most `num_tokens` tokens behind the hit: for how
@@ -433,31 +456,6 @@ class Scheduler:
             return self.kv.hashes_with_states(req.tables, known.hashes)
         return known.hashes[req.tables.num_cached :]
 
-    def _advance(self, req: Request, num_tokens: int, blocks: list[list[int]]) -> PlannedRequest:
-        """Plan a request's next tokens, drafts last, and count them as computed and expected."""
-        start = req.num_computed_tokens
-        end = start + num_tokens
-        drafts = req.draft_token_ids
-        last = end - len(drafts) == req.num_expected_tokens
-        req.num_computed_tokens = end
-        if drafts:
-            req.draft_token_ids = []
-            req.drafts_in_flight = True
-            req.steady_until = 0
-        if last and req.generates:
-            req.num_expected_tokens = end + 1
-            if not self.kv.has_states and not drafts:
-                req.steady_until = min(req.tables.capacity, req.compute_limit)
-        return PlannedRequest(
-            req_id=req.req_id,
-            num_computed_tokens=start,
-            num_tokens=num_tokens,
-            new_block_ids=blocks,
-            states=self.kv.plan_states(req.tables, start) if self.kv.has_states else NO_STATES,
-            draft_token_ids=drafts,
-            samples=last and (req.generates or req.pools),
-        )
-
     def _preempt(self, req: Request) -> None:
         """Send a request, already taken from `_running`, back to its place in the queue."""
         self._give_up_blocks(req)
@@ -472,6 +470,7 @@ class Scheduler:
 
     def _remove(self, req: Request) -> None:
         if req.status is RequestStatus.RUNNING:
+            self._settle()
             self._running.remove(req)
             self._give_up_blocks(req)
         elif req.status is RequestStatus.WAITING:

@@ -2,7 +2,6 @@
 
 import math
 from itertools import combinations
-from operator import attrgetter
 from typing import NamedTuple
 
 from pagoda.core.plan import StepPlan
@@ -25,8 +24,6 @@ _MOST_CLASSES = 32
 _SUBSETS = [chosen for count in (3, 2, 1) for chosen in combinations(range(3), count)]
 _TIE = 1e-9
 
-_start = attrgetter("num_computed_tokens")
-
 
 class StepSize(NamedTuple):
     tokens: float = 0.0
@@ -41,22 +38,23 @@ class StepSize(NamedTuple):
 
 def only_decodes(plan: StepPlan) -> bool:
     """Whether each request gets its next token and none reads a prompt."""
-    return all(len(planned.draft_token_ids) + 1 == planned.num_tokens for planned in plan.requests)
+    drafts = plan.drafts
+    planned = zip(plan.req_ids, plan.lens, strict=True)
+    return all(len(drafts.get(req_id, ())) + 1 == length for req_id, length in planned)
 
 
 def size_of(plan: StepPlan) -> StepSize:
     tokens, pairs = 0, 0.0
-    for planned in plan.requests:
-        count = planned.num_tokens
+    for start, count in zip(plan.starts, plan.lens, strict=True):
         tokens += count
-        pairs += count * (planned.num_computed_tokens + (count + 1) / 2)
+        pairs += count * (start + plan.ahead + (count + 1) / 2)
     return StepSize(tokens, pairs)
 
 
 def size_of_streams(plan: StepPlan) -> StepSize:
     """`size_of` where each request computes one token."""
-    count = len(plan.requests)
-    return StepSize(count, float(sum(map(_start, plan.requests)) + count))
+    count = len(plan.starts)
+    return StepSize(count, float(sum(plan.starts) + count * (plan.ahead + 1)))
 
 
 class StepCost(NamedTuple):

@@ -13,6 +13,7 @@ from pagoda.core.messages import (
     AbortRequests,
     AddRequest,
     ClientMessage,
+    Deltas,
     EngineStats,
     RequestDelta,
     Shutdown,
@@ -64,17 +65,18 @@ class EngineCore:
         when_idle: Callable[[], bool] = lambda: False,
     ):
         """`on_shutdown` is called when no step runs any more, before the executor goes;
-        `when_idle` works for a while for later steps, and says whether more is to be done."""
+        `when_idle` is as the method of that name."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._on_shutdown = on_shutdown
-        self.when_idle = when_idle
+        self._when_idle = when_idle
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = executor.steps_in_flight
         self._in_flight: deque[_Step] = deque()
         self._deltas: list[RequestDelta] = []
+        """Of requests that ended between steps."""
         self._asleep = False
         self._faults = 0
         self._step_seconds = 0.0
@@ -101,7 +103,7 @@ class EngineCore:
             raise TypeError("Shutdown belongs to the loop around EngineCore.")
         return None
 
-    def step(self) -> list[RequestDelta]:
+    def step(self) -> Deltas:
         """Plan and start one step, commit the oldest one; what its requests gained.
 
         A fault of the runner ends the requests of its step. A second one in a row, or a
@@ -115,11 +117,17 @@ class EngineCore:
         if plan is not None:
             started = time.perf_counter()
             self._in_flight.append(_Step(plan, self._execute(plan), started))
+        deltas = Deltas()
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
-            self._deltas += self._commit(self._in_flight.popleft())
-        deltas, self._deltas = self._deltas, []
+            deltas = self._commit(self._in_flight.popleft())
+        if self._deltas:
+            deltas.others[:0], self._deltas = self._deltas, []
         self._step_seconds += time.perf_counter() - begun
         return deltas
+
+    def when_idle(self) -> bool:
+        """With no request there: work for a while for later steps; whether more is to be done."""
+        return not self._asleep and self._when_idle()
 
     def has_work(self) -> bool:
         waiting = self._in_flight or self._deltas or self._compiling
@@ -138,8 +146,6 @@ class EngineCore:
 
     def _sleep(self) -> None:
         """End all requests, forget all prefixes, and have the executor give back its memory."""
-        if not self.executor.can_sleep:
-            raise RequestError("A model that is split over ranks cannot sleep; stop the server.")
         self._deltas += self.scheduler.abort(self.scheduler.req_ids)
         while self._in_flight:
             self._deltas += self._commit(self._in_flight.popleft())
@@ -210,11 +216,13 @@ class EngineCore:
             return UtilityResult(message.call_id, error=error)
         try:
             return UtilityResult(message.call_id, result=method(*message.args))
+        except EngineDeadError:
+            raise
         except Exception as error:
             log.exception("The call of %s failed.", message.method)
             return UtilityResult(message.call_id, error=describe(error))
 
-    def _commit(self, step: _Step) -> list[RequestDelta]:
+    def _commit(self, step: _Step) -> Deltas:
         error = step.future.exception()
         # A step in flight behind another begins when that one ends.
         seconds = step.ended - max(step.begun, self._last_ended)
@@ -222,20 +230,22 @@ class EngineCore:
         if error is None:
             self._faults = 0
             return self.scheduler.commit(step.plan, step.future.result(), seconds)
+        if isinstance(error, EngineDeadError | CapacityError):
+            raise error  # as in `_execute`
         return self._fail(step.plan, error)
 
-    def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestDelta]:
+    def _fail(self, plan: StepPlan, error: BaseException) -> Deltas:
         """End the requests of a failed step with its error, and see whether the rest is sound."""
         text = describe(error)
         if isinstance(error, Exception) and not isinstance(error, RequestError):
             self._faults += 1
             log.error(
                 "Step %d failed and ends its %d requests.",
-                plan.step_id, len(plan.requests), exc_info=error,
+                plan.step_id, len(plan.req_ids), exc_info=error,
             )  # fmt: skip
             if self._faults > 1:
                 raise EngineDeadError(f"Two steps in a row failed: {text}") from error
-        results = [RequestResult(req_id=req.req_id, error=text) for req in plan.requests]
+        results = [RequestResult(req_id=req_id, error=text) for req_id in plan.req_ids]
         try:
             deltas = self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results))
             self.scheduler.check_integrity()

@@ -27,8 +27,6 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Start the step; the future holds its result or the exception that ended it."""
 
-    can_sleep: bool
-
     def sleep(self) -> None:
         """Give back what memory can be; no request is there, and no step until `wake_up`."""
 
@@ -49,7 +47,6 @@ class LocalExecutor:
     """
 
     steps_in_flight = 1
-    can_sleep = True
 
     def __init__(self, runner: Runner):
         self.runner: Runner | None = runner
@@ -87,14 +84,14 @@ class DeviceExecutor(LocalExecutor):
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         try:
-            return _Awaited(self._there().launch(plan))
+            return Awaited(self._there().launch(plan))
         except Exception as error:  # noqa: BLE001  # as above
             future: Future[StepResult] = Future()
             future.set_exception(error)
             return future
 
 
-class _Awaited(Future[StepResult]):
+class Awaited(Future[StepResult]):
     """Ends when it is first asked for, on the thread that asks: nobody else watches the device."""
 
     def __init__(self, wait: Callable[[], StepResult]):

@@ -38,7 +38,7 @@ class Ledger:
             self.phases[name] = self.phases.get(name, 0.0) + spent
 
     def plan(self, plan: MemoryPlan, reasons: Sequence[Reason], max_model_len: int) -> None:
-        for row in plan.rows():
+        for row in (*plan.rows(), *plan.host_rows()):
             self.predicted[row["item"]] = row["bytes"]
             self.details[row["item"]] = row["detail"]
         self.choices = list(reasons)

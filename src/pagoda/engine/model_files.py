@@ -6,6 +6,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.config.engine import ModelConfig
+from pagoda.planner.assumed import Dummy, dummy_of
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.files import ModelFiles
@@ -14,7 +15,7 @@ from pagoda.weights.quantized import QuantizedCheckpoint
 
 def spec_of(files: ModelFiles, config: ModelConfig) -> ModelSpec:
     """What the headers say of the model."""
-    spec = spec_for(files.config, files.metadata, tensors_of(files, config))
+    spec = spec_for(files.config, files.metadata, _tensors_of(files, config))
     if files.kind == "safetensors":
         spec = with_sentence_files(spec, files.config, files.folder)
     return spec
@@ -31,7 +32,21 @@ def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Ch
     return QuantizedCheckpoint(checkpoint, rounded)
 
 
-def tensors_of(files: ModelFiles, config: ModelConfig) -> Mapping[str, TensorInfo]:
+def dummy_in(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Dummy | None:
+    """What its random weights look like; None where weights are loaded."""
+    return dummy_of(spec, files.config) if config.load_format == "dummy" else None
+
+
+def planned_tensors(
+    files: ModelFiles, spec: ModelSpec, config: ModelConfig
+) -> Mapping[str, TensorInfo]:
+    """Its tensors, or those that config.json lets assume for a dummy load; none where these are
+    plain."""
+    dummy = dummy_in(files, spec, config)
+    return _tensors_of(files, config) if dummy is None or not dummy.tensors else dummy.tensors
+
+
+def _tensors_of(files: ModelFiles, config: ModelConfig) -> Mapping[str, TensorInfo]:
     """None for a dummy load of a folder, which need not hold weights."""
     if config.load_format == "dummy" and files.kind != "gguf":
         return {}

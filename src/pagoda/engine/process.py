@@ -21,6 +21,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
     AddRequest,
     ClientMessage,
+    Deltas,
     EngineDied,
     EngineMessage,
     EngineProgress,
@@ -97,9 +98,9 @@ class EngineLoop:
 
     def _refuse(self, req_id: str, reason: str) -> None:
         delta = RequestDelta(req_id=req_id, finish_reason="error", error=reason)
-        self._end.send(StepOutputs([delta], self._core.stats()))
+        self._end.send(StepOutputs(Deltas([delta]), self._core.stats()))
 
-    def _send(self, deltas: list[RequestDelta]) -> None:
+    def _send(self, deltas: Deltas) -> None:
         now = time.monotonic()
         if deltas or now - self._last_sent >= _STATS_SECONDS:
             self._last_sent = now

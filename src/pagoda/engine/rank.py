@@ -15,11 +15,19 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.core.kvcache.spec import kv_groups
-from pagoda.core.ranks import RankStep
+from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
-from pagoda.engine.model_files import checkpoint_of, spec_of
+from pagoda.engine.model_files import checkpoint_of, dummy_in, spec_of
 from pagoda.engine.process import leave
-from pagoda.engine.rank_link import RankDied, RankEnd, RankLaunch, RankReady, RankSetup, RankUp
+from pagoda.engine.rank_link import (
+    RankDied,
+    RankDone,
+    RankEnd,
+    RankLaunch,
+    RankReady,
+    RankSetup,
+    RankUp,
+)
 from pagoda.engine.watchdog import Watchdog
 from pagoda.planner.parallel import rank_spec
 from pagoda.text.images.select import image_processor_for
@@ -87,11 +95,26 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     gc.collect()
     gc.freeze()
     while True:
-        step = end.receive()
-        assert isinstance(step, RankStep)
-        watchdog.beat("step")
-        runner.follow(step)
+        order = end.receive()
+        watchdog.beat(type(order).__name__)
+        match order:
+            case RankStep():
+                runner.follow(order)
+            case RankCapture(size):
+                runner.capture(size)
+            case RankCall():
+                end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)
+
+
+def _called(runner: "FollowingRunner", call: RankCall) -> str:
+    """Why it failed, if it did: no rank waits for this one in it, so it may be tried again."""
+    try:
+        {"sleep": runner.sleep, "wake_up": runner.wake_up}[call.method]()
+    except Exception as error:
+        log.exception("%s failed.", call.method)
+        return describe(error)
+    return ""
 
 
 def _make_runner(
@@ -102,22 +125,24 @@ def _make_runner(
     watchdog: Watchdog,
 ) -> "FollowingRunner":
     """As start-up makes rank 0's, without what only that one does."""
+    from pagoda.kernels.selector import attend_by_torch
     from pagoda.models.loader import build_model
     from pagoda.runtime.ranks import FollowingRunner
 
     config = setup.config
     watchdog.beat("load weights")
     device.set_threads(int(config.device.threads), packed=setup.packed)
+    attend_by_torch(setup.attend_by_torch)
     files = open_model(Path(launch.model_path), config.model.mmproj)
     spec = spec_of(files, config.model)
     model = build_model(
         spec,
         checkpoint_of(files, spec, config.model),
         dtype=device.dtype(config.model.dtype),
-        device=str(device.torch_device),
+        device=device.place_of(setup.in_host),
         parallel=group.parallel,
         progress=lambda done, total: watchdog.beat("load weights"),
-        load_format=config.model.load_format,
+        dummy=dummy_in(files, spec, config.model),
         packed=setup.packed,
     )
     watchdog.beat("reserve KV cache")
@@ -133,6 +158,8 @@ def _make_runner(
         max_model_len=int(config.model.max_model_len or 0),
         seed=config.model.seed,
         images=None if spec.vision is None else image_processor_for(files),
+        eager=config.device.enforce_eager,
+        captured_bytes=setup.captured_bytes,
         group=group,
     )
 

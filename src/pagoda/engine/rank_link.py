@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from pagoda.config.engine import EngineConfig
-from pagoda.core.ranks import RankStep
+from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
 
 # A last message (RankDied) may take so long to leave before the process does.
@@ -37,6 +37,11 @@ class RankSetup(msgspec.Struct, tag=True):
     """Without any "auto"."""
     num_slabs: int
     packed: bool
+    attend_by_torch: bool = False
+    captured_bytes: int = 0
+    """As `ModelRunner` has it."""
+    in_host: frozenset[str] = frozenset()
+    """Weights that are in the host's memory."""
 
 
 class RankUp(msgspec.Struct, tag=True):
@@ -53,6 +58,13 @@ class RankReady(msgspec.Struct, tag=True):
     rank: int
 
 
+class RankDone(msgspec.Struct, tag=True):
+    """A rank has done what it was called for, or why it could not."""
+
+    rank: int
+    error: str = ""
+
+
 class RankDied(msgspec.Struct, tag=True):
     """A rank's last message."""
 
@@ -63,8 +75,8 @@ class RankDied(msgspec.Struct, tag=True):
     """It ended because another rank did not answer."""
 
 
-ToRank = RankSetup | RankStep
-FromRank = RankUp | RankReady | RankDied
+ToRank = RankSetup | RankStep | RankCapture | RankCall
+FromRank = RankUp | RankReady | RankDone | RankDied
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,11 +23,20 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
 from pagoda.config.engine import EngineConfig
 from pagoda.core.plan import StepPlan, StepResult
+from pagoda.core.ranks import RankCall
 from pagoda.engine.child import exit_cause, private_folder
 from pagoda.engine.core import describe
-from pagoda.engine.executor import LocalExecutor, Runner
-from pagoda.engine.rank_link import LeaderEnd, RankDied, RankLaunch, RankReady, RankSetup, RankUp
-from pagoda.planner.parallel import rank_spec
+from pagoda.engine.executor import Awaited, LocalExecutor, Runner
+from pagoda.engine.rank_link import (
+    LeaderEnd,
+    RankDied,
+    RankDone,
+    RankLaunch,
+    RankReady,
+    RankSetup,
+    RankUp,
+)
+from pagoda.planner.parallel import machine_part, rank_spec
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
     from pagoda.runtime.ranks import LeadingRunner
 
 log = get_logger(__name__)
+
+Result = TypeVar("Result")
 
 _POLL_MS = 100
 _WATCH_SECONDS = 0.5
@@ -69,6 +80,7 @@ class Ranks:
         )
         self._up: dict[int, RankUp] = {}
         self._ready: set[int] = set()
+        self._done: dict[int, RankDone] = {}
         self._died: dict[int, RankDied] = {}
         self._closed = threading.Event()
         self._over: EngineDeadError | CapacityError | None = None
@@ -99,7 +111,7 @@ class Ranks:
                 "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
                 "is for tests; one process is faster.", self.size, self.size,
             )  # fmt: skip
-            return _part(config, facts, self.size)
+            return machine_part(config, facts, self.size)
         if num_devices < self.size:
             raise ConfigError(
                 f"--tensor-parallel-size {self.size} needs {self.size} GPUs and torch finds "
@@ -126,6 +138,20 @@ class Ranks:
 
         return LeadingRunner(*args, group=self.group, tell=self._link.send, **options)
 
+    def call(self, call: RankCall, own: Callable[[], None]) -> None:
+        """Have all other ranks do something while this one does `own`, and wait until all have.
+        CapacityError for one that could not: these calls take memory, or time and nothing else."""
+        self.check()
+        self._done.clear()
+        self._link.send(call)
+        try:
+            own()
+        finally:
+            self._wait(lambda: len(self._done) == self.size - 1)
+        for rank, done in self._done.items():
+            if done.error:
+                raise CapacityError(f"Rank {rank}: {done.error}")
+
     def check(self) -> None:
         """Raise why, if a rank is gone: CapacityError where its memory ran out, else
         EngineDeadError."""
@@ -151,6 +177,11 @@ class Ranks:
             self.close()
             raise self._over from error
 
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives, which all ranks do together."""
+        with self.in_step():
+            return work()
+
     def unblock(self, cause: str) -> None:
         """End the engine's thread from another one, for it waits for a rank that is gone."""
         if self._give_up is not None:
@@ -175,6 +206,8 @@ class Ranks:
             self._up[message.rank] = message
         elif isinstance(message, RankReady):
             self._ready.add(message.rank)
+        elif isinstance(message, RankDone):
+            self._done[message.rank] = message
         elif isinstance(message, RankDied):
             self._died[message.rank] = message
         return message is not None
@@ -217,19 +250,26 @@ class Ranks:
 
 class RanksExecutor(LocalExecutor):
     """The runner of rank 0 in this process, which the other ranks follow. A step that fails ends
-    them all and raises: they no longer are at the same place."""
+    them all and raises, now or from its future: they no longer are at the same place."""
 
-    can_sleep = False
-
-    def __init__(self, runner: Runner, ranks: Ranks):
+    def __init__(self, runner: Runner, ranks: Ranks, *, runs_ahead: bool):
         super().__init__(runner)
         self._ranks = ranks
+        self.steps_in_flight = 2 if runs_ahead else 1
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         with self._ranks.in_step():
+            if self.steps_in_flight > 1:
+                return Awaited(partial(self._ranks.together, self._there().launch(plan)))
             future = super().execute(plan)
             future.result()
         return future
+
+    def sleep(self) -> None:
+        self._ranks.call(RankCall("sleep"), super().sleep)
+
+    def wake_up(self) -> None:
+        self._ranks.call(RankCall("wake_up"), super().wake_up)
 
     def check(self) -> None:
         self._ranks.check()
@@ -251,20 +291,6 @@ def start_ranks(
         return None
     rank_spec(spec, config.parallel.tensor_parallel_size)
     return Ranks(config, model_path, give_up=give_up)
-
-
-def _part(config: EngineConfig, facts: DeviceFacts, size: int) -> tuple[EngineConfig, DeviceFacts]:
-    """One of `size` equal parts of a machine; `--threads` counts those of all ranks."""
-    threads = config.device.threads
-    if isinstance(threads, int):
-        device = replace(config.device, threads=max(1, threads // size))
-        config = replace(config, device=device)
-    return config, replace(
-        facts,
-        free_memory=facts.free_memory // size,
-        total_memory=facts.total_memory // size,
-        num_threads=max(1, facts.num_threads // size),
-    )
 
 
 def _started(launch: RankLaunch, module: str) -> "subprocess.Popen[bytes]":

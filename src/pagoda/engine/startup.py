@@ -28,7 +28,7 @@ from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
 from pagoda.engine.measured import fit_to_device, measures_steps
-from pagoda.engine.model_files import checkpoint_of, spec_of, tensors_of
+from pagoda.engine.model_files import checkpoint_of, dummy_in, planned_tensors, spec_of
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
@@ -143,8 +143,7 @@ class _Startup:
                 self._check_room(self._room, resolution, max_model_len, least)
             self.ledger.plan(resolution.plan, resolution.reasons, max_model_len)
         if self.ranks is not None:
-            num_slabs, packed = resolution.plan.num_slabs, resolution.packed
-            self.ranks.load(RankSetup(resolution.config, num_slabs, packed))
+            self.ranks.load(_rank_setup(resolution))
         if device is None:
             device = self._import_torch(libraries).make_device("cpu")
         threads = _resolved(resolution.config.device.threads)
@@ -172,7 +171,7 @@ class _Startup:
             scheduler,
             self._executor(runner, device),
             grammars=grammars,
-            when_idle=runner.work_ahead,
+            when_idle=self._work_ahead(runner),
             on_shutdown=self._kept_prefixes(files, resolution, scheduler.kv, runner),
         )
         ready = EngineReady(
@@ -195,8 +194,13 @@ class _Startup:
 
     def _executor(self, runner: "ModelRunner", device: "Device") -> LocalExecutor:
         if self.ranks is not None:
-            return RanksExecutor(runner, self.ranks)
+            return RanksExecutor(runner, self.ranks, runs_ahead=device.runs_ahead)
         return DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner)
+
+    def _work_ahead(self, runner: "ModelRunner") -> Callable[[], bool]:
+        if self.ranks is None:
+            return runner.work_ahead
+        return partial(self.ranks.together, runner.work_ahead)
 
     def _resolve(self, files: ModelFiles, spec: ModelSpec, facts: DeviceFacts) -> Resolution:
         config, room = self.config, self._room
@@ -206,7 +210,7 @@ class _Startup:
             # A flag that was meant for another model of the server.
             config = replace(config, model=replace(config.model, max_model_len=None))
         try:
-            resolution = resolve(config, spec, tensors_of(files, config.model), facts)
+            resolution = resolve(config, spec, planned_tensors(files, spec, config.model), facts)
         except CapacityError as error:
             if room is None or room.limit is None:
                 raise
@@ -281,6 +285,7 @@ class _Startup:
     ) -> "Model":
         checkpoint = checkpoint_of(files, spec, resolution.config.model)
         libraries.attend_by_torch(resolution.attention == "torch")
+        place = device.place_of(resolution.plan.placement.params)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
         with self._timed("load weights"), _memory_guard("loading the weights", resolution):
@@ -288,12 +293,15 @@ class _Startup:
                 spec,
                 checkpoint,
                 dtype=device.dtype(resolution.config.model.dtype),
-                device=str(device.torch_device),
+                device=place,
                 parallel=None if self.ranks is None else self.ranks.group.parallel,
                 progress=self._progress,
-                load_format=resolution.config.model.load_format,
+                dummy=dummy_in(files, spec, resolution.config.model),
                 packed=resolution.packed,
             )
+        if not isinstance(place, str):
+            device.give_back()  # what the weights passed through
+            self.ledger.measured["in host memory"] = place.nbytes
         self.ledger.measured["weights"] = device.memory_used() - before
         return model
 
@@ -343,6 +351,10 @@ class _Startup:
             kept = kept_bytes(spec.vision, spec.hidden_size, width, most)
         before = device.memory_used()
         with self._timed("reserve KV cache"), _memory_guard("reserving the KV cache", resolution):
+            model.reserve(_resolved(config.model.max_model_len))
+            if resolution.plan.tables:
+                self.ledger.measured["positions"] = device.memory_used() - before
+            before = device.memory_used()
             make = libraries.runner if self.ranks is None else self.ranks.runner
             runner = make(
                 model,
@@ -382,6 +394,17 @@ def _media(
     if video_processor_for(files) is not None:
         found["video"] = _resolved(media.video_max_tokens)
     return found
+
+
+def _rank_setup(resolution: Resolution) -> RankSetup:
+    return RankSetup(
+        resolution.config,
+        num_slabs=resolution.plan.num_slabs,
+        packed=resolution.packed,
+        attend_by_torch=resolution.attention == "torch",
+        captured_bytes=resolution.plan.captured,
+        in_host=resolution.plan.placement.params,
+    )
 
 
 def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:

@@ -15,3 +15,8 @@ def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # torch keeps the pinned block until the copy is done, and hands it out again then.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copy_to(there: torch.Tensor, here: torch.Tensor) -> None:
+    """A host's tensor into one on the device; it may be changed at once, as with `to_tensor`."""
+    there.copy_(here.pin_memory() if there.is_cuda else here, non_blocking=True)

@@ -8,6 +8,7 @@ import torch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.quant.base import LinearFormat, ShardSource
+from pagoda.quant.host import staging_bytes
 from pagoda.quant.select import linear_format
 
 
@@ -84,6 +85,17 @@ class Linear(WeightedLayer):
 
     def finalize(self) -> None:
         self.format.finalize()
+        if self.host is not None:
+            self.format = self.host.keep(self.format)
+
+    @property
+    def at_hand(self) -> LinearFormat:
+        """The weight on the device, for one product."""
+        return self.format if self.host is None else self.host.fetched(self.format)[0]
+
+    @property
+    def staging_bytes(self) -> int:
+        return 0 if self.host is None else staging_bytes(self.format)
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +115,7 @@ class ColumnLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in_features] -> [tokens, this rank's rows of all shards]."""
-        return self.format.apply(x, self.bias)
+        return self.at_hand.apply(x, self.bias)
 
 
 def replicated(
@@ -126,4 +138,4 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, this rank's columns] -> [tokens, out_features]."""
         parallel = self._context.parallel
-        return parallel.summed(self.format.apply(x, self.bias if parallel.rank == 0 else None))
+        return parallel.summed(self.at_hand.apply(x, self.bias if parallel.rank == 0 else None))

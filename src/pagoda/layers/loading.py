@@ -10,6 +10,7 @@ from torch import nn
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.quant.base import ShardSource
+from pagoda.quant.host import HostWeights
 from pagoda.quant.plain import STORAGES, check_range
 
 
@@ -29,6 +30,9 @@ class LoadTarget:
 
 class WeightedLayer(nn.Module, ABC):
     """A layer with weights of its own (not those of its children)."""
+
+    host: HostWeights | None = None
+    """Where its weight stays from `finalize` on, if that is not the device; biases are there."""
 
     @property
     @abstractmethod

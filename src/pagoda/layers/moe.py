@@ -1,6 +1,8 @@
 """Mixtures of experts: a router sends each token to a few of many small feed-forward layers."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +16,13 @@ from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.norm import Vector
 from pagoda.quant.base import ShardSource
 from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
+from pagoda.quant.host import staging_bytes
+
+# Pairs of a token and an expert, for each expert: of more nearly all experts are met (86% of them
+# if routers choose evenly), and some are read several times.
+_MET_BY_FEW = 2
+
+Result = TypeVar("Result")
 
 
 class Router(ColumnLinear):
@@ -77,10 +86,8 @@ class ExpertMatrices(WeightedLayer):
 
     def finalize(self) -> None:
         self.format.finalize()
-
-    @property
-    def operand(self) -> "ops.PlainExperts | ops.PackedExperts":
-        return self.format.operand(self.bias)
+        if self.host is not None:
+            self.format = self.host.keep(self.format)
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +101,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.spec = spec
         self._parallel = context.parallel
-        self._held = held = context.parallel.share(spec.num_experts, "experts")
+        self.held = held = context.parallel.share(spec.num_experts, "experts")
         count, size = held.stop - held.start, spec.intermediate_size
         self.router = Router(context, spec, hidden_size)
         gate_up = ExpertSizes(count, 2, size, hidden_size)
@@ -119,20 +126,46 @@ class MixtureOfExperts(nn.Module):
         chosen, gate = logits[:, : spec.num_experts], logits[:, spec.num_experts :]
         scales = None if self.scales is None else self.scales.weight
         ids, weights = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales)
-        mixed = ops.mix_experts(
-            x,
-            ids,
-            weights,
-            self.gate_up.operand,
-            self.down.operand,
-            self._gating,
-            self._held.start,
-            weighs_inputs=spec.weighs_inputs,
-        )
-        mixed = self._parallel.summed(mixed)
+        mixed = self._parallel.summed(self.mix_by(ops.mix_experts, x, ids, weights))
         if spec.shared is None:
             return mixed
         return ops.add_gated(mixed, self.shared(x), gate if spec.shared.gated else None)
+
+    def mix_by(
+        self,
+        form: Callable[..., Result],
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> Result:
+        """What a form of `ops.mix_experts` makes of these and of the experts."""
+        return form(
+            x,
+            ids,
+            weights,
+            *self._operands(ids.numel()),
+            self._gating,
+            self.held.start,
+            weighs_inputs=self.spec.weighs_inputs,
+        )
+
+    @property
+    def staging_bytes(self) -> int:
+        if self.down.host is None:
+            return 0
+        return staging_bytes(self.gate_up.format, self.down.format)
+
+    def _operands(self, assignments: int) -> "list[ops.PlainExperts | ops.PackedExperts]":
+        """What `ops.mix_experts` takes of both, for so many pairs of a token and an expert. In the
+        host's memory the kernels of a few read the experts that are met, and no others."""
+        formats = [self.gate_up.format, self.down.format]
+        host = self.down.host  # where those of gate_up are, too
+        if host is not None and assignments > _MET_BY_FEW * self.spec.num_experts:
+            formats = host.fetched(*formats)
+        return [
+            format.operand(part.bias)
+            for format, part in zip(formats, (self.gate_up, self.down), strict=True)
+        ]
 
 
 def feed_forward(context: LayerContext, layer: LayerSpec, hidden_size: int) -> nn.Module:

@@ -133,7 +133,12 @@ def _cos_sin(spec: RopeSpec, factors: torch.Tensor | None, length: int) -> torch
     if spec.num_turning is not None:
         frequencies[..., spec.num_turning :] = 0
     angles = positions * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
+    # In place: of a long context each copy takes hundreds of MiB.
+    table = torch.empty(length, spec.rotary_dim)
+    cosines, sines = table.chunk(2, dim=-1)
+    torch.cos(angles, out=cosines)
+    torch.sin(angles, out=sines)
+    return table.mul_(magnitude)
 
 
 def _frequencies(theta: float | torch.Tensor, rotary_dim: int) -> torch.Tensor:

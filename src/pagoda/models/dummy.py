@@ -2,52 +2,76 @@
 
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagoda.planner.assumed import Dummy
 from pagoda.quant.plain import STORAGES
 from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import FORMATS
 
 _SCALE = 0.02  # the usual initializer_range; keeps activations finite in fp16
+# What a scale is for codes that are all equally frequent: weights are as large on average as plain
+# ones, whose rms is _SCALE / sqrt(3).
+_SCALES = {"INT4": 0.0025, "UINT4": 0.0025, "INT8": 0.000156, "FP8": 0.0137}
+_MIDDLE = 8  # zero point of UINT4
+# Of E4M3: any sign and mantissa, and the exponents of 1/8 to 1.
+_FP8_KEPT, _FP8_SET = 0x9F, 0x20
+_MXFP4_EXPONENT = 118  # of 2^-9
+# Neighbouring groups differ, or layers would take many for one.
+_WIDER = 1.25
 
 
 class DummyCheckpoint:
-    """A checkpoint of the given names and shapes, stored in `dtype`; a tensor's values depend on
-    its name alone.
+    """A checkpoint of the given names and shapes, stored in `dtype` or as `dummy` says; a tensor's
+    values depend on its name alone.
 
-    Norms are ones, all else is uniform within +-0.02, so that a rank's slice is a slice of the
-    same whole.
+    Norms are ones, all else is uniform within +-0.02 or has any codes, so that a rank's slice is a
+    slice of the same whole.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype):
-        (storage,) = (name for name, kind in STORAGES.items() if kind is dtype)
-        self._dtype = dtype
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(name, shape, storage, dtype.itemsize * int(np.prod(shape)))
-            for name, shape in shapes.items()
-        }
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, dummy: Dummy):
+        (plain,) = (name for name, kind in STORAGES.items() if kind is dtype)
+        self._group = dummy.group
+        tensors = {}
+        for name, shape in shapes.items():
+            told = dummy.tensors.get(name)
+            quantized = told is not None and told.type not in STORAGES
+            storage = told.type if told is not None and quantized else plain
+            nbytes = FORMATS[storage].nbytes(int(np.prod(shape)))
+            tensors[name] = TensorInfo(name, shape, storage, nbytes)
+        self.tensors: Mapping[str, TensorInfo] = tensors
         self.metadata: Mapping[str, Any] = {}
 
     def read(
         self, name: str, rows: slice | None = None, columns: slice | None = None
     ) -> npt.NDArray[np.uint8]:
-        shape = self.tensors[name].shape
+        info = self.tensors[name]
+        shape, dtype = info.shape, STORAGES.get(info.type, torch.float32)
         if len(shape) == 1 and not name.endswith(".bias"):
-            return self._stored(np.ones((1, *shape), np.float32))
+            return _stored(np.ones((1, *shape), np.float32), dtype)
         seed = zlib.crc32(name.encode())
+        in_blocks = FORMATS[info.type].block_elements > 1
+        make = partial(_blocks, info.type, self._group) if in_blocks else _uniform
         if len(shape) == 3:  # of a stack only what is asked for is made: it may be large
             stack = range(shape[0])[rows or slice(None)]
-            values = np.concatenate([_uniform((seed, i), shape[1:]) for i in stack])
+            values = np.concatenate([make((seed, i), shape[1:]) for i in stack])
         else:
-            values = _uniform((seed,), shape).reshape(-1, shape[-1])[rows or slice(None)]
+            values = make((seed,), shape)
+            values = values.reshape(-1, values.shape[-1])[rows or slice(None)]
+        if in_blocks:
+            nbytes = FORMATS[info.type].nbytes
+            start, stop, _ = (columns or slice(None)).indices(shape[-1])
+            return values[:, nbytes(start) : nbytes(stop)]
         values = values[:, columns or slice(None)]
         # In place: a large model's token table has gigabytes.
         values -= np.float32(0.5)
         values *= np.float32(2 * _SCALE)
-        return self._stored(values)
+        return _stored(values, dtype)
 
     def release(self, name: str) -> None:
         """Nothing is held."""
@@ -55,13 +79,36 @@ class DummyCheckpoint:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _stored(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        stored: npt.NDArray[np.uint8] = (
-            torch.from_numpy(values).to(self._dtype).view(torch.uint8).numpy()
-        )
-        return stored
+
+def _stored(values: npt.NDArray[np.float32], dtype: torch.dtype) -> npt.NDArray[np.uint8]:
+    stored: npt.NDArray[np.uint8] = torch.from_numpy(values).to(dtype).view(torch.uint8).numpy()
+    return stored
 
 
 def _uniform(seed: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Between 0 and 1."""
     return np.random.Generator(np.random.SFC64(seed)).random(shape, np.float32)
+
+
+def _blocks(
+    storage: str, group: int, seed: tuple[int, ...], shape: tuple[int, ...]
+) -> npt.NDArray[np.uint8]:
+    """[rows, bytes of one] of a matrix [rows, columns] in a quantized storage format."""
+    stored, (rows, columns) = FORMATS[storage], shape
+    size = (rows, columns // stored.block_elements, stored.block_bytes)
+    random = np.random.Generator(np.random.SFC64(seed))
+    raw = random.integers(0, 256, size, np.uint8)
+    block = np.arange(size[1])
+    if storage == "MXFP4":
+        raw[..., 0] = _MXFP4_EXPONENT + block % 3
+        return raw.reshape(rows, -1)
+    group_of = block * stored.block_elements // (group or columns)
+    scales = np.where(group_of % 2, _WIDER, 1.0).astype(np.float32) * np.float32(_SCALES[storage])
+    raw[..., :4] = scales[:, None].view(np.uint8)
+    if storage == "UINT4":
+        raw[..., 4] = _MIDDLE
+    if storage == "FP8":
+        codes = raw[..., 4:]
+        codes &= _FP8_KEPT
+        codes |= _FP8_SET
+    return raw.reshape(rows, -1)

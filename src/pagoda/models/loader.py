@@ -13,13 +13,17 @@ from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext, Parallel
+from pagoda.layers.linear import Linear
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.pieces import Piece, pieces, valued
 from pagoda.models.registry import MODELS
+from pagoda.planner.assumed import Dummy
 from pagoda.quant.base import ShardSource
+from pagoda.quant.host import HostWeights
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
 
@@ -40,6 +44,8 @@ class _Item:
 
 
 _Items = dict[str, list[_Item]]
+_Waiting = dict[WeightedLayer | None, Callable[[], None]]
+"""What makes room for a layer's matrix, when its first tensor is loaded."""
 
 
 def build_model(
@@ -47,28 +53,30 @@ def build_model(
     checkpoint: Checkpoint | None,
     *,
     dtype: torch.dtype,
-    device: str,
+    device: str | HostWeights,
     parallel: Parallel | None = None,
     progress: Progress | None = None,
-    load_format: str = "auto",
+    dummy: Dummy | None = None,
     packed: bool = False,
 ) -> Model:
     """Make the model of `spec` on `device` and load this rank's share of the checkpoint (all of
-    it without `parallel`).
+    it without `parallel`). A device may have some weights in the host's memory.
 
-    `load_format="dummy"` reads no checkpoint and fills in random weights. `progress` is called
-    with bytes done and bytes in all. With `packed`, a device that has kernels for it keeps weights
-    in the checkpoint's own bits; a CPU computes with fp32 activations then. Raises CheckpointError
-    for a leftover, missing or misshapen tensor, UnsupportedModelError for a storage format that
-    no layer can hold, ConfigError where layers do not divide among the ranks, CapacityError where
-    memory is short.
+    `dummy` says what random weights look like, which are filled in without a checkpoint.
+    `progress` is called with bytes done and bytes in all. With `packed`, a device that has kernels
+    for it keeps weights in the checkpoint's own bits; a CPU computes with fp32 activations then.
+    Raises CheckpointError for a leftover, missing or misshapen tensor, UnsupportedModelError for a
+    storage format that no layer can hold, ConfigError where layers do not divide among the ranks,
+    CapacityError where memory is short.
     """
     if spec.architecture not in MODELS:
         raise UnsupportedModelError(
             f"The architecture {spec.architecture!r} is not supported yet; "
             f"{MODELS.nearest(spec.architecture)}."
         )
-    weights = None if load_format == "dummy" else _complete(spec, checkpoint)
+    host, device = (None, device) if isinstance(device, str) else (device, device.device)
+    if dummy is None:
+        weights: Checkpoint = _complete(spec, checkpoint)
     packed = packed and ops.can_pack(device)
     native = packed and device == "cpu"
     context = LayerContext(
@@ -80,14 +88,17 @@ def build_model(
     )
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
-    if weights is None:
+    if dummy is not None:
         shapes = {name: uses[0].piece.shape for name, uses in items.items()}
-        weights = DummyCheckpoint(shapes, getattr(torch, spec.dtype) if native else dtype)
+        plain = getattr(torch, spec.dtype) if native else dtype
+        weights = DummyCheckpoint(shapes, plain, dummy)
     for name, uses in items.items():
         for item in uses:
             _check_fits(weights.tensors[name], item, context.parallel.size)
-    _create(model, weights)
-    _load(items, weights, progress)
+    _load(items, weights, _create(model, weights, host), progress)
+    if host is not None:
+        parts = [part for part in model.modules() if isinstance(part, Linear | MixtureOfExperts)]
+        host.reserve(max(part.staging_bytes for part in parts))
     return model
 
 
@@ -180,21 +191,35 @@ def _items(model: Model) -> _Items:
     return items
 
 
-def _create(model: Model, checkpoint: Checkpoint) -> None:
-    """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet."""
+def _create(model: Model, checkpoint: Checkpoint, host: HostWeights | None) -> _Waiting:
+    """Make room for all matrices; nothing is touched yet, so on a CPU no memory is taken yet.
+
+    Those of the host's memory have none before their turn: they pass through the device's.
+    """
+    waiting: _Waiting = {}
     for rule in _rules(model):
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
         used = (piece.source for piece in pieces(rule, layer.targets(param)))
         storages = tuple(checkpoint.tensors[source].type for source in used)
-        try:
-            layer.create(storages)
-        except RuntimeError as error:  # torch's way of saying that memory is short
-            raise CapacityError(
-                f"There is no memory for {rule.sources[0]} and the weights after it ({error}). "
-                "Take a smaller model or a version with fewer bits per weight."
-            ) from error
+        make_room = partial(_make_room, layer, storages, rule.sources[0])
+        if host is not None and rule.param in host.params:
+            layer.host = host
+            waiting[layer] = make_room
+        else:
+            make_room()
+    return waiting
+
+
+def _make_room(layer: WeightedLayer, storages: tuple[str, ...], source: str) -> None:
+    try:
+        layer.create(storages)
+    except RuntimeError as error:  # torch's way of saying that memory is short
+        raise CapacityError(
+            f"There is no memory for {source} and the weights after it ({error}). "
+            "Take a smaller model or a version with fewer bits per weight."
+        ) from error
 
 
 def _rules(model: Model) -> list[WeightRule]:
@@ -219,7 +244,9 @@ def _check_all_filled(model: Model) -> None:
             assert not unfilled, f"no weight rule fills {unfilled}"
 
 
-def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> None:
+def _load(
+    items: _Items, checkpoint: Checkpoint, waiting: _Waiting, progress: Progress | None
+) -> None:
     """Copy every tensor in the order of the file, so that a disk reads it from end to end."""
     pending = Counter(item.layer for uses in items.values() for item in uses)
     total = sum(checkpoint.tensors[name].nbytes for name in items)
@@ -228,6 +255,8 @@ def _load(items: _Items, checkpoint: Checkpoint, progress: Progress | None) -> N
         if name not in items:
             continue
         for item in items[name]:
+            if item.layer in waiting:
+                waiting.pop(item.layer)()
             item.target.load(_source(checkpoint, info, item))
             pending[item.layer] -= 1
             if item.layer is not None and pending[item.layer] == 0:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -58,6 +59,11 @@ class LinearFormat(ABC):
     @abstractmethod
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Rows of the weight by int64 index [tokens]: [tokens, in_features], for embeddings."""
+
+    @abstractmethod
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """The same weight, on what `move` makes of each tensor; called after finalize, and not on
+        a CPU."""
 
     @property
     @abstractmethod

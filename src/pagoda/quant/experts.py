@@ -1,6 +1,8 @@
 """How the matrices of a mixture's experts are stored."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from copy import copy
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -32,6 +34,9 @@ class ExpertFormat(Protocol):
 
     def operand(self, bias: torch.Tensor | None) -> "ops.PlainExperts | ops.PackedExperts":
         """What `ops.mix_experts` takes; bias [count, parts * rows]."""
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """As `LinearFormat.moved`."""
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +75,11 @@ class PlainExpertFormat:
         sizes = self._sizes
         weight = self._linear.weight.view(sizes.count, sizes.parts * sizes.rows, sizes.columns)
         return ops.PlainExperts(weight, bias)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        there = copy(self)
+        there._linear = self._linear.moved(move)
+        return there
 
     @property
     def nbytes(self) -> int:
@@ -111,6 +121,11 @@ class PackedExpertFormat:
 
     def operand(self, bias: torch.Tensor | None) -> ops.PackedExperts:
         return ops.PackedExperts(tuple(self._parts), self._sizes.rows, self._sizes.count, bias)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        there = copy(self)
+        there._parts = [matrix.moved(move) for matrix in self._parts]
+        return there
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,9 @@
 """Weights in the checkpoint's own bits, or the nearest, packed for the kernels of a CPU or GPU."""
 
 from collections.abc import Callable
+from copy import copy
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -82,6 +83,11 @@ class PackedLinear(LinearFormat):
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         (matrix,) = self._matrices  # a table is one shard
         return ops.packed_rows(index, matrix, self._dtype)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        there = copy(self)
+        there._matrices = [matrix.moved(move) for matrix in self._matrices]
+        return there
 
     @property
     def nbytes(self) -> int:

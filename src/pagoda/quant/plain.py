@@ -1,5 +1,9 @@
 """Weights as they are: bf16, fp16 or fp32, kept in the dtype of activations."""
 
+from collections.abc import Callable
+from copy import copy
+from typing import Self
+
 import torch
 
 from pagoda.base.errors import CheckpointError
@@ -51,6 +55,11 @@ class PlainLinear(LinearFormat):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return ops.embed(index, self.weight)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        there = copy(self)
+        there.weight = move(self.weight)
+        return there
 
     @property
     def nbytes(self) -> int:

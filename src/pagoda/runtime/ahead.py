@@ -33,20 +33,25 @@ class StepAhead:
     def __post_init__(self) -> None:
         scheduled, places, states = self.step.plan, self.step.places, self.states
         self._result: StepResult | None = None
-        self._rows: Ints = scheduled.rows[places.owners]
+        self._rows: Ints = scheduled.rows
+        if not places.one_each:
+            self._rows = scheduled.rows[places.owners]
         # A DecodeRun moves its step's arrays on in place.
         self._positions: Ints = places.positions.copy()
         self._departed: Ints = states.departed[self._rows]
         self._left_out: dict[str, Fault] = {}
-        if len(scheduled.req_ids) < len(self.plan.requests):
-            asked = {planned.req_id for planned in self.plan.requests}
-            left_out = asked.difference(scheduled.req_ids)
+        if len(scheduled.req_ids) < len(self.plan.req_ids):
+            left_out = set(self.plan.req_ids).difference(scheduled.req_ids)
             self._left_out = {req_id: states.fault(req_id) for req_id in left_out}
         states.promise(self._rows, self._positions)
 
     @property
     def settled(self) -> bool:
         return self._result is not None
+
+    def fills(self, step: PreparedStep) -> bool:
+        """Whether `fill` gives that step, of a DecodeRun, all its tokens."""
+        return not self.settled and step is self.step
 
     def fill(self, token_ids: torch.Tensor, step: PreparedStep) -> None:
         """Put the tokens into int64 token_ids [tokens] of the next step, where the host has none
@@ -89,7 +94,7 @@ class StepAhead:
         tokens: list[int] = chosen.tolist()
         if places.one_each and not faults and not self._left_out:
             return StepResult(step_id=plan.step_id, tokens=tokens)
-        results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
+        results = {req_id: RequestResult(req_id=req_id) for req_id in plan.req_ids}
         for req_id, fault in self._left_out.items():
             results[req_id].error, results[req_id].bad_request = fault
         owners = [self.step.plan.req_ids[owner] for owner in places.owners.tolist()]

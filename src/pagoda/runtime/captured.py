@@ -18,9 +18,9 @@ from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.planner.memory import captured_sizes
 from pagoda.runtime.cache_memory import CacheMemory
-from pagoda.runtime.device import to_tensor
+from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.graphs import Graph, GraphMaker
-from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
+from pagoda.runtime.inputs import GroupArrays, Ints32, StateArrays, StepArrays
 from pagoda.runtime.model import Model
 from pagoda.runtime.program import Computed, Inputs, StepLimits
 from pagoda.runtime.sampler import FirstMax
@@ -34,7 +34,7 @@ _ALIGNMENT = 16
 _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
-class _Outputs(NamedTuple):
+class Outputs(NamedTuple):
     """Of the largest step; each graph writes its first rows. Were they each graph's own, all their
     logits together would take gigabytes; the copy is a hundredth of a step."""
 
@@ -49,6 +49,7 @@ class _Arena:
 
     def __init__(self, nbytes: int, device: torch.device):
         self._host = np.zeros(nbytes, np.uint8)
+        self._whole = torch.from_numpy(self._host)
         self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         self._used = 0
 
@@ -66,8 +67,7 @@ class _Arena:
         return part.view(_TORCH_TYPES[array.dtype]).view(array.shape)
 
     def upload(self) -> None:
-        used = self._host[: self._used]
-        self._device[: self._used].copy_(to_tensor(used, self._device.device))
+        copy_to(self._device, self._whole)
 
 
 class _DeviceInputs(Inputs):
@@ -82,7 +82,7 @@ class _DeviceInputs(Inputs):
     ):
         rows = limits.max_reqs + 1
         # Each array has at most so many rows of 8 bytes; their alignment is the rest.
-        arrays = 6 + len(block_sizes) + 2
+        arrays = 6 + 3 * len(block_sizes) + 2
         self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
         super().__init__(limits, block_sizes, has_states, self._arena.zeros)
         self._device = device
@@ -90,24 +90,50 @@ class _DeviceInputs(Inputs):
             torch.zeros(group.block_table.shape, dtype=torch.int32, device=device)
             for group in self.groups
         ]
+        zeros, on_device = self._arena.zeros, self._arena.on_device
+        self._entries = [
+            (zeros(limits.max_reqs, np.int64), zeros(limits.max_reqs, np.int32))
+            for _ in self.groups
+        ]
+        """What is new in each table: where it lies, and the blocks."""
+        self._entries_there = [
+            (on_device(places), on_device(blocks)) for places, blocks in self._entries
+        ]
+        self._grown: dict[int, int] = {}
+        """The groups that have new entries, and how many."""
+        self._flat_tables = [table.view(-1) for table in self._tables]
+        self._token_ids_there = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
+        if arrays is not self._adopted:
+            self._clear_behind(arrays.num_reqs)
         super().load(arrays, samples)
-        count = arrays.num_reqs
+        self._arena.upload()
+        for group, count in self._grown.items():
+            places, blocks = self._entries_there[group]
+            self._flat_tables[group].index_copy_(0, places[:count], blocks[:count])
+        self._grown.clear()
+
+    def _clear_behind(self, count: int) -> None:
         for array in (self.token_ids, self.positions, self.kv_lens):
             array[count:] = 0
         for group in self.groups:
             group.slot_mapping[count:] = 0
         if self.states is not None:
             self.states.read[count:] = self.states.write[count:] = 0
-        self._arena.upload()
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         rows, width = table.shape
         self._tables[group][:rows, :width] = to_tensor(table, self._device)
 
+    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints32) -> None:
+        count, (places, entries) = len(rows), self._entries[group]
+        places[:count] = rows * self._tables[group].shape[1] + columns
+        entries[:count] = blocks
+        self._grown[group] = count
+
     def token_ids_of(self, count: int) -> torch.Tensor:
-        return self._arena.on_device(self.token_ids)[:count]
+        return self._token_ids_there[:count]
 
     def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """The first `size` requests, one token each; no copies."""
@@ -156,7 +182,9 @@ class CapturedSteps:
         self._graphs: dict[int, Graph] = {}
         self._maker: GraphMaker | None = None
         self._inputs: _DeviceInputs | None = None
-        self._outputs: _Outputs | None = None
+        self._outputs: Outputs | None = None
+        self._parts: dict[int, Outputs] = {}
+        """Their first rows, by how many."""
         self._spent = 0
         self._seconds = 0.0
         self._pause_until = 0.0
@@ -193,7 +221,10 @@ class CapturedSteps:
             fill(inputs.token_ids_of(count))
         self._graphs[self._size_of(count)].replay()
         assert self._outputs is not None
-        hidden_states, logits, values, ids = (rows[:count] for rows in self._outputs)
+        part = self._parts.get(count)
+        if part is None:
+            part = self._parts[count] = Outputs(*(rows[:count] for rows in self._outputs))
+        hidden_states, logits, values, ids = part
         return Computed(hidden_states, logits, FirstMax(values, ids.clone()))
 
     def capture_needed(self) -> bool:
@@ -224,6 +255,7 @@ class CapturedSteps:
         capture again what they need."""
         self._graphs.clear()
         self._needed.clear()
+        self._parts.clear()
         self._maker = self._inputs = self._outputs = None
         self._spent = 0
         self._given_up = False
@@ -238,11 +270,15 @@ class CapturedSteps:
             )
         return self._inputs
 
-    @torch.inference_mode()
     def _capture(self, size: int) -> None:
         if self._spent >= self.budget:
             self._give_up(f"their {format_bytes(self.budget)} of memory are used")
-            return
+        else:
+            self.capture(size)
+
+    @torch.inference_mode()
+    def capture(self, size: int) -> None:
+        """Capture one of `sizes` now, whatever it takes."""
         begun, before = time.perf_counter(), self.free_memory()
         try:
             graph = self._graph_of(size)
@@ -269,12 +305,19 @@ class CapturedSteps:
 
     def _graph_of(self, size: int) -> Graph | None:
         """None where a replay does not give what the step itself does."""
+        batch, expected = self._first_pass(size)
+        graph = self._recorded(size, batch, expected)
+        return graph if self._repeats(graph, expected.logits) else None
+
+    def _first_pass(self, size: int) -> tuple[ForwardBatch, Outputs]:
+        """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
         inputs = self._ready_inputs()
         inputs.load(self._first_tokens(size), np.arange(size))
         batch = inputs.batch_of(size, self.limits, self.cache)
-        # The first pass compiles what there is to compile, and gives the outputs' shapes.
-        expected = [rows.clone() for rows in self._compute(batch)]
-        outputs = self._ready_outputs(expected)
+        return batch, Outputs(*(rows.clone() for rows in self._compute(batch)))
+
+    def _recorded(self, size: int, batch: ForwardBatch, like: Outputs) -> Graph:
+        outputs = self._ready_outputs(like)
         if self._maker is None:
             self._maker = self.make_graphs()
 
@@ -282,20 +325,27 @@ class CapturedSteps:
             for kept, rows in zip(outputs, self._compute(batch), strict=True):
                 kept[:size].copy_(rows)
 
-        graph = self._maker(work)
-        outputs.logits.fill_(torch.nan)
-        graph.replay()
-        return graph if _alike(outputs.logits[:size], expected[1]) else None
+        return self._maker(work)
 
-    def _compute(self, batch: ForwardBatch) -> _Outputs:
+    def _repeats(self, graph: Graph, expected: torch.Tensor) -> bool:
+        """Whether it gives these logits; not to the bit, for a library may choose another way while
+        it is captured."""
+        assert self._outputs is not None
+        found = self._outputs.logits
+        found.fill_(torch.nan)
+        graph.replay()
+        difference = (found[: len(expected)] - expected).abs().max()
+        return bool(difference <= 0.02 * expected.abs().max())
+
+    def _compute(self, batch: ForwardBatch) -> Outputs:
         hidden_states = self.model.forward(batch)
         logits = self.model.compute_logits(hidden_states)
-        return _Outputs(hidden_states, logits, *ops.first_max(logits))
+        return Outputs(hidden_states, logits, *ops.first_max(logits))
 
-    def _ready_outputs(self, like: Sequence[torch.Tensor]) -> _Outputs:
+    def _ready_outputs(self, like: Sequence[torch.Tensor]) -> Outputs:
         if self._outputs is None:
             most = self.limits.max_reqs
-            self._outputs = _Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
+            self._outputs = Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
         return self._outputs
 
     def _first_tokens(self, size: int) -> StepArrays:
@@ -321,11 +371,6 @@ class CapturedSteps:
             count, format_seconds(self._seconds), format_bytes(self._spent),
             format_bytes(self.budget), more,
         )  # fmt: skip
-
-
-def _alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Not to the bit: a library may choose another way while it is captured."""
-    return bool((found - expected).abs().max() <= 0.02 * expected.abs().max())
 
 
 def _first_line(error: Exception) -> str:

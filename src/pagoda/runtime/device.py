@@ -3,6 +3,8 @@
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,8 +15,15 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, usable_threads
 from pagoda.kernels import cpu, ops
+from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
+from pagoda.quant.host import HostWeights
 from pagoda.runtime.graphs import CudaGraphs, GraphMaker
+
+if TYPE_CHECKING:  # these need Triton
+    from pagoda.models.base import Model
+    from pagoda.runtime.triton.kernel_log import KernelLog
+    from pagoda.runtime.triton.tiles import TileTuning
 
 logger = get_logger(__name__)
 
@@ -26,6 +35,9 @@ _DTYPES = {
     "float32": torch.float32,
     "int8": torch.int8,
 }
+
+# Flags of cudaHostRegister: of use to all processes' contexts, and to kernels.
+_PORTABLE, _MAPPED = 1, 2
 
 Fetch = Callable[[], list[np.ndarray]]
 """Waits for copies that are on their way to the host."""
@@ -39,6 +51,8 @@ class Device(ABC):
     torch_device: torch.device
     runs_ahead = False
     """Calls only queue work, and return before it is done."""
+    kernel_log: "KernelLog | None" = None
+    """What is compiled for the device while it is used, where that is ever done."""
     count = 1
     """Devices of this kind that processes can have one each of."""
 
@@ -90,6 +104,21 @@ class Device(ABC):
         """What makes the maker of a model's graphs; None where steps are not captured so."""
         return None
 
+    def host_memory(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `quant.host.HostMemory`; nobody else has it until both tensors are gone."""
+        memory = torch.frombuffer(_pages(nbytes), dtype=torch.uint8)
+        return memory, memory
+
+    def place_of(self, in_host: frozenset[str]) -> str | HostWeights:
+        """What `build_model` takes for a device: this one, with these weights in the host's
+        memory."""
+        name = str(self.torch_device)
+        return HostWeights(in_host, name, self.host_memory) if in_host else name
+
+    def tile_tuning(self, model: "Model", most_tokens: int) -> "TileTuning | None":
+        """What measures how a model's products are best cut here; None where nothing does."""
+        return None
+
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros for a long-lived pool."""
@@ -133,7 +162,7 @@ class CpuDevice(Device):
         numel = torch.Size(shape).numel()
         if numel == 0:
             return torch.empty(shape, dtype=dtype)
-        pages = mmap.mmap(-1, numel * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = _pages(numel * dtype.itemsize)
         pool = torch.frombuffer(pages, dtype=dtype).view(shape)
         self._pages[pool.data_ptr()] = pages
         return pool
@@ -162,6 +191,10 @@ class CudaDevice(Device):
             )
         # Kernels run on the current device, whatever their tensors are on.
         torch.cuda.set_device(index)
+        if find_spec("triton") is not None:
+            from pagoda.runtime.triton.kernel_log import KernelLog
+
+            self.kernel_log = KernelLog()
 
     def facts(self) -> DeviceFacts:
         free, total = torch.cuda.mem_get_info(self.torch_device)
@@ -174,6 +207,7 @@ class CudaDevice(Device):
             supports_bf16=major >= 8,
             name=torch.cuda.get_device_name(self.torch_device),
             capability=10 * major + minor,
+            host_memory=cpu.device_facts().free_memory,
             packed_storages=ops.packed_storages(self.name),
         )
 
@@ -210,6 +244,22 @@ class CudaDevice(Device):
     def graph_maker(self) -> Callable[[], GraphMaker] | None:
         return lambda: CudaGraphs(self.torch_device)
 
+    def host_memory(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Registered memory, for what torch would pin is rounded up to a power of two."""
+        memory, _ = super().host_memory(nbytes)
+        runtime = torch.cuda.cudart()
+        torch.cuda.check_error(
+            runtime.cudaHostRegister(memory.data_ptr(), nbytes, _PORTABLE | _MAPPED)
+        )
+        return memory, torch.as_tensor(_Registered(memory), device=self.torch_device)
+
+    def tile_tuning(self, model: "Model", most_tokens: int) -> "TileTuning | None":
+        if find_spec("triton") is None:
+            return None
+        from pagoda.runtime.triton.tiles import tile_tuning
+
+        return tile_tuning(model, self, most_tokens)
+
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
@@ -220,6 +270,28 @@ class CudaDevice(Device):
     def restore(self, pool: torch.Tensor) -> None:
         pool.untyped_storage().resize_(pool.nbytes)
         pool.zero_()
+
+
+def _pages(nbytes: int) -> mmap.mmap:
+    """Memory of the system's, not touched yet; whole pages of it."""
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class _Registered:
+    """The host's memory as torch takes memory of others (the CUDA array interface, version 2). On
+    Linux the device sees it at the same address."""
+
+    def __init__(self, memory: torch.Tensor):
+        self.__cuda_array_interface__ = {
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "data": (memory.data_ptr(), False),
+            "version": 2,
+        }
+        self._memory = memory
+
+    def __del__(self) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
 
 
 def make_device(name: str, index: int = 0) -> Device:

@@ -20,12 +20,26 @@ class GroupArrays:
     """`GroupInputs` in numpy."""
 
     block_table: Ints32
-    """Never changed: as long as it is the same array, it holds the same."""
+    """As long as it is the same array, it changes by `grow` alone."""
     slot_mapping: Ints
+    growths: int = 0
+    """How often it grew."""
+    grown: tuple[Ints, Ints, Ints32] | None = None
+    """Rows and columns of the entries that the last time brought, and their blocks."""
 
     @staticmethod
-    def table_of(table: BlockTable, reqs: Ints) -> Ints32:
-        return table.entries[:, : table.used[reqs].max()].take(reqs, axis=0)
+    def table_of(table: BlockTable, reqs: Ints, spare: int = 0) -> Ints32:
+        """With room for so many blocks more."""
+        return table.entries[:, : table.used[reqs].max() + spare].take(reqs, axis=0)
+
+    def grow(self, rows: Ints, columns: Ints, blocks: Ints32) -> bool:
+        """Take in new entries; False, with nothing changed, where the table is too narrow."""
+        if columns.max() >= self.block_table.shape[1]:
+            return False
+        self.block_table[rows, columns] = blocks
+        self.growths += 1
+        self.grown = rows, columns, blocks
+        return True
 
 
 @dataclass

@@ -28,6 +28,11 @@ class Model(Protocol):
         """Make what grows with the context now."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        ...
+
     def image_slices(
         self, patches: torch.Tensor, grid: tuple[int, int, int]
     ) -> Generator[None, None, torch.Tensor]:

@@ -12,7 +12,7 @@ from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import CacheMemory
-from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
+from pagoda.runtime.inputs import GroupArrays, Ints32, StateArrays, StepArrays
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampler import FirstMax
 from pagoda.runtime.states import Ints
@@ -75,7 +75,8 @@ class Inputs:
             self.states = StateArrays(
                 zeros(limits.max_reqs, np.int32), zeros(limits.max_reqs, np.int32)
             )
-        self._loaded: list[object] = [None] * len(self.groups)
+        self._loaded: list[tuple[object, int]] = [(None, 0)] * len(self.groups)
+        """Of each group, the block table that lies here, and how often it had grown."""
         self._adopted: StepArrays | None = None
 
     def adopt(self, arrays: StepArrays, samples: Ints) -> None:
@@ -113,14 +114,21 @@ class Inputs:
             self.states.write[:num_reqs] = arrays.states.write
 
     def take_table(self, group: int, table: np.ndarray) -> None:
-        """A group's block table has changed."""
+        """A group's block table is another."""
         self.groups[group].block_table[: len(table), : table.shape[1]] = table
+
+    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints32) -> None:
+        """A group's block table has new entries."""
+        self.groups[group].block_table[rows, columns] = blocks
 
     def _load_tables(self, arrays: StepArrays) -> None:
         for index, group in enumerate(arrays.groups):
-            if group.block_table is not self._loaded[index]:
+            table, growths = self._loaded[index]
+            if table is not group.block_table or growths + 1 < group.growths:
                 self.take_table(index, group.block_table)
-                self._loaded[index] = group.block_table
+            elif growths < group.growths and group.grown is not None:
+                self.take_blocks(index, *group.grown)
+            self._loaded[index] = group.block_table, group.growths
 
     def batch(self, num_tokens: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """Per request everything, per token the first `num_tokens`; no copies."""

@@ -18,8 +18,11 @@ _EXCHANGE = timedelta(minutes=10)
 _MEETING = timedelta(minutes=1)
 
 
-class PeerLostError(RuntimeError):
-    """Another rank did not answer: it is gone, or hangs."""
+class PeerLostError(Exception):
+    """Another rank did not answer: it is gone, or hangs.
+
+    No RuntimeError: whoever goes on behind one of torch's cannot go on behind this one.
+    """
 
 
 class RankGroup:
@@ -28,6 +31,7 @@ class RankGroup:
     def __init__(self, rank: int, size: int):
         self.parallel = Parallel(rank, size, self.reduce, self.gather)
         self._group: Any = None
+        self._votes = torch.empty(0)
 
     def connect(self, device: torch.device, path: Path) -> None:
         """Meet the others, who come with the same `path` (of a file, in a private folder).
@@ -44,6 +48,8 @@ class RankGroup:
                 "torch.distributed, or leave out --tensor-parallel-size."
             )
         rank, size = self.parallel.rank, self.parallel.size
+        # Made now: a rank may have to say that it found no memory.
+        self._votes = torch.zeros(1, dtype=torch.int32, device=device)
         store = distributed.FileStore(str(path), size)
         store.set_timeout(_MEETING)
         with _peers_needed():
@@ -85,6 +91,10 @@ class RankGroup:
         """Rank 0's contiguous tensor into those of the others."""
         with _peers_needed():
             self._group.broadcast([x]).wait()
+
+    def agree(self, good: bool) -> bool:
+        """Whether all ranks say that it is good; waits for the device."""
+        return int(self.reduce(self._votes.fill_(int(good)))) == self.parallel.size
 
     def abort(self) -> None:
         """Wake whoever waits for a rank that is gone; gloo sees that by itself."""

@@ -2,50 +2,126 @@
 
 All compute the same steps on the same rows, each with its share of heads, experts and features.
 Rank 0 alone samples: masks of grammars have time limits, and two ranks that disagree on whether one
-was passed would compute different batches. The others append its tokens before their next step.
+was passed would compute different batches. Where steps are waited for, its tokens go out with the
+next plan. Where a device runs ahead it sends them from device to device behind the step; each rank
+takes them from there into its next step, and into its rows once they have come.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from pagoda.base.log import get_logger
-from pagoda.core.plan import RequestResult, StepPlan
-from pagoda.core.ranks import RankStep
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.layers.batch import ForwardBatch
+from pagoda.runtime.captured import CapturedSteps, Outputs
+from pagoda.runtime.graphs import Graph, GraphMaker
 from pagoda.runtime.prepared import PreparedStep
 from pagoda.runtime.program import Computed, StepProgram
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
-from pagoda.runtime.sampler import Sampled
+from pagoda.runtime.sampler import FirstMax, Sampled
 from pagoda.runtime.states import Fault, Scheduled
 
 logger = get_logger(__name__)
 
 
+class OutOfStepError(Exception):
+    """This rank failed where the others wait for it: none can go on."""
+
+
 @dataclass(eq=False)
-class LeadingRunner(ModelRunner):
-    """Rank 0's."""
+class CapturedTogether(CapturedSteps):
+    """Decode steps that all ranks capture, in one order between the same steps: their exchanges
+    are in the graphs. Rank 0 says when; what one rank cannot capture none does."""
 
     group: RankGroup = field(kw_only=True)
-    tell: Callable[[RankStep], None] = field(kw_only=True)
-    """Sends a step to all other ranks."""
+    tell: Callable[[RankCapture], None] = field(kw_only=True)
+
+    def capture(self, size: int) -> None:
+        self.tell(RankCapture(size))
+        super().capture(size)
+
+    def _first_pass(self, size: int) -> tuple[ForwardBatch, Outputs]:
+        with _in_step():
+            return super()._first_pass(size)
+
+    def _recorded(self, size: int, batch: ForwardBatch, like: Outputs) -> Graph:
+        try:
+            graph = super()._recorded(size, batch, like)
+        except RuntimeError:
+            self.group.agree(False)
+            raise
+        if not self.group.agree(True):
+            raise RuntimeError("another rank could not")
+        return graph
+
+    def _repeats(self, graph: Graph, expected: torch.Tensor) -> bool:
+        with _in_step():
+            return self.group.agree(super()._repeats(graph, expected))
+
+    def _report(self, count: str, more: str = "") -> None:
+        if more or self.group.parallel.rank == 0:
+            super()._report(count, more)
+
+
+@contextmanager
+def _in_step() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise OutOfStepError(f"A decode step failed while it was captured: {error}") from error
+
+
+@dataclass(eq=False)
+class _RankRunner(ModelRunner):
+    group: RankGroup = field(kw_only=True)
+    tell: Callable[[RankStep | RankCapture], None] = field(kw_only=True, default=lambda order: None)
+    """Sends something to all other ranks; to none from one that follows."""
+
+    def _record(self) -> StepProgram | CapturedSteps | None:
+        """A CPU's recorded step holds no exchange between ranks."""
+        return None if self.device.graph_maker() is None else super()._record()
+
+    def _captured_steps(
+        self,
+        make_graphs: Callable[[], GraphMaker],
+        kind: Callable[..., CapturedSteps] = CapturedTogether,
+    ) -> CapturedSteps:
+        together = partial(kind, group=self.group, tell=self.tell)
+        return super()._captured_steps(make_graphs, together)
+
+
+@dataclass(eq=False)
+class LeadingRunner(_RankRunner):
+    """Rank 0's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._tiles = None  # all ranks would have to capture their steps anew, together
         self._sampled: tuple[list[int], list[int]] = ([], [])
 
-    def _record(self) -> StepProgram | None:
-        logger.info("Steps run op by op: ranks exchange tensors on the way.")
-        return None
+    def _record(self) -> StepProgram | CapturedSteps | None:
+        program = super()._record()
+        if program is None:
+            logger.info("Steps run op by op.")
+        return program
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launched where the device runs ahead, for so do the others."""
+        return self.launch(plan)() if self.device.runs_ahead else super().execute(plan)
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         step = super()._prepare(plan)
         computed = [] if step is None else step.plan.req_ids
         left_out: list[str] = []
-        if len(computed) < len(plan.requests):
-            left_out = [req.req_id for req in plan.requests if req.req_id not in set(computed)]
+        if len(computed) < len(plan.req_ids):
+            left_out = [req_id for req_id in plan.req_ids if req_id not in set(computed)]
         # fp32 holds the bits of every dtype of activations.
         pictures = {} if step is None else {k: x.float() for k, x in step.encoded.items()}
         shapes = [(name, list(picture.shape)) for name, picture in pictures.items()]
@@ -60,18 +136,27 @@ class LeadingRunner(ModelRunner):
         self._sampled = (sampled.tokens.tolist(), list(sampled.faults))
         return sampled
 
+    def _choose_on_device(
+        self, step: PreparedStep, computed: Computed
+    ) -> tuple[FirstMax, dict[int, Fault]]:
+        best, broken = super()._choose_on_device(step, computed)
+        if len(best.ids):
+            self.group.broadcast(best.ids)
+        return best, broken
+
 
 @dataclass(eq=False)
-class FollowingRunner(ModelRunner):
+class FollowingRunner(_RankRunner):
     """Any other rank's; `follow` takes the place of `execute`. Its results mean nothing."""
-
-    group: RankGroup = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.program = self._record()
         self._unsettled: PreparedStep | None = None
         """The last step, until it is known what was sampled."""
         self._pictures: list[tuple[str, list[int]]] = []
+        self._settle_before: Callable[[], object] = lambda: None
+        """Takes up the last step's tokens, where that was launched."""
 
     def follow(self, step: RankStep) -> None:
         """Compute what rank 0 computes. Any error leaves the ranks at different places."""
@@ -82,8 +167,22 @@ class FollowingRunner(ModelRunner):
             if row.request is not None:
                 row.request.grammar = None
         if left_out:
-            plan.requests = [req for req in plan.requests if req.req_id not in left_out]
-        self.execute(plan)
+            kept = [req for req in plan.requests if req.req_id not in left_out]
+            plan = StepPlan.of(plan.step_id, kept, plan.rows, plan.freed)
+        if not self.device.runs_ahead:
+            self.execute(plan)
+            return
+        settle_before, self._settle_before = self._settle_before, self.launch(plan)
+        settle_before()
+
+    def capture(self, size: int) -> None:
+        """Capture what rank 0 captures; any error is as one of `follow`."""
+        assert isinstance(self.program, CapturedSteps)
+        self.program.capture(size)
+        self._run = None  # as in `_capture_needed`
+
+    def _capture_needed(self) -> None:
+        """Rank 0 says when."""
 
     def _take_sampled(self, step: RankStep) -> None:
         last, self._unsettled = self._unsettled, None
@@ -97,9 +196,9 @@ class FollowingRunner(ModelRunner):
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         step = super()._prepare(plan)
         found = 0 if step is None else len(step.plan.req_ids)
-        if found != len(plan.requests):
+        if found != len(plan.req_ids):
             raise RuntimeError(
-                f"Of {len(plan.requests)} requests that rank 0 computes, this rank knows {found}; "
+                f"Of {len(plan.req_ids)} requests that rank 0 computes, this rank knows {found}; "
                 "please report this."
             )
         return step
@@ -119,9 +218,22 @@ class FollowingRunner(ModelRunner):
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
-    ) -> None:
+    ) -> list[int]:
         if computed.logits is not None and len(step.places.requests):
             self._unsettled = step
+        return []
+
+    def _choose_on_device(
+        self, step: PreparedStep, computed: Computed
+    ) -> tuple[FirstMax, dict[int, Fault]]:
+        """What rank 0 chose. A row that had nothing to choose from is one as any other here: rank 0
+        plans its request no more."""
+        ids = torch.empty(
+            len(step.places.owners), dtype=torch.int64, device=self.device.torch_device
+        )
+        if len(ids):
+            self.group.broadcast(ids)
+        return FirstMax(torch.zeros_like(ids, dtype=torch.float32), ids), {}
 
     def _fail(self, result: RequestResult, fault: Fault) -> None:
         """Whether a request can go on is for rank 0 to say."""

@@ -28,7 +28,7 @@ from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
-from pagoda.runtime.prepared import DecodeRun, PreparedStep
+from pagoda.runtime.prepared import DecodeRun, PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
 from pagoda.runtime.sampler import (
@@ -104,6 +104,7 @@ class ModelRunner:
             self.model.classify if self.spec.pooling.labels else None,
             whole=self.spec.encoder is not None,
         )
+        self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
             self._block_sizes(),
@@ -131,7 +132,7 @@ class ModelRunner:
         """
         begun = time.perf_counter()
         step = self._begin(plan)
-        waits = step is None or step.needs & _REPORTS or step.plan.num_drafts.any()
+        waits = step is None or step.needs & _REPORTS or plan.drafts
         if step is None or waits or plan.encode:
             result = self._complete(plan, step, begun)
             return lambda: result
@@ -169,17 +170,22 @@ class ModelRunner:
         return step
 
     def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
-        results = {req.req_id: RequestResult(req_id=req.req_id) for req in plan.requests}
-        if step is not None:
-            self._compute(step, results)
-        if step is None or len(step.plan.req_ids) < len(results):
-            for req_id in results.keys() - set(step.plan.req_ids if step is not None else ()):
+        results = _Results()
+        computed = step.plan.req_ids if step is not None else []
+        tokens = self._compute(step, results) if step is not None else []
+        if len(computed) < len(plan.req_ids):
+            for req_id in set(plan.req_ids).difference(computed):
                 self._fail(results[req_id], self.states.fault(req_id))
+        result = StepResult(step_id=plan.step_id, tokens=tokens)
+        if results or not tokens:
+            for req_id, token in zip(computed, tokens, strict=False):
+                results[req_id].token_ids = [token]
+            result.tokens, result.results = [], [results[req_id] for req_id in plan.req_ids]
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
-        encoded = self._encode_ahead(plan, time.perf_counter() - begun)
+        result.encoded = self._encode_ahead(plan, time.perf_counter() - begun)
         self._capture_needed()
-        return StepResult(step_id=plan.step_id, results=list(results.values()), encoded=encoded)
+        return result
 
     def sleep(self) -> None:
         """Give back the memory of the caches, and that of a GPU's weights, which wait on the host.
@@ -204,10 +210,19 @@ class ModelRunner:
             self._run = None  # its arrays may lie where captured steps read
 
     def work_ahead(self) -> bool:
-        """While no request runs: make later steps faster, for some 100 ms. False when nothing is
-        left to do."""
+        """While no request runs and the weights are there: make later steps faster, for some 100 ms
+        (seconds where experts' tiles are measured). False when nothing is left to do."""
         self._run = None
-        return isinstance(self.program, CapturedSteps) and self.program.capture_more()
+        if self._tiles is not None:
+            if self._tiles.go_on():
+                return True
+            if self._tiles.changed:
+                self.drop_captured()  # graphs hold the kernels that they were captured with
+            self._tiles = None
+        more = isinstance(self.program, CapturedSteps) and self.program.capture_more()
+        if not more and self.device.kernel_log is not None:
+            self.device.kernel_log.report("Later steps")
+        return more
 
     def drop_captured(self) -> None:
         """Before weights or caches move or go: forget what points to them."""
@@ -226,20 +241,28 @@ class ModelRunner:
 
     def warm_up(self) -> int:
         """Record a step where that can be done, and run a prefill and a decode step, so that the
-        first request pays for no first calls.
+        first request pays for no first calls; on a GPU of several sizes, as kernels are compiled.
 
-        Returns the tokens of the longer one: few, for the largest step takes a second and more.
+        Returns the tokens of the longest one: few, for the largest step takes a second and more.
         Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
         """
         if self.spec.encoder is None:
             with torch.inference_mode():
                 self.program = self._record()
-        length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len)
+        kernels = self.device.kernel_log
+        if kernels is not None:
+            kernels.expect(
+                self.device.facts().name, repr((self.spec, self.groups, self.model.nbytes))
+            )
+        most = 0 if self.device.name == "cpu" else self.max_num_batched_tokens
+        length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len, most)
         for plan in plans:
             for result in self.execute(plan).results:
                 if result.error is not None:
                     logger.warning("The warm-up step failed: %s", result.error)
         self.device.synchronize()
+        if kernels is not None:
+            kernels.report("First steps")
         self.times = StepTimes()
         return length
 
@@ -249,7 +272,7 @@ class ModelRunner:
         if self.media is None:
             return []
         begun = time.perf_counter()
-        encoded = self.media.work(plan.encode, seconds if plan.requests else _ENCODE_SECONDS)
+        encoded = self.media.work(plan.encode, seconds if plan.req_ids else _ENCODE_SECONDS)
         self.times.add("media", time.perf_counter() - begun)
         return encoded
 
@@ -264,8 +287,12 @@ class ModelRunner:
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
         )
 
-    def _captured_steps(self, make_graphs: Callable[[], GraphMaker]) -> CapturedSteps:
-        return CapturedSteps(
+    def _captured_steps(
+        self,
+        make_graphs: Callable[[], GraphMaker],
+        kind: Callable[..., CapturedSteps] = CapturedSteps,
+    ) -> CapturedSteps:
+        return kind(
             self.model,
             self.cache,
             self._block_sizes(),
@@ -283,8 +310,10 @@ class ModelRunner:
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         """What is to be computed of a plan; None if nothing is."""
-        if self._run is not None and self._run.advance(plan):
-            return self._run.step
+        if self._run is not None:
+            follow = self._ahead is not None and self._ahead.fills(self._run.step)
+            if self._run.advance(plan, follow):
+                return self._run.step
         self._run = None
         step = self._encoded(self.states.apply(plan))
         if step is None:
@@ -296,30 +325,10 @@ class ModelRunner:
         return step
 
     def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
-        """The step of what is scheduled, with its pictures encoded; requests whose pictures cannot
-        be are left out, and None is left of nothing."""
-        if not scheduled.req_ids:
-            return None
-        step = PreparedStep.of(scheduled, self.states)
-        if not step.arrays.media:
-            return step
-        assert self.media is not None  # else `states` lets none in
-        begun = time.perf_counter()
-        faulty = set()
-        for part in step.arrays.media:
-            try:
-                step.encoded[part.item.content_hash] = self.media.encoded(part.item)
-            except (OSError, ValueError, RuntimeError) as error:
-                fault = Fault(f"An image could not be encoded: {error}.")
-                self.states.faults[scheduled.req_ids[part.request]] = fault
-                faulty.add(part.request)
-        self.times.add("media", time.perf_counter() - begun)
-        if not faulty:
-            return step
-        healthy = [i for i in range(len(scheduled.req_ids)) if i not in faulty]
-        return self._encoded(scheduled.select(np.array(healthy, np.int64)))
+        return encoded_step(scheduled, self.states, self.media, self.times)
 
-    def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> None:
+    def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> list[int]:
+        """As `_sample`, with what else requests ask for in `results`."""
         computed = self._timed_forward(step)
         self._settle()
         done = time.perf_counter()
@@ -330,8 +339,9 @@ class ModelRunner:
         if step.needs & need.POOL:
             pooling = np.flatnonzero(plan.samples & ((flags & need.POOL) != 0))
             self._pool(plan, pooling, computed.hidden_states, results)
-        self._sample(step, computed, results)
+        tokens = self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
+        return tokens
 
     def _settle(self) -> None:
         """Have the tokens of the step before this one in the rows."""
@@ -375,22 +385,22 @@ class ModelRunner:
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
-    ) -> None:
-        """Sample behind the last known token and behind each draft of the sampling requests."""
+    ) -> list[int]:
+        """Sample behind the last known token and behind each draft of the sampling requests. Where
+        each request has one token and nothing is wrong: these; else nothing, for `results` has
+        all."""
         plan, places, logits = step.plan, step.places, computed.logits
         if logits is None or not len(places.requests):
-            return
+            return []
         sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], fault)
             self._run = None
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
-        tokens = sampled.tokens.tolist()
+        tokens: list[int] = sampled.tokens.tolist()
         if places.one_each and not faulty and not sampled.logprobs:
-            for req_id, token in zip(plan.req_ids, tokens, strict=True):
-                results[req_id].token_ids = [token]
-            return
+            return tokens
         for i, start, count in zip(
             places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True
         ):
@@ -398,6 +408,7 @@ class ModelRunner:
             result.token_ids = tokens[start : start + count]
             if count and start in sampled.logprobs:
                 result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
+        return []
 
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
         if step.needs == 0 and computed.greedy is not None:
@@ -472,6 +483,14 @@ class ModelRunner:
     def _fail(self, result: RequestResult, fault: Fault) -> None:
         self.states.faults[result.req_id] = fault
         result.error, result.bad_request = fault
+
+
+class _Results(dict[str, RequestResult]):
+    """Results of the requests that have been asked for."""
+
+    def __missing__(self, req_id: str) -> RequestResult:
+        result = self[req_id] = RequestResult(req_id=req_id)
+        return result
 
 
 def _take(hidden_states: torch.Tensor, rows: Ints) -> torch.Tensor:

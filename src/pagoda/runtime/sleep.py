@@ -18,6 +18,8 @@ class PutAway:
         self._kept = []
         for tensor in storages.values():
             storage = tensor.untyped_storage()
+            if not storage.resizable():
+                continue  # the host's memory (`quant.host`)
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._kept.append((storage, whole.to("cpu", copy=True), tensor.device))
             storage.resize_(0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
-from pagoda.core.plan import PlannedRequest, StepPlan
+from pagoda.core.plan import NO_STATES, StepPlan
 from pagoda.runtime.media import RequestMedia, check_media
 from pagoda.runtime.params import (
     PARAMS,
@@ -60,11 +60,12 @@ class BlockTable:
         self.entries[row, start:stop] = block_ids
         self.used[row] = stop
 
-    def append_one(self, rows: Ints, block_ids: Sequence[int]) -> None:
-        """A block to each of several rows."""
+    def append_one(self, rows: Ints, block_ids: npt.NDArray[np.int32]) -> Ints:
+        """A block to each of several rows; its columns."""
         used = self.used[rows]
         self.entries[rows, used] = block_ids
         self.used[rows] = used + 1
+        return used
 
     def clear(self, row: int) -> None:
         self.entries[row, : self.used[row]] = 0
@@ -193,9 +194,9 @@ class RequestStates:
             elif new.req_id in self._rows:
                 for table in self.tables:
                     table.clear(self._rows[new.req_id])
-        scheduled = self._schedule(plan.requests)
+        scheduled = self._schedule(plan)
         self._truncate(scheduled)
-        self._write_drafts(scheduled, plan.requests)
+        self._write_drafts(scheduled, plan)
         return scheduled
 
     def fault(self, req_id: str) -> Fault:
@@ -335,19 +336,21 @@ class RequestStates:
             raise RequestError("This model reads text only; leave the images out.", "messages")
         check_media(request.media, length)
 
-    def _schedule(self, requests: Sequence[PlannedRequest]) -> Scheduled:
-        good: list[PlannedRequest] = []
-        rows = []
-        for request in requests:
-            row = self._rows.get(request.req_id)
-            if row is None or request.req_id in self.faults:
-                continue
-            for table, block_ids in zip(self.tables, request.new_block_ids, strict=False):
-                if block_ids:
-                    table.append(row, block_ids)
-            good.append(request)
-            rows.append(row)
-        return self._without_misfits(_arrays(good, np.array(rows, np.int64)))
+    def _schedule(self, plan: StepPlan) -> Scheduled:
+        rows = np.array([self._rows.get(req_id, -1) for req_id in plan.req_ids], np.int64)
+        if self.faults:
+            rows[[req_id in self.faults for req_id in plan.req_ids]] = -1
+        for req_id, new_block_ids in plan.new_blocks.items():
+            row = self._rows.get(req_id)
+            if row is not None and req_id not in self.faults:
+                for table, block_ids in zip(self.tables, new_block_ids, strict=False):
+                    if block_ids:
+                        table.append(row, block_ids)
+        scheduled = _arrays(plan, rows)
+        good = rows >= 0
+        if not good.all():
+            scheduled = scheduled.select(np.flatnonzero(good))
+        return self._without_misfits(scheduled)
 
     def _without_misfits(self, plan: Scheduled) -> Scheduled:
         """Leave out requests whose plan does not fit their row."""
@@ -378,14 +381,13 @@ class RequestStates:
                 self.counts[row].remove(self.token_ids[row, known[i] : self.lengths[row]].tolist())
         self.lengths[rows] = known
 
-    def _write_drafts(self, plan: Scheduled, requests: Sequence[PlannedRequest]) -> None:
+    def _write_drafts(self, scheduled: Scheduled, plan: StepPlan) -> None:
         """Behind the known tokens: the input and the context of a draft are read from its row."""
-        if not plan.num_drafts.any():
+        if not plan.drafts:
             return
-        drafts = {request.req_id: request.draft_token_ids for request in requests}
-        for i in np.flatnonzero(plan.num_drafts).tolist():
-            known, end = plan.known[i], plan.ends[i]
-            self.token_ids[plan.rows[i], known:end] = drafts[plan.req_ids[i]]
+        for i in np.flatnonzero(scheduled.num_drafts).tolist():
+            known, end = scheduled.known[i], scheduled.ends[i]
+            self.token_ids[scheduled.rows[i], known:end] = plan.drafts[scheduled.req_ids[i]]
 
     def _grow(self) -> None:
         """Preempted requests keep their rows, so there can be more rows than run at once."""
@@ -401,16 +403,22 @@ class RequestStates:
         self._free = list(range(old, num_rows))[::-1]
 
 
-def _arrays(requests: list[PlannedRequest], rows: Ints) -> Scheduled:
-    starts = np.array([request.num_computed_tokens for request in requests], np.int64)
+def _arrays(plan: StepPlan, rows: Ints) -> Scheduled:
+    starts = np.array(plan.starts, np.int64) + plan.ahead
+    num_drafts = np.zeros(len(rows), np.int64)
+    if plan.drafts:
+        num_drafts[:] = [len(plan.drafts.get(req_id, ())) for req_id in plan.req_ids]
+    samples = np.ones(len(rows), np.bool_)
+    if plan.unsampled:
+        samples[:] = [req_id not in plan.unsampled for req_id in plan.req_ids]
     return Scheduled(
-        req_ids=[request.req_id for request in requests],
+        req_ids=plan.req_ids,
         rows=rows,
         starts=starts,
-        ends=starts + np.array([request.num_tokens for request in requests], np.int64),
-        num_drafts=np.array([len(request.draft_token_ids) for request in requests], np.int64),
-        samples=np.array([request.samples for request in requests], np.bool_),
-        states=np.array([request.states for request in requests], np.int32).reshape(-1, 2),
+        ends=starts + np.array(plan.lens, np.int64),
+        num_drafts=num_drafts,
+        samples=samples,
+        states=np.array(plan.states or [NO_STATES] * len(rows), np.int32).reshape(-1, 2),
     )
 
 

@@ -12,6 +12,7 @@ from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.middleware import (
     BodyLimitMiddleware,
+    HeadMiddleware,
     LeaseMiddleware,
     RequestLogMiddleware,
     RootPathMiddleware,
@@ -98,4 +99,5 @@ def _middleware(context: Context) -> list[Middleware]:
         stack.append(Middleware(AuthMiddleware, keys=keys))
     stack.append(Middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes))
     stack.append(Middleware(LeaseMiddleware))
+    stack.append(Middleware(HeadMiddleware))
     return stack

@@ -76,6 +76,8 @@ class Lifecycle:
     async def run(self) -> int:
         """Serve until a signal; the exit code."""
         loop = asyncio.get_running_loop()
+        if self._port is not None:
+            runfile.register(self._port)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -106,13 +108,13 @@ class Lifecycle:
         first = self._fleet.entries[0]
         served = first.served = served_model(first.config, self._client, text)
         self._context.fleet = self._fleet
-        if self._port is not None:
-            runfile.register(self._port)
         self._announce(served)
 
     async def _load_text_side(self, timeout: float | None) -> TextSide:
         """In a thread that nothing waits for when it hangs, not even the end of the process."""
         loaded: Future[TextSide] = Future()
+        # Whoever stops waiting cannot cancel it then, and what the thread finds has a place.
+        loaded.set_running_or_notify_cancel()
 
         def load() -> None:
             try:

@@ -154,3 +154,25 @@ class LeaseMiddleware:
         with ExitStack() as leases:
             scope[LEASES] = leases
             await self._app(scope, receive, send)
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET, as health checks and proxies expect; uvicorn leaves out the body."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def as_head(message: Message) -> None:
+            scope["method"] = "HEAD"  # who sends looks at it
+            await send(message)
+
+        scope["method"] = "GET"  # who routes does
+        try:
+            await self._app(scope, receive, as_head)
+        finally:
+            scope["method"] = "HEAD"

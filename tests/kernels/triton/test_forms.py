@@ -6,9 +6,13 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from triton.runtime.errors import OutOfResources
 
-from pagoda.kernels.triton import forms, gemm
-from pagoda.kernels.triton.forms import Form, candidates, case, form, keep, restore, tune
-from tests.kernels.triton.quantized import packed, random_raw
+from pagoda.kernels import ops
+from pagoda.kernels.triton import experts, forms
+from pagoda.kernels.triton.forms import Case, Form, class_of, experts_form, form, measured, take
+from tests.kernels.triton.test_experts import packed_experts, routed
+
+WHAT = Case(True, "Q4_K_4_8_32", "float16", 64, 256, 64)
+USUAL = experts_form(64, 90)
 
 
 @pytest.fixture(autouse=True)
@@ -16,59 +20,124 @@ def nothing_measured(monkeypatch):
     monkeypatch.setattr(forms, "_measured", {})
 
 
-def a_case(tokens: int = 5, kind: str = "linear"):
-    matrix = packed("Q4_K", random_raw("Q4_K", 16, 256), 256, "cpu")
-    return matrix, case(kind, matrix.layout, torch.float16, 16, 256, tokens)
+def tune(seconds, compute=lambda: torch.ones(3), what=WHAT) -> list[Form]:
+    """The forms that were measured."""
+
+    def timed(call):
+        assert call is compute
+        return seconds(forms.form(what, 90))
+
+    tried = []
+    for cut in forms.tune(what, 90, compute, timed):
+        tried.append(cut)
+        assert form(what, 90) == USUAL  # others compute in between
+    return tried
 
 
-def test_the_fastest_form_is_used(monkeypatch, tmp_path, device):
-    matrix, what = a_case()
-    matrix = packed("Q4_K", random_raw("Q4_K", 16, 256), 256, device)
-    x, used = torch.randn(5, 256, device=device).half(), []
-    launch = gemm._launch
-    monkeypatch.setattr(gemm, "_launch", lambda cut, *rest: (used.append(cut), launch(cut, *rest)))
-    usual = gemm.matmul(x, [matrix])
-    assert used == [form(what, 90)]
+def test_the_fastest_form_is_used_from_the_end_on():
+    tried = tune(lambda cut: abs(cut.rows - 128) + abs(cut.tokens - 32) + cut.stages - cut.warps)
+    assert tried[0] == USUAL and len(set(tried)) == len(tried) < 12
+    assert form(WHAT, 90) == Form(32, 128, 8, 2)
+    assert form(WHAT._replace(gated=False), 90) == USUAL
+    assert form(WHAT._replace(tokens=16), 90) == experts_form(16, 90)
 
-    def seconds(call):
-        call()
-        if used[-1].stages == 4:
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tokens", forms.CLASSES)
+@pytest.mark.parametrize("target", [80, 90])
+def test_forms_fit(gated, tokens, target):
+    """Sums are in registers, and a warp has rows enough."""
+    what = WHAT._replace(gated=gated, tokens=tokens)
+    usual = experts_form(tokens, target)
+    found = list(forms.tune(what, target, lambda: torch.ones(1), lambda call: 1.0))
+    assert found[0] == usual and {cut.stages for cut in found} == {2, 3, 4}
+    for cut in found:
+        assert (1 + gated) * cut.tokens * cut.rows / (32 * cut.warps) <= 128
+        assert cut.rows >= 8 * cut.warps and cut.tokens <= tokens
+
+
+def test_what_does_not_fit_the_device_is_passed_over():
+    def seconds(cut):
+        if cut.rows > 32:
             raise OutOfResources(300, 200, "shared memory")
-        return abs(used[-1].rows - 64) + used[-1].stages
+        return cut.stages + cut.tokens
 
-    best = tune(what, 90, lambda: gemm.matmul(x, [matrix]), seconds)
-    assert (best.rows, best.stages) == (64, 2) and used[1] == used[0]
-    torch.testing.assert_close(gemm.matmul(x, [matrix]), usual)
-    assert used[-1] == best == form(what, 90)
-    assert form(what._replace(tokens=64), 90) != best
-    keep(tmp_path / "new" / "tiles.json")
+    tune(seconds)
+    assert form(WHAT, 90) == Form(32, 32, 4, 2)
     forms._measured.clear()
-    assert restore(tmp_path / "new" / "tiles.json") == 1 and form(what, 90) == best
 
-
-def test_no_form_fits():
-    def seconds(call):
+    def never(cut):
         raise OutOfResources(300, 200, "shared memory")
 
-    _, what = a_case()
-    usual = form(what, 75)
-    assert tune(what, 75, lambda: None, seconds) == usual and not forms._measured
+    tune(never)
+    assert form(WHAT, 90) == USUAL
 
 
-@pytest.mark.parametrize("text", [None, "", "[[1, 2", '[["linear", 2]]', "7", '{"a": 1}'])
-def test_files_that_are_not_whole(text, tmp_path):
-    path = tmp_path / "tiles.json"
-    if text is not None:
-        path.write_text(text)
-    assert restore(path) == 0 and not forms._measured
+def test_a_form_that_computes_something_else_is_not_used(caplog):
+    expected = torch.tensor([1.0, torch.inf, torch.nan, 100.0])
+
+    def compute():
+        wrong = form(WHAT, 90).rows == 128
+        return expected + (torch.tensor([0, 0, 0, 5.0]) if wrong else 0.5)
+
+    tune(lambda cut: -cut.rows, compute)
+    assert form(WHAT, 90).rows == 64
+    assert "other results" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["linear", "experts"])
-@pytest.mark.parametrize("tokens", [1, 16, 100, 4096])
-@pytest.mark.parametrize("target", [80, 90])
-def test_candidates(kind, tokens, target):
-    _, what = a_case(tokens, kind)
-    found = list(candidates(what, target))
-    assert found[0] == form(what, target) and Form(16, 32, 4, 2) in found
-    sums = 2 if kind == "experts" else 1
-    assert all(sums * cut.tokens * cut.rows / (32 * cut.warps) <= 128 for cut in found)
+def test_what_was_measured_is_taken_by_another_process():
+    tune(lambda cut: cut.rows)
+    rows = measured()
+    mine, theirs = dict(forms._measured), WHAT._replace(tokens=16)
+    forms._measured.clear()
+    assert take(rows) == 1 and forms._measured == mine
+    other = [*theirs, 16, 64, 4, 2]
+    changed = [*rows[0][:-4], 64, 128, 8, 4]
+    assert measured([other, changed]) == [other, rows[0]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [None, 7, {"a": 1}, [["linear", 2]], [[*WHAT, 64, 64, 8]], [[*WHAT, 64, 48, 8, 2]],
+     [[*WHAT, 64, 64, 8, True]], [[1, *WHAT[1:], 64, 64, 8, 2]]],
+)  # fmt: skip
+def test_what_is_not_whole_is_not_taken(rows):
+    assert take(rows) == 0 and measured(rows) == []
+
+
+@pytest.mark.parametrize(("up", "count"), [(("INT4", "INT4"), 2), (("Q8_0", "Q4_0"), 3)])
+def test_products_are_those_of_the_mixture(up, count, monkeypatch, device):
+    """With experts' own cases, and each computed in the form that is being measured."""
+    columns = 64
+    gating, dtype = ops.Gating(), torch.float16
+    packed_up, _ = packed_experts(up, 3, 32, columns, dtype, device, bias=True)
+    packed_down, _ = packed_experts(("Q8_0",), 3, columns, 32, dtype, device, bias=True)
+    x = torch.randn(7, columns, device=device).to(dtype) / 8
+    ids, weights = routed(7, 3, 1, device)
+    asked = []
+    monkeypatch.setattr(experts, "form", lambda what, target: asked.append(what) or USUAL)
+    whole = experts.mix(x, ids, weights, packed_up, packed_down, gating)
+    cases = asked.copy()
+    products = experts.products_of_tiles(x, ids, weights, packed_up, packed_down, gating)
+    asked.clear()
+    down = products[0].compute()
+    assert asked == [products[0].case]
+    assert len(products) == count and {product.case for product in products} == set(cases)
+    torch.testing.assert_close((down * weights).to(dtype), whole, rtol=0, atol=2e-3)
+    sizes = [product.compute().shape[1] for product in products]
+    assert sizes == [columns] + [32] * (count - 1)
+
+
+def test_classes():
+    assert [class_of(tokens) for tokens in (1, 16, 17, 64, 100, 5000)] == [16, 16, 32, 64, 128, 128]
+
+
+def test_the_version_is_that_of_the_sources(monkeypatch, tmp_path):
+    forms.kernels_version.cache_clear()
+    monkeypatch.setattr(forms, "__file__", str(tmp_path / "forms.py"))
+    (tmp_path / "a.py").write_text("1")
+    first = forms.kernels_version()
+    forms.kernels_version.cache_clear()
+    (tmp_path / "a.py").write_text("2")
+    assert forms.kernels_version() != first
+    forms.kernels_version.cache_clear()

@@ -314,7 +314,7 @@ def run_step(scheduler: Scheduler, runner: FakeRunner) -> tuple[StepPlan, list[R
     """Schedule, execute and commit one step; there must be something to do."""
     plan = scheduler.schedule()
     assert plan is not None
-    deltas = scheduler.commit(plan, runner.execute(plan))
+    deltas = list(scheduler.commit(plan, runner.execute(plan)))
     scheduler.check_integrity()
     return plan, deltas
 

@@ -57,8 +57,8 @@ def test_plan_behind_a_stop_token_is_ignored_and_its_block_may_go_to_another():
     plan = scheduler.schedule()
     assert plan.freed == ["a"]
     result = runner.execute(plan)
-    assert scheduler.commit(plans[1], results[1]) == []
-    deltas = scheduler.commit(plan, result)
+    assert list(scheduler.commit(plans[1], results[1])) == []
+    deltas = list(scheduler.commit(plan, result))
     deltas += run_all(scheduler, runner)["b"]
     assert tokens_of(deltas) == expected([8] * 9, 7)
 
@@ -70,7 +70,7 @@ def test_late_result_of_an_aborted_request_does_not_reach_its_namesake():
     result = runner.execute(plan)
     scheduler.abort(["a"])
     add_request(scheduler, "a", [8, 8])
-    assert scheduler.commit(plan, result) == []
+    assert list(scheduler.commit(plan, result)) == []
     assert tokens_of(run_all(scheduler, runner)["a"]) == expected([8, 8], 4)
 
 
@@ -81,7 +81,7 @@ def test_token_of_a_request_preempted_in_flight_is_delivered_once():
     result = runner.execute(plan)
     scheduler.hold("a", "sleep")
     scheduler.release("a", "sleep")
-    deltas = scheduler.commit(plan, result)
+    deltas = list(scheduler.commit(plan, result))
     assert tokens_of(deltas) == expected(PROMPT, 1)
     plan, more = run_step(scheduler, runner)
     assert plan.rows[0].request is None, "the runner kept the row and its tokens"
@@ -115,7 +115,7 @@ def test_drafts_are_verified_and_rejected_ones_rolled_back(right):
     assert delta.token_ids == output[1 : 2 + right]
     plan = scheduler.schedule()
     assert plan.requests[0].num_computed_tokens == len(PROMPT) + 1 + right
-    deltas = scheduler.commit(plan, runner.execute(plan))
+    deltas = list(scheduler.commit(plan, runner.execute(plan)))
     assert tokens_of(deltas + run_all(scheduler, runner)["a"]) == output[2 + right :]
 
 
@@ -177,10 +177,10 @@ def test_step_without_a_token_is_repeated_and_later_plans_are_dropped():
     plans = [scheduler.schedule(), scheduler.schedule()]
     runner.mute.add("a")
     results = [runner.execute(plan) for plan in plans]
-    assert [scheduler.commit(*pair) for pair in zip(plans, results, strict=True)] == [[], []]
+    assert [list(scheduler.commit(*pair)) for pair in zip(plans, results, strict=True)] == [[], []]
     plan = scheduler.schedule()
     assert plan.requests[0].num_computed_tokens == len(PROMPT) - 1
-    deltas = scheduler.commit(plan, runner.execute(plan))
+    deltas = list(scheduler.commit(plan, runner.execute(plan)))
     assert tokens_of(deltas + run_all(scheduler, runner)["a"]) == expected(PROMPT, 4)
 
 
@@ -191,7 +191,7 @@ def test_missing_result_counts_as_no_token():
     runner.mute.add("a")
     runner.execute(plan)
     stray = RequestResult(req_id="stranger", token_ids=[1])
-    assert scheduler.commit(plan, StepResult(step_id=plan.step_id, results=[stray])) == []
+    assert list(scheduler.commit(plan, StepResult(step_id=plan.step_id, results=[stray]))) == []
     assert tokens_of(run_all(scheduler, runner)["a"]) == expected(PROMPT, 4)
 
 

@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
+from pagoda.planner.memory import MemoryPlan
 
 from .fake_runner import (
     add_request,
     expected_output,
+    make_groups,
     make_scheduler,
     planned_tokens,
     run_all,
@@ -338,3 +342,26 @@ def test_requests_that_wait_for_something_else_are_told_apart():
     run_step(scheduler, runner)
     stats = scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_held) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("windows", "num_states"), [((None,), 0), ((None, 6), 0), ((None, 3, 10), 0), ((None,), 2)]
+)
+def test_as_many_requests_run_at_once_as_were_planned(windows, num_states):
+    """Behind windows requests keep what they see; only what is being computed is kept besides."""
+    plan = MemoryPlan(
+        weights=0, activations=0, process=0, max_chunk=64,
+        groups=tuple(make_groups(*windows, num_states=num_states)),
+    )  # fmt: skip
+    slabs = plan.slabs_for(128, requests=6)
+    scheduler, runner = make_scheduler(
+        windows=windows, num_states=num_states, num_blocks=slabs - 1, prefix_caching=False
+    )
+    for i in range(6):
+        add_request(scheduler, f"r{i}", [*range(98), i], max_tokens=29)
+    most = 0
+    while scheduler.has_work():
+        run_step(scheduler, runner)
+        most = max(most, scheduler.stats().num_running)
+    assert most == 6 and scheduler.stats().num_preemptions == 0
+    assert replace(plan, num_slabs=slabs, max_model_len=128).concurrency >= 6

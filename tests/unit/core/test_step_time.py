@@ -29,13 +29,9 @@ def worst_error(times: StepTimes, cost: StepCost) -> float:
 
 
 def test_the_size_of_a_plan():
-    plan = StepPlan(
-        step_id=1,
-        requests=[
-            PlannedRequest(req_id="a", num_computed_tokens=0, num_tokens=3, new_block_ids=[]),
-            PlannedRequest(req_id="b", num_computed_tokens=9, num_tokens=1, new_block_ids=[]),
-        ],
-    )
+    prompt = PlannedRequest(req_id="a", num_computed_tokens=0, num_tokens=3, new_block_ids=[])
+    stream = PlannedRequest(req_id="b", num_computed_tokens=9, num_tokens=1, new_block_ids=[])
+    plan = StepPlan.of(1, [prompt, stream])
     # Token i of a prompt attends to i keys, itself included.
     assert size_of(plan) == StepSize(4, (1 + 2 + 3) + 10)
     assert StepSize().plus(0, 3).plus(9, 1) == size_of(plan)

@@ -1,6 +1,7 @@
 """What `open_model` makes of files and folders."""
 
 import json
+import os
 from pathlib import Path
 
 import gguf
@@ -125,3 +126,9 @@ def test_a_bare_config_is_the_model_of_its_folder(tmp_path: Path) -> None:
     assert (model.folder, model.weight_paths(), model.generation_config) == (tmp_path, [], {})
     with pytest.raises(CheckpointError, match="no safetensors weights"):
         _ = model.checkpoint
+
+
+def test_a_pipe_is_said_to_be_none(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="neither a file nor a folder"):
+        open_model(tmp_path / "pipe")

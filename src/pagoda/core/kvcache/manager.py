@@ -180,6 +180,24 @@ class KVCacheManager:
         self._open[id(tables)] = tables
         return added
 
+    def extend(self, tables: Sequence[BlockTables]) -> list[list[list[int]]] | None:
+        """One more block in each attention group for each of several full tables: what `allocate`
+        gives for each, or None when too few are free for all (then nothing changes)."""
+        added: list[list[int]] = []
+        for group in range(self._num_attention):
+            blocks = self._pools.allocate(group, len(tables))
+            if blocks is None:
+                self._give_back(added)
+                return None
+            added.append(blocks)
+        for group, blocks in enumerate(added):
+            for one, block in zip(tables, blocks, strict=True):
+                one.tables[group].append(block)
+                one.held[group] += 1
+        for one in tables:
+            one.capacity += self.block_size
+        return [[[block] for block in blocks] for blocks in zip(*added, strict=True)]
+
     def _give_back(self, added: list[list[int]]) -> None:
         for group, blocks in enumerate(added):
             self._pools.release(group, blocks[::-1])

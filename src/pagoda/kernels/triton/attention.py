@@ -66,9 +66,11 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     counts = partial = tops = None
     if splits > 1:
-        counts = torch.empty(tokens, dtype=torch.int32, device=q.device)
-        partial = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
-        tops = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=q.device)
+        # Only tokens of requests that may be split have partial results.
+        kept = (min(tokens, reqs * _SPLIT_QUERIES), heads, splits)
+        counts = torch.empty((tokens, 2), dtype=torch.int32, device=q.device)
+        partial = torch.empty((*kept, dim), dtype=torch.float32, device=q.device)
+        tops = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
     enough = _PROGRAMS_PER_PROCESSOR * processors(q)
     side_by_side = max(1, min(splits, enough // (tiles * cache.heads)))
     _paged_attention[(tiles, cache.heads, side_by_side)](
@@ -257,10 +259,25 @@ def _start(sinks, head, real, split, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _note(counts, line, head, real, splits):
-    """How many splits each token has, by the program of the first head."""
+def _note(counts, line, head, real, number):
+    """One of two numbers of each token, by the program of the first head: how many splits it has,
+    and the row of their results."""
     if counts is not None:
-        tl.store(counts + line, tl.zeros(line.shape, tl.int32) + splits, mask=real & (head == 0))
+        numbers = tl.zeros(line.shape, tl.int32) + number
+        tl.store(counts + line.to(tl.int64) * 2, numbers, mask=real & (head == 0))
+
+
+@triton.jit
+def _partial_rows(req, query_start, SPLIT_QUERIES: tl.constexpr):
+    """Of partial results before those of a request: one for each token of those before it that may
+    be split."""
+    rows = 0
+    for first in range(0, req, 256):
+        index = first + tl.arange(0, 256)
+        begins = tl.load(query_start + index, mask=index < req, other=0)
+        count = tl.load(query_start + index + 1, mask=index < req, other=0) - begins
+        rows += tl.sum(tl.where(count <= SPLIT_QUERIES, count, 0), 0)
+    return rows
 
 
 @triton.jit
@@ -303,8 +320,7 @@ def _paged_attention(
     if req == num_reqs:
         if first_split == 0:
             rows_out = line * HEADS + head
-            nothing = tl.zeros((ROWS, DIM_PAD), out.dtype.element_ty)
-            tl.store(out + rows_out[:, None] * DIM + dims[None, :], nothing, mask=inside)
+            tl.store(out + rows_out[:, None] * DIM + dims[None, :], 0.0, mask=inside)
             _note(counts, line, head, real, 0)
         return
 
@@ -349,11 +365,12 @@ def _paged_attention(
         begin = tl.load(query_start + req, volatile=True)
         rows_out = (begin + token).to(tl.int64) * HEADS + head
         if splits == 1:
-            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            places = rows_out[:, None] * DIM + dims[None, :]
-            tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
+            result = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
+            tl.store(out + rows_out[:, None] * DIM + dims[None, :], result, mask=inside)
         elif counts is not None:
-            part = rows_out * most_splits + split
+            kept = _partial_rows(req, query_start, SPLIT_QUERIES) + token
+            _note(counts + 1, begin + token, head, real & (split == 0), kept)
+            part = (kept.to(tl.int64) * HEADS + head) * most_splits + split
             tl.store(tops + part * 2, top, mask=real)
             tl.store(tops + part * 2 + 1, total, mask=real)
             tl.store(partial + part[:, None] * DIM + dims[None, :], acc, mask=inside)
@@ -365,19 +382,20 @@ def _merge_splits(
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    count = tl.load(counts + token)
+    count = tl.load(counts + token * 2)
     if count < 2:
         return
     row = token * tl.num_programs(1) + head
+    kept = tl.load(counts + token * 2 + 1).to(tl.int64) * tl.num_programs(1) + head
     split = tl.arange(0, MAX_SPLITS)
-    part = tops + (row * most_splits + split) * 2
+    part = tops + (kept * most_splits + split) * 2
     top = tl.load(part, mask=split < count, other=float("-inf"))
     highest = tl.max(top, 0)
     total = tl.sum(tl.load(part + 1, mask=split < count, other=0.0) * tl.exp2(top - highest), 0)
     dims = tl.arange(0, DIM_PAD)
     acc = tl.zeros((DIM_PAD,), tl.float32)
     for index in range(count):
-        place = row * most_splits + index
+        place = kept * most_splits + index
         weight = tl.exp2(tl.load(tops + place * 2) - highest)
         acc += weight * tl.load(partial + place * DIM + dims, mask=dims < DIM, other=0.0)
     tl.store(out + row * DIM + dims, (acc / total).to(out.dtype.element_ty), mask=dims < DIM)

@@ -18,6 +18,8 @@ Tensor = torch.Tensor
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
+_CHANGING = ["tokens", "requests", "halvings"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 # Columns of a state of 128 rows that a program keeps in registers; with two parts of each as
 # operands, the fewest of a dot.
 _COLUMNS, _CHUNK_COLUMNS = 32, 16
@@ -36,7 +38,7 @@ def _request_of(token, query_start, requests, halvings):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _conv(
     x, weight, state, read, query_start, kv_lens, out, tokens, channels, requests, halvings,
     stride, slot_stride, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,

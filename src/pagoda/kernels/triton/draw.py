@@ -21,6 +21,11 @@ _WIDTH = tl.constexpr(128)
 # Logits that a pass holds at once, and that the buffer of a row has room for.
 _BLOCK = 8192
 _ROOM = 4096
+_OF_ROWS = [
+    "tokens", "tops", "seeds", "positions", "top_ps", "temperatures", "min_ps", "top_ks",
+]  # fmt: skip
+"""They lie side by side: how they are aligned, for which kernels are compiled, depends on how many
+rows there are."""
 # Constants of SplitMix64: see `kernels.ref.noise`.
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -170,7 +175,7 @@ def _race(logits, vocab, top, temperature, stream, reach, equals, block: tl.cons
     return winner * _WIDTH + tl.argmax(weights.to(tl.float64) / noise, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_ROWS)
 def _draw(
     tokens, logits, tops, seeds, positions, top_ps, temperatures, min_ps, top_ks, buffer, vocab,
     stride, block: tl.constexpr, room: tl.constexpr,

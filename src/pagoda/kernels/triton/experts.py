@@ -4,6 +4,8 @@ An assignment is a token's place in `ids`, flattened. Few assignments compute al
 expert's weights; many are sorted by expert, and tiles of those of one expert share its weights.
 """
 
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from pagoda.kernels.ref.linear import matmul
 from pagoda.kernels.triton import activation
 from pagoda.kernels.triton.activation import gated
 from pagoda.kernels.triton.decode import products, row_sums
-from pagoda.kernels.triton.forms import case, form, rows_of_tile
+from pagoda.kernels.triton.forms import Case, case, form, rows_of_tile
 from pagoda.kernels.triton.gemm import decode, has_dot
 from pagoda.kernels.triton.matrix import GpuMatrix
 from pagoda.kernels.triton.routing import Grouped, group_by_expert
@@ -155,20 +157,59 @@ def mix(
     few = ids.numel() <= min(_MOST_ALONE, 2 * count)
     if not tokens or not (few or has_dot(x)):
         return _expert_by_expert(x, ids, weights, ups, downs, gating, first, count, weighs_inputs)
-    given, sharers = x.contiguous(), top_k
-    if weighs_inputs:
-        given, sharers = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1), 1
-    groups = None if few else group_by_expert(ids, count, first)
-    step = _Step(ids, groups, first, count)
+    given, sharers = _given(x, weights, weighs_inputs)
+    step = _Step(ids, None if few else group_by_expert(ids, count, first), first, count)
     inner = _up(given, sharers, step, ups, gating)
-    wide = torch.float32 if few else x.dtype
-    y = torch.empty((ids.numel(), hidden), dtype=wide, device=x.device)
-    _project(inner, 1, step, downs, None, y)
+    y = _projected(inner, 1, step, downs, None, torch.float32 if few else x.dtype)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     _combine[(tokens, triton.cdiv(hidden, 1024))](
         y, ids, weights, out, first, count, hidden, TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024
     )
     return out
+
+
+class Product(NamedTuple):
+    """A part of `mix` that is cut into tiles."""
+
+    case: Case
+    compute: Callable[[], Tensor]
+
+
+def products_of_tiles(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: PlainExperts | PackedExperts,
+    down: PlainExperts | PackedExperts,
+    gating: Gating,
+    first: int = 0,
+    weighs_inputs: bool = False,
+) -> list[Product]:
+    """Those of `mix` with many assignments, each to compute by itself."""
+    ids = ids.contiguous()
+    count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+    ups, downs = _parts(up, 2), _parts(down, 1)
+    given, sharers = _given(x, weights, weighs_inputs)
+    step = _Step(ids, group_by_expert(ids, count, first), first, count)
+    inner = _up(given, sharers, step, ups, gating)
+    jobs: list[tuple[Tensor, int, tuple[_Part, ...], Gating | None]] = [(inner, 1, downs, None)]
+    if _stored_alike(ups):
+        jobs.append((given, sharers, ups, gating))
+    else:
+        jobs += [(given, sharers, (part,), None) for part in ups]
+    return [
+        Product(
+            _case(step, parts, how, x.dtype),
+            partial(_projected, source, shared, step, parts, how, x.dtype),
+        )
+        for source, shared, parts, how in jobs
+    ]
+
+
+def shapes(up: PlainExperts | PackedExperts, down: PlainExperts | PackedExperts) -> Hashable:
+    """What `Case`s differ in but for tokens: layers with the same are cut alike."""
+    parts = (*_parts(up, 2), *_parts(down, 1))
+    return tuple((part.matrix.layout, part.rows, part.matrix.columns) for part in parts)
 
 
 class _Step(NamedTuple):
@@ -197,18 +238,46 @@ def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ..
     )
 
 
+def _given(x: Tensor, weights: Tensor, weighs_inputs: bool) -> tuple[Tensor, int]:
+    """(rows that experts read, how many assignments share one)."""
+    if weighs_inputs:
+        return (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1), 1
+    return x.contiguous(), weights.shape[1]
+
+
+def _stored_alike(parts: tuple[_Part, ...]) -> bool:
+    gate, up = parts
+    return gate.matrix.layout == up.matrix.layout
+
+
 def _up(x: Tensor, sharers: int, step: _Step, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
     """[assignments, size]: the gated products of each with its expert's two matrices."""
-    size, number = parts[0].rows, step.ids.numel()
-    gate, up = parts
-    if gate.matrix.layout == up.matrix.layout:
-        out = torch.empty((number, size), dtype=x.dtype, device=x.device)
-        _project(x, sharers, step, parts, gating, out)
-        return out
-    both = torch.empty((number, 2 * size), dtype=x.dtype, device=x.device)
-    _project(x, sharers, step, (gate,), None, both[:, :size])
-    _project(x, sharers, step, (up,), None, both[:, size:])
+    if _stored_alike(parts):
+        return _projected(x, sharers, step, parts, gating, x.dtype)
+    size = parts[0].rows
+    both = torch.empty((step.ids.numel(), 2 * size), dtype=x.dtype, device=x.device)
+    _project(x, sharers, step, parts[:1], None, both[:, :size])
+    _project(x, sharers, step, parts[1:], None, both[:, size:])
     return activation.gate(both, gating)
+
+
+def _projected(
+    x: Tensor,
+    sharers: int,
+    step: _Step,
+    parts: tuple[_Part, ...],
+    gating: Gating | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[assignments, rows of a part], as `_project`."""
+    out = torch.empty((step.ids.numel(), parts[0].rows), dtype=dtype, device=x.device)
+    _project(x, sharers, step, parts, gating, out)
+    return out
+
+
+def _case(step: _Step, parts: tuple[_Part, ...], gating: Gating | None, dtype: torch.dtype) -> Case:
+    matrix, mean = parts[0].matrix, triton.cdiv(step.ids.numel(), step.count)
+    return case(gating is not None, matrix.layout, dtype, parts[0].rows, matrix.columns, mean)
 
 
 def _project(
@@ -241,9 +310,7 @@ def _project(
             ROWS=tile, **kinds, num_warps=4, num_stages=2,
         )  # fmt: skip
         return
-    mean = triton.cdiv(number, step.count)
-    what = case("experts", matrix.layout, x.dtype, one.rows, matrix.columns, mean)
-    cut = form(what, capability(x))
+    cut = form(_case(step, parts, gating, x.dtype), capability(x))
     tiles = number // cut.tokens + min(step.count, number)
     groups = step.groups
     _grouped[(tiles, triton.cdiv(one.rows, cut.rows))](

@@ -1,15 +1,33 @@
 """How products are cut into tiles: defaults, and what was measured on the device that is there."""
 
-import json
+import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import triton
 from triton.runtime.errors import OutOfResources
 
+from pagoda.base.log import get_logger
 from pagoda.kernels.triton.layouts import Layout
+
+Tensor = torch.Tensor
+
+log = get_logger(__name__)
+
+CLASSES = (16, 32, 64, 128)
+"""Tokens that an expert has in the mean, rounded up; tiles are for no more than the last."""
+_ROWS = (32, 64, 128)
+_WARPS = (4, 8)
+_STAGES = (2, 3, 4)
+_ROW_TYPES: list[type] = [bool, str, str, int, int, int, int, int, int, int]
+# Registers of a thread for fp32 sums: those of a thread are 255 at most.
+_SUMS = 128
+# Sums of another tile's tensor cores differ by the order in which these add.
+_TOLERANCE = 0.02
 
 
 class Form(NamedTuple):
@@ -23,33 +41,64 @@ class Form(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a form is chosen for."""
+    """A product of experts that a form is measured for."""
 
-    kind: str
-    """`linear`, or `experts`: these may hold two tiles of sums."""
+    gated: bool
+    """Gate and up together: two tiles of sums."""
     layout: str
     dtype: str
     rows: int
     columns: int
     tokens: int
-    """Rounded up to a power of two; of experts, what each has in the mean."""
+    """Of each expert: one of CLASSES."""
 
 
 _measured: dict[Case, Form] = {}
 
-# Registers of a thread for fp32 sums: those of a thread are 255 at most.
-_SUMS = 128
 
-
-def case(kind: str, layout: Layout, dtype: torch.dtype, rows: int, columns: int, tokens: int):
+def case(
+    gated: bool, layout: Layout, dtype: torch.dtype, rows: int, columns: int, tokens: int
+) -> Case:
+    """Of experts [rows, columns] that have so many tokens each in the mean."""
     name = str(dtype).removeprefix("torch.")
-    rounded = triton.next_power_of_2(max(1, tokens))
-    return Case(kind, repr(layout), name, rows, columns, rounded)
+    return Case(gated, repr(layout), name, rows, columns, class_of(tokens))
+
+
+def class_of(tokens: int) -> int:
+    return next((size for size in CLASSES if tokens <= size), CLASSES[-1])
 
 
 def form(what: Case, target: int) -> Form:
-    """As measured, or the default of a GPU of capability `target`; not for single tokens."""
-    return _measured.get(what) or _default(what, target)
+    """As measured, or the default of a GPU of capability `target`."""
+    return _measured.get(what) or experts_form(what.tokens, target)
+
+
+def experts_form(tokens: int, target: int) -> Form:
+    """The default of experts that have so many tokens each."""
+    if tokens <= 32:
+        return _few(tokens)
+    return Form(min(tokens, 128), 64, 8, 2) if _is_large(target) else Form(64, 32, 4, 2)
+
+
+def linear_form(tokens: int, target: int) -> Form:
+    """Of a linear layer; not for single tokens."""
+    if tokens <= 32:
+        return _few(tokens)
+    if not _is_large(target):
+        return Form(64, 128, 8, 2)
+    if tokens <= 64:
+        return Form(64, 64, 4, 2)
+    # With codes of 8 bits, tiles of 128 x 128 take more shared memory than sm_100 has.
+    return Form(128, 64 if target == 100 else 128, 8, 2)
+
+
+def _few(tokens: int) -> Form:
+    # Before sm_90 codes of two planes spill in tiles of 64 x 64, and of experts more.
+    return Form(16, 32, 4, 3) if tokens <= 16 else Form(32, 64, 4, 2)
+
+
+def _is_large(target: int) -> bool:
+    return target in (90, 100)
 
 
 def rows_of_tile(layout: Layout, dtype: torch.dtype) -> int:
@@ -59,72 +108,124 @@ def rows_of_tile(layout: Layout, dtype: torch.dtype) -> int:
     return 16 if nbytes == 4 else 32
 
 
-def _default(what: Case, target: int) -> Form:
-    large = target in (90, 100)
-    tokens = 128 if large else 64
-    if what.tokens <= 16:
-        return Form(16, 32, 4, 3)
-    # Before sm_90 codes of two planes spill in tiles of 64 x 64, and of experts more.
-    if what.tokens <= 32:
-        return Form(32, 64, 4, 2)
-    if what.kind == "linear":
-        return Form(64, 64, 4, 2) if large and what.tokens <= 64 else Form(tokens, 128, 8, 2)
-    return Form(min(what.tokens, tokens), 64, 8, 2) if large else Form(64, 32, 4, 2)
-
-
-def candidates(what: Case, target: int) -> Iterator[Form]:
-    """Forms worth measuring, the default first."""
-    yield _default(what, target)
-    held = 2 if what.kind == "experts" else 1
-    for tokens in (16, 32, 64, 128):
-        for rows in (32, 64, 128):
-            for warps in (4, 8):
-                fits = held * tokens * rows <= _SUMS * 32 * warps
-                # A warp has 8 rows at least, and no tile is for more tokens than there are.
-                if fits and rows >= 8 * warps and tokens <= max(16, what.tokens):
-                    yield from (Form(tokens, rows, warps, stages) for stages in (2, 3, 4))
-
-
 def tune(
     what: Case,
     target: int,
-    call: Callable[[], object],
-    seconds: Callable[[Callable[[], object]], float],
-) -> Form:
-    """Measure `call`, which computes `what`, in each form and take the fastest from now on.
+    compute: Callable[[], Tensor],
+    seconds: Callable[[Callable[[], Tensor]], float],
+) -> Iterator[Form]:
+    """Measure `compute`, which is of the case `what`, in one form after the other, and take the
+    fastest from the end on. Yields each form behind its measurement, when all is as it was before.
 
-    `seconds` times a call. Forms that do not fit the device are passed over; where none fits, the
-    default stays.
+    `seconds` times a call. A form that does not fit the device or gives something else than the
+    default is passed over.
     """
+    best = experts_form(what.tokens, target)
     times: dict[Form, float] = {}
-    for candidate in dict.fromkeys(candidates(what, target)):
-        _measured[what] = candidate
-        try:
-            times[candidate] = seconds(call)
-        except OutOfResources:
-            continue
-    _measured.pop(what)
-    if times:
-        _measured[what] = min(times, key=lambda candidate: times[candidate])
-    return form(what, target)
+    expected: Tensor | None = None
+    for alternatives in (_tiles, _with_warps, _with_stages):
+        for candidate in alternatives(what, best):
+            if candidate in times:
+                continue
+            with _using(what, candidate):
+                try:
+                    found = compute()
+                    alike = expected is None or _alike(found, expected, candidate, what)
+                    times[candidate] = seconds(compute) if alike else inf
+                except OutOfResources:
+                    times[candidate] = inf
+                else:
+                    expected = found if expected is None else expected
+            yield candidate
+        best = min(times, key=lambda cut: times[cut])
+    _measured[what] = best
 
 
-def keep(path: Path) -> None:
-    """Write what was measured, for `restore`; a file is for one device and Triton alone."""
-    rows = [[*what, *chosen] for what, chosen in sorted(_measured.items())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(rows))
-    fresh.replace(path)
+def is_measured(what: Case) -> bool:
+    return what in _measured
 
 
-def restore(path: Path) -> int:
-    """Take what an earlier process measured: how many forms. None where there is no file, or one
-    that is not whole."""
-    try:
-        rows = json.loads(path.read_text())
-        found = {Case(*row[:6]): Form(*map(int, row[6:])) for row in rows}
-    except (OSError, ValueError, TypeError):
-        return 0
+def measured(others: object = None) -> list[list[Any]]:
+    """All cases and their forms, for `take` of another process; and of `others`, which it gave
+    there, those that were not measured here."""
+    found = _cases_of(others) | _measured
+    return [[*what, *chosen] for what, chosen in sorted(found.items())]
+
+
+def take(rows: object) -> int:
+    """What `measured` gave to one of the same device, Triton and kernels: how many. Nothing where
+    it is not whole."""
+    found = _cases_of(rows)
     _measured.update(found)
     return len(found)
+
+
+@cache
+def kernels_version() -> str:
+    """Of the sources of all kernels: what was measured with others says nothing of these."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+def _cases_of(rows: object) -> dict[Case, Form]:
+    if not isinstance(rows, list) or not all(map(_is_whole, rows)):
+        return {}
+    return {Case(*row[:-4]): Form(*row[-4:]) for row in rows}
+
+
+def _is_whole(row: object) -> bool:
+    if not isinstance(row, list) or [type(value) for value in row] != _ROW_TYPES:
+        return False
+    tokens, rows, warps, stages = row[-4:]
+    return tokens in CLASSES and rows in _ROWS and warps in _WARPS and stages in _STAGES
+
+
+def _tiles(what: Case, best: Form) -> Iterator[Form]:
+    """The default first: it is right, and what the others are compared with."""
+    yield best
+    for tokens in sorted({max(CLASSES[0], what.tokens // 2), what.tokens}, reverse=True):
+        for rows in _ROWS:
+            cuts = (Form(tokens, rows, warps, best.stages) for warps in (best.warps, *_WARPS))
+            yield next((cut for cut in cuts if _fits(what, cut)), best)
+
+
+def _with_warps(what: Case, best: Form) -> Iterator[Form]:
+    cuts = (best._replace(warps=warps) for warps in _WARPS)
+    return (cut for cut in cuts if _fits(what, cut))
+
+
+def _with_stages(what: Case, best: Form) -> Iterator[Form]:
+    return (best._replace(stages=stages) for stages in _STAGES)
+
+
+def _fits(what: Case, cut: Form) -> bool:
+    """Registers hold the sums, and each warp has 8 rows at least."""
+    sums = cut.tokens * cut.rows * (2 if what.gated else 1)
+    return sums <= _SUMS * 32 * cut.warps and cut.rows >= 8 * cut.warps
+
+
+@contextmanager
+def _using(what: Case, cut: Form) -> Iterator[None]:
+    before = _measured.get(what)
+    _measured[what] = cut
+    try:
+        yield
+    finally:
+        del _measured[what]
+        if before is not None:
+            _measured[what] = before
+
+
+def _alike(found: Tensor, expected: Tensor, cut: Form, what: Case) -> bool:
+    """Infinities and NaN, too, lie in the same places."""
+    wide, other = found.float(), expected.float()
+    largest = other.abs().nan_to_num(0.0, posinf=0.0).max().item()
+    limits = {"rtol": _TOLERANCE, "atol": _TOLERANCE * largest}
+    if torch.allclose(wide, other, **limits, equal_nan=True):
+        return True
+    log.error(
+        "Experts cut as %s give other results than the default, for %s; they are not cut so. This "
+        "is a fault of Pagoda, Triton or the GPU; please report it.",
+        tuple(cut), tuple(what),
+    )  # fmt: skip
+    return False

@@ -15,7 +15,7 @@ import triton.language as tl
 from pagoda.kernels.ref.linear import matmul as plain_matmul
 from pagoda.kernels.triton import scaled
 from pagoda.kernels.triton.decode import decoded, load_codes, products, row_sums
-from pagoda.kernels.triton.forms import Form, case, form, rows_of_tile
+from pagoda.kernels.triton.forms import Form, linear_form, rows_of_tile
 from pagoda.kernels.triton.layouts import STEP
 from pagoda.kernels.triton.matrix import GpuMatrix
 from pagoda.kernels.triton.target import capability, processors
@@ -172,8 +172,7 @@ def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) ->
     elif scaled.declines(x, matrix, out.dtype) is None:
         out.copy_(scaled.matmul(x, matrix, bias))
     elif has_dot(x) and tokens <= MOST_FUSED:
-        what = case("linear", matrix.layout, x.dtype, matrix.rows, matrix.columns, tokens)
-        _launch(form(what, capability(x)), x, matrix, bias, out)
+        _launch(linear_form(tokens, capability(x)), x, matrix, bias, out)
     else:
         step = max(1, _DECODED_AT_ONCE // matrix.columns)
         for first in range(0, matrix.rows, step):

@@ -7,7 +7,7 @@ two planes. Scales are apart, a row of them per group of columns, so that a tile
 neighbours.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
 
 RUN = 32
@@ -43,8 +43,13 @@ class Layout:
     def element_bytes(self, plane: int) -> int:
         return self.planes[plane] * self.runs // 8
 
+    @property
+    def cache_key(self) -> str:
+        """All of it, for Triton's folder of kernels, which outlives this table."""
+        return repr(astuple(self))
+
     def __repr__(self) -> str:
-        # Triton puts it into names and keys: short, and no two layouts alike.
+        # Triton puts it into names: short, and no two layouts alike.
         return f"{self.storage}_{''.join(map(str, self.planes))}_{self.runs}_{self.group}"
 
 

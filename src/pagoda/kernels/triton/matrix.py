@@ -1,5 +1,7 @@
 """A matrix in a GPU's memory, quantized as its checkpoint has it (`layouts`); without Triton."""
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -75,6 +77,14 @@ class GpuMatrix:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "GpuMatrix":
+        """The same matrix, on what `move` makes of each tensor."""
+        there = copy(self)
+        there.low, there.high, there.scales, there.minima, there.supers = (
+            None if tensor is None else move(tensor) for tensor in self.tensors
+        )
+        return there
 
     def load(self, first_row: int, raw: Tensor) -> None:
         """Take uint8 [rows, bytes per row] of the storage format, on any device, as rows from

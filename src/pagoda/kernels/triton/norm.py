@@ -12,6 +12,8 @@ Tensor = torch.Tensor
 
 # Elements that a program works on: rows of small heads share one.
 _ELEMENTS = 2048
+_CHANGING = ["rows"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def _place(rows, size, block_rows: tl.constexpr, block: tl.constexpr):
     return row, column, (row < rows) & (column < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _rms_norm(
     x, weight, out, rows, size, stride, eps, block_rows: tl.constexpr, block: tl.constexpr
 ):
@@ -39,7 +41,7 @@ def _rms_norm(
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _add_rms_norm(
     x, residual, weight, added, out, rows, size, stride, residual_stride, eps, scale,
     norms_added: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr,
@@ -61,7 +63,7 @@ def _add_rms_norm(
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _gated_rms_norm(
     x, gate, weight, out, rows, size, heads, stride, gate_stride, eps,
     block_rows: tl.constexpr, block: tl.constexpr,
@@ -75,7 +77,7 @@ def _gated_rms_norm(
     tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _layer_norm(
     x, residual, weight, bias, out, rows, size, stride, residual_stride, eps,
     adds: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr,
@@ -161,7 +163,9 @@ def _rows_of(x: Tensor) -> Tensor:
 def _launch(rows: int, size: int) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and the sizes of a program's tile."""
     block = triton.next_power_of_2(size)
-    block_rows = max(1, min(_ELEMENTS // block, triton.next_power_of_2(rows)))
+    block_rows = max(
+        1, _ELEMENTS // block
+    )  # of few rows, too: theirs would be kernels of their own
     # 16 elements a thread: two loads of 16 bytes of a 2-byte type, four of fp32.
     num_warps = min(16, max(1, block_rows * block // 512))
     return (triton.cdiv(rows, block_rows),), {

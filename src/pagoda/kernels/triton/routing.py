@@ -13,6 +13,8 @@ Tensor = torch.Tensor
 
 # Assignments that one program of the sort ranks: it compares each with each.
 _CHUNK = 64
+_CHANGING = ["count"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 
 
 @triton.jit
@@ -92,7 +94,7 @@ def _local_experts(ids, at, count, first, experts):
     return tl.where((at < count) & (expert >= 0) & (expert < experts), expert, experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _count(ids, counts, count, first, experts, chunk: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0) * chunk + tl.arange(0, chunk)
     expert = _local_experts(ids, at, count, first, experts)
@@ -102,7 +104,7 @@ def _count(ids, counts, count, first, experts, chunk: tl.constexpr, block: tl.co
     tl.store(counts + tl.program_id(0) * (experts + 1) + which, found, which <= experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _rank(ids, starts, order, place, count, first, experts, chunk: tl.constexpr):
     inside = tl.arange(0, chunk)
     at = tl.program_id(0) * chunk + inside
@@ -127,7 +129,8 @@ def group_by_expert(ids: Tensor, experts: int, first: int = 0) -> Grouped:
     block = triton.next_power_of_2(experts + 1)
     _count[(chunks,)](ids, counts, count, first, experts, chunk=_CHUNK, block=block, num_warps=1)
     ends = counts.cumsum(0, dtype=torch.int32)
-    totals = ends[-1]
+    # A copy: kernels are compiled for how memory is aligned, and that of a row depends on `chunks`.
+    totals = ends[-1].clone()
     offsets = F.pad(totals.cumsum(0, dtype=torch.int32), (1, 0))
     starts = ends - counts + offsets[:-1]
     order, place = torch.empty(count, **as_int), torch.empty(count, **as_int)

@@ -36,7 +36,7 @@ def _largest(
         tl.store(to + tl.arange(0, keep), tl.topk(own, keep))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _unpack(keys, values, ids, count, stride, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, block)

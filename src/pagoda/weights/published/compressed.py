@@ -30,6 +30,8 @@ class Scheme:
     bits: int
     symmetric: bool
     block: tuple[int, int] | None
+    group_size: int
+    """Columns that share a scale; -1: all."""
     words: str
     """What the log says of it."""
 
@@ -50,6 +52,10 @@ class CompressedTensors:
         if scheme.bits == 8:
             return "INT8"
         return "INT4" if scheme.symmetric else "UINT4"
+
+    @property
+    def group_size(self) -> int:
+        return self.schemes[0].group_size
 
     def matrix(self, layer: Layer) -> Matrix | None:
         if "weight_packed" in layer.parts:
@@ -128,7 +134,10 @@ def _scheme(targets: tuple[str, ...], weights: Settings) -> Scheme:
         f"{kind} of {bits} bits in {places.get(strategy, 'one group')}"
         f"{'' if symmetric else ' with zero points'}{', in activation order' if ordered else ''}"
     )
-    return Scheme(targets, kind, bits, symmetric, block, said)
+    group_size = weights.integer("group_size", -1) if strategy == "group" else -1
+    if strategy == "block" and block is not None:
+        group_size = block[1]
+    return Scheme(targets, kind, bits, symmetric, block, group_size, said)
 
 
 class PackedMatrix(Matrix):

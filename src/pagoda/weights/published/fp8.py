@@ -25,6 +25,10 @@ class Fp8:
     def storage(self) -> str:
         return "FP8"
 
+    @property
+    def group_size(self) -> int:
+        return -1 if self.block is None else self.block[1]
+
     def matrix(self, layer: Layer) -> Matrix | None:
         weight = layer.parts.get("weight")
         if weight is None or weight.type != "F8_E4M3":

@@ -95,7 +95,8 @@ class Matrix(ABC):
         fits = kind in FORMATS and whole_blocks and shape[1] % _BLOCK == 0
         storage = kind if fits else "DECODED"
         nbytes = FORMATS[storage].nbytes(prod(shape))
-        self.info = TensorInfo(f"{layer.name}.weight", shape, storage, nbytes)
+        group = group_size if fits else 0
+        self.info = TensorInfo(f"{layer.name}.weight", shape, storage, nbytes, group)
 
     @property
     @abstractmethod

@@ -1,6 +1,7 @@
 """Which methods of quantization are known, by `quant_method` in config.json."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.base.errors import UnsupportedModelError
@@ -38,6 +39,10 @@ class Method(Protocol):
     @property
     def storage(self) -> str:
         """What most of its matrices are, as `weights.formats` names it; headers say it of each."""
+
+    @property
+    def group_size(self) -> int:
+        """Columns that share a scale in most of them; -1: all of a row."""
 
     def matrix(self, layer: "Layer") -> "Matrix | None":
         """The layer's weight, or None where the layer is not quantized: tensors say so, and lists
@@ -77,6 +82,37 @@ def nominal_storage(config: Mapping[str, Any] | None) -> str | None:
         return "MXFP4"
     method = method_of(config)
     return None if method is None else method.storage
+
+
+def left_out(config: Mapping[str, Any] | None) -> Callable[[str], bool]:
+    """Whether config.json lists a layer, by its name, among those that are not quantized."""
+    values = _quantization(config or {})
+    settings = Settings(values or {})
+    names = [*settings.texts("modules_to_not_convert"), *settings.texts("ignore")]
+    whole = {name for name in names if not name.startswith("re:")}
+    patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    dynamic = settings.section("dynamic")
+    if dynamic is not None:
+        patterns += [key.removeprefix("-:") for key in dynamic.values if key.startswith("-:")]
+
+    try:
+        matches = [re.compile(pattern).match for pattern in patterns]
+    except re.error as error:
+        raise settings.error("ignore", f"holds no regular expression ({error})") from error
+
+    def is_left_out(layer: str) -> bool:
+        if any(match(layer) for match in matches):
+            return True
+        return any(f".{name}." in f".{layer}." for name in whole)
+
+    return is_left_out
+
+
+def nominal_group(config: Mapping[str, Any] | None) -> int:
+    """What config.json alone says of how many columns share a scale in most quantized matrices;
+    -1: all of a row, 0: what the storage format says. Raises as `method_of`."""
+    method = method_of(config)
+    return 0 if method is None else method.group_size
 
 
 def _quantization(config: Mapping[str, Any]) -> object:

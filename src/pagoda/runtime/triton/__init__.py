@@ -1,0 +1,1 @@
+"""What needs Triton: imported only where it is installed and tensors are on CUDA, or by tests."""

@@ -1,0 +1,220 @@
+"""Runners of two ranks, as threads that meet over gloo, do the same on devices that run ahead."""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.runtime import captured
+from pagoda.runtime.rank_group import PeerLostError, RankGroup
+from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
+from tests.runtime.conftest import POISON, CacheModel
+from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
+from tests.runtime.test_captured import FakeGpu, decode
+from tests.runtime.test_decode_run import script  # noqa: F401  # a fixture
+
+
+class LateGpu(LateDevice, FakeGpu):
+    """Runs ahead, and makes graphs."""
+
+
+class Pair:
+    """Rank 0's runner, and a thread in which rank 1's follows it. Both compute everything."""
+
+    def __init__(self, make_runner: Any, path: Path, **changes: Any):
+        self.gpus = [LateGpu(), LateGpu()]
+        self.groups = [RankGroup(rank, 2) for rank in range(2)]
+        self.models = [CacheModel(), CacheModel()]
+        self._orders: queue.Queue[bytes] = queue.Queue()
+        self.lost: list[Exception] = []
+        self.follower: FollowingRunner = make_runner(
+            FollowingRunner, model=self.models[1], device=self.gpus[1], group=self.groups[1],
+            **changes,
+        )  # fmt: skip
+        self.thread = threading.Thread(target=self._follow, args=(path,), daemon=True)
+        self.thread.start()
+        self.groups[0].connect(torch.device("cpu"), path)
+        self.leader: LeadingRunner = make_runner(
+            LeadingRunner, model=self.models[0], device=self.gpus[0], group=self.groups[0],
+            tell=self._tell, **changes,
+        )  # fmt: skip
+
+    def _tell(self, order: RankStep | RankCapture) -> None:
+        # Encoded, for what it holds is changed on both sides.
+        self._orders.put(msgspec.msgpack.encode(order))
+
+    def _follow(self, path: Path) -> None:
+        self.groups[1].connect(torch.device("cpu"), path)
+        try:
+            while raw := self._orders.get():
+                order = msgspec.msgpack.decode(raw, type=RankStep | RankCapture)
+                if isinstance(order, RankStep):
+                    self.follower.follow(order)
+                else:
+                    self.follower.capture(order.size)
+        except Exception as error:  # noqa: BLE001  # shown by `end`
+            self.lost.append(error)
+            self.groups[1]._group = None  # hangs up, or rank 0 would wait
+
+    def end(self) -> None:
+        self._orders.put(b"")
+        self.thread.join(30)
+        assert not self.lost and not self.thread.is_alive()
+
+
+@pytest.fixture
+def pair(make_runner, tmp_path) -> Iterator[Pair]:
+    made = Pair(make_runner, tmp_path / "store")
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "waits"), [(KINDS, 0), (["penalties", "rules"], 30), (["greedy", "drawn"], 30)]
+)
+def test_everything_at_once(kinds, waits, pair, make_driver, make_request):
+    """With drafts, chunks, preemptions and ids that come back; reports are waited for."""
+    driver = AheadDriver(pair.leader)
+    found = play(driver, make_request, kinds, 50)
+    driver.settle()
+    pair.end()
+    assert set(found) == set(kinds) and found == play(make_driver(), make_request, kinds, 50)
+    ours, theirs = (model.steps for model in pair.models)
+    assert len(ours) == len(theirs) > 45
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.token_ids, other.token_ids)
+        assert torch.equal(one.positions, other.positions)
+    assert pair.follower.device.waits > waits, "it ran ahead as well"
+
+
+def test_a_run_of_decode_steps(pair, make_driver, make_request):
+    """Each rank waits once a step, one step late."""
+    names = [f"r{i}" for i in range(4)]
+    expected, driver = make_driver(), AheadDriver(pair.leader)
+    for one in (expected, driver):
+        one.add(*(make_request(name, 10, temperature=0.5, seed=7) for name in names))
+        for _ in range(30):
+            one.step(dict.fromkeys(names, 64))
+    driver.settle()
+    pair.end()
+    assert driver.tokens == expected.tokens
+    assert pair.follower._run is not None and pair.follower.device.waits == 29
+
+
+@pytest.fixture
+def capturing(make_runner, tmp_path, monkeypatch) -> Iterator[Pair]:
+    """As `pair`, where steps are captured as soon as they are needed."""
+    monkeypatch.setattr(captured, "_SHARE", 1e9)
+    made = Pair(make_runner, tmp_path / "store", max_num_reqs=8, captured_bytes=10**6)
+    made.leader.program = made.leader._record()
+    yield made
+    made.end()
+
+
+def sizes(pair: Pair) -> list[list[int]]:
+    return [list(runner.program._graphs) for runner in (pair.leader, pair.follower)]
+
+
+def assert_same_caches(pair: Pair) -> None:
+    """In which the model keeps every token of every step."""
+    layers = (runner.cache.layers for runner in (pair.leader, pair.follower))
+    for one, other in zip(*layers, strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_ranks_capture_the_same(capturing, make_driver, script):  # noqa: F811  # the fixture
+    driver = AheadDriver(capturing.leader)
+    script(driver)
+    driver.settle()
+    for _ in range(2):
+        capturing.leader.work_ahead()
+    capturing.end()
+    assert driver.tokens == script(make_driver(max_num_reqs=8))[0]
+    ours, theirs = sizes(capturing)
+    assert ours == theirs and set(ours) == {1, 2, 4, 8}
+    assert capturing.gpus[0].replays == capturing.gpus[1].replays > 30
+    assert_same_caches(capturing)
+
+
+def test_a_size_captured_in_the_middle_of_a_run(capturing, make_driver, make_request):
+    """It takes the memory in which each rank's run lies."""
+    driver, plain = AheadDriver(capturing.leader), make_driver(max_num_reqs=8)
+    every = dict.fromkeys("abc", 64)
+    for each in (driver, plain):
+        each.add(*(make_request(name, 9, temperature=0.0) for name in every))
+        for shares in [every] * 4 + [{"a": 64}] + [every] * 4:  # the last a run where graphs read
+            each.step(shares)
+        capturing.leader.program._needed[8] = None
+        for _ in range(5):
+            each.step(every)
+    driver.settle()
+    capturing.end()
+    assert sizes(capturing) == [[4, 1, 8]] * 2
+    assert driver.tokens == plain.tokens
+    assert_same_caches(capturing)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("error", [RuntimeError("not permitted"), torch.OutOfMemoryError("no")])
+def test_what_one_rank_cannot_capture_none_does(rank, error, capturing, make_request, caplog):
+    caplog.set_level(logging.INFO, "pagoda")
+    capturing.gpus[rank].refuses = error
+    driver = AheadDriver(capturing.leader)
+    names = decode(driver, make_request, 2, 6)
+    driver.settle()
+    capturing.end()
+    assert [len(driver.tokens[name]) for name in names] == [7, 7], "six, and one that was under way"
+    assert sizes(capturing) == [[], []] and not capturing.leader.work_ahead()
+    assert sum(gpu.replays for gpu in capturing.gpus) == 0
+    assert caplog.text.count("another rank could not") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replay_that_differs_on_one_rank_is_used_by_none(rank, capturing, make_request):
+    driver = AheadDriver(capturing.leader)
+    decode(driver, make_request, 1)
+    capturing.gpus[rank].broken = True
+    decode(driver, make_request, 2)
+    capturing.end()
+    assert sizes(capturing) == [[], []] and not capturing.leader.work_ahead()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturing, monkeypatch):
+    def fail(batch):
+        raise torch.OutOfMemoryError("no room")
+
+    programs = capturing.leader.program, capturing.follower.program
+    monkeypatch.setattr(programs[rank], "_compute", fail)
+    with pytest.raises(PeerLostError if rank else OutOfStepError) as raised:
+        programs[0].capture(1)
+    capturing.groups[0]._group = None  # as its process does when it ends
+    capturing.thread.join(30)
+    found = [raised.value, *capturing.lost]
+    assert isinstance(found[rank], OutOfStepError) and "no room" in str(found[rank])
+    assert isinstance(found[1 - rank], PeerLostError)
+    capturing.lost.clear()
+
+
+def test_a_fault_of_one_request_parts_nobody(pair, make_driver, make_request):
+    driver, plain = AheadDriver(pair.leader), make_driver()
+    for each in (driver, plain):
+        each.add(make_request("good", temperature=0.0))
+        each.add(make_request("bad", prompt_token_ids=[1, POISON, 2], temperature=0.0))
+        for _ in range(4):
+            each.step({"good": 64, "bad": 64})
+        each.free("bad")
+        each.add(make_request("bad", temperature=0.0))
+        for _ in range(3):
+            each.step({"good": 64, "bad": 64})
+    driver.settle()
+    pair.end()
+    assert driver.tokens == plain.tokens
+    assert_same_caches(pair)
