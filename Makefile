@@ -60,8 +60,10 @@ serve: install
 chat: install
 	$(BIN)/pagoda chat $(MODEL) $(ARGS)
 
+# Each process loads models of its own, so that more of them want more memory.
+TEST_PROCESSES ?= 2
 test: install-dev
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 # The agent's tests need X servers and programs to operate; where they are missing, they are skipped.
 DESKTOP := xvfb tigervnc-standalone-server x11vnc openbox xterm zenity xdotool x11-xserver-utils \
