@@ -4,6 +4,7 @@ Torch-free, so that the planner can reason about a model that is never loaded.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -326,26 +327,31 @@ class ModelSpec:
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
-    def expanded_weights(self) -> list[WeightRule]:
+    def expanded_weights(self) -> tuple[WeightRule, ...]:
         """The rules with `{layer}` and `{expert}` filled in."""
-        expanded = []
-        vision = () if self.vision is None else self.vision.weights
-        for rule in (*self.weights, *vision):
-            if "{layer}" not in rule.param:
-                expanded.append(rule)
-                continue
-            for layer in range(len(self.layers)) if rule.layers is None else rule.layers:
-                param, *sources = (
-                    text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
-                )
-                names = _each_expert(sources, rule.experts)
-                expanded.append(replace(rule, param=param, sources=names, layers=None))
-        return expanded
+        return _expanded(self)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Of the layers that have attention, in order."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+
+@lru_cache(maxsize=2)  # a plan asks again and again, of one model
+def _expanded(spec: ModelSpec) -> tuple[WeightRule, ...]:
+    expanded = []
+    vision = () if spec.vision is None else spec.vision.weights
+    for rule in (*spec.weights, *vision):
+        if "{layer}" not in rule.param:
+            expanded.append(rule)
+            continue
+        for layer in range(len(spec.layers)) if rule.layers is None else rule.layers:
+            param, *sources = (
+                text.replace("{layer}", str(layer)) for text in (rule.param, *rule.sources)
+            )
+            names = _each_expert(sources, rule.experts)
+            expanded.append(replace(rule, param=param, sources=names, layers=None))
+    return tuple(expanded)
 
 
 def _each_expert(sources: list[str], experts: ExpertTensors | None) -> tuple[str, ...]:

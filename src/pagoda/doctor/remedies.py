@@ -229,6 +229,8 @@ def _most_users(case: Case, users: Users) -> int:
             count = min(room, users.count)
         elif room >= count:
             return count
+        elif count == 1:
+            break
         else:
             count = max(room, count // 4, 1)
     return 0

@@ -54,7 +54,7 @@ def assumed_tensors(
     for rule in spec.expanded_weights():
         for info in _sources(rule, held[rule.param], spec, storage, left_out):
             shared = info.shape[-1] if group_size < 0 else group_size
-            infos[info.name] = replace(info, group=shared if info.type == storage else 0)
+            infos[info.name] = replace(info, group=shared) if info.type == storage else info
     return infos
 
 

@@ -1,6 +1,7 @@
 """A model as one device of several sees it: its share of heads and layers."""
 
 from dataclasses import replace
+from functools import cache
 
 from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 from pagoda.base.errors import ConfigError
@@ -53,6 +54,7 @@ def machine_part(
     )
 
 
+@cache  # a model has many layers and few kinds of them
 def _layer(layer: LayerSpec, size: int) -> LayerSpec:
     mixer = layer.mixer
     return replace(
