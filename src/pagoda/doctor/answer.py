@@ -10,7 +10,7 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
-from pagoda.doctor.command import differences, fields_of, serve_command
+from pagoda.doctor.command import INDENT, differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
@@ -158,8 +158,8 @@ def _beyond_addresses(made: Answer, resolution: Resolution) -> str:
         return ""
     return (
         f"A process may have {format_bytes(space)} of addresses here, and the engine takes about "
-        f"{format_bytes(needed)} of them, those of the mapped checkpoint included: "
-        f"ulimit -v unlimited && {made.command}"
+        f"{format_bytes(needed)} of them, those of the mapped checkpoint included. Raise it:\n"
+        f"{INDENT}ulimit -v unlimited && {made.command}"
     )
 
 

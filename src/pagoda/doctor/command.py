@@ -12,6 +12,9 @@ from pagoda.config.server import ServerConfig
 
 _KEY = "PAGODA_API_KEY"
 
+INDENT = "    "
+"""Of a command on a line of its own, which is never wrapped: it is there to be copied."""
+
 
 def fields_of(config: EngineConfig) -> dict[str, Any]:
     """All fields of all of its sections by name."""

@@ -8,7 +8,7 @@ from typing import Any
 from pagoda.base.units import format_bytes
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
-from pagoda.doctor.command import differences, flag_words, key_note, quoted
+from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
 from pagoda.doctor.remedies import Remedy
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
@@ -21,7 +21,6 @@ _BASES = {
 
 _FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))
 
-_COMMAND = "    "
 # The reason of this field tells how the checkpoint's weights are stored.
 _STORED = "quantization"
 
@@ -39,8 +38,9 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
 
 
 def wrapped(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of at most `width`, commands apart: those are there to be copied."""
-    return [part for line in lines for part in _wrap(line, width)]
+    """Lines of at most `width`, commands apart."""
+    whole = [part for line in lines for part in line.split("\n")]
+    return [part for line in whole for part in _wrap(line, width)]
 
 
 def why_lines(answers: Sequence[Answer]) -> list[str]:
@@ -240,9 +240,10 @@ def _shown(answer: Answer) -> list[Flag]:
 def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
     if answer.fits:
-        out = [f"It runs {where}:", _COMMAND + answer.command]
+        once = " once its files are there" if answer.subject.missing else ""
+        out = [f"It runs {where}{once}:", INDENT + answer.command]
         for remedy in remedies:
-            out += [f"It also runs with {remedy.words}:", _COMMAND + remedy.command]
+            out += [f"It also runs with {remedy.words}:", INDENT + remedy.command]
         return out + key_note(answer.command)
     out = [f"It does not fit {where}."]
     if answer.problem:
@@ -252,7 +253,7 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     if remedies:
         out.append("What would fit:")
         for remedy in remedies:
-            out += [f"  {remedy.words}:", _COMMAND + remedy.command]
+            out += [f"  {remedy.words}:", INDENT + remedy.command]
         return out + key_note(remedies[0].command)
     return [*out, _nothing_helps(answer)]
 
@@ -266,7 +267,7 @@ def _nothing_helps(answer: Answer) -> str:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width or line.startswith(_COMMAND):
+    if len(line) <= width or line.startswith(INDENT):
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return textwrap.wrap(
