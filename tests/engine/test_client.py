@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pagoda.base.errors import EngineDeadError, QueueFullError, RequestError
+from pagoda.base.errors import EngineDeadError, EngineKilledError, QueueFullError, RequestError
 from pagoda.config.engine import ParallelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
@@ -231,7 +231,18 @@ async def start_fails(config, **options):
             await client.wait_ready(PATIENCE)
         assert client.state == "dead" and client.restarts == 0
         assert client.cause == str(caught.value)
+        assert type(caught.value) is EngineDeadError  # it said so itself
         return client.cause
+    finally:
+        await client.shutdown()
+
+
+async def test_a_start_that_is_killed_is_an_error_of_its_own(tiny_config):
+    client = EngineClient.launch(tiny_config)
+    try:
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineKilledError, match="SIGKILL"):
+            await client.wait_ready(PATIENCE)
     finally:
         await client.shutdown()
 

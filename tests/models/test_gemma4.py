@@ -24,7 +24,8 @@ SIZES = [
     ("gradient", 300, 300), ("noise", 97, 203), ("letters", 310, 51), ("noise", 5, 700),
     ("gradient", 1500, 4),
 ]  # fmt: skip
-# Random towers magnify the order of sums: transformers in fp32 is itself 9.7e-5 off its own fp64.
+# Random towers magnify the order of sums: transformers in fp32 is itself 1e-4 off its own fp64, and
+# what it says with AVX-512 is as far from what it says with AVX2.
 MAGNIFIED = 3e-4
 
 
@@ -110,7 +111,7 @@ def test_logits_equal(packed, reference, folder, tmp_path):
         driver.add("r", prompt)
         edges = [0, *cuts, len(prompt.ids), *range(len(prompt.ids) + 1, len(ids) + 1)]
         found = [driver.step({"r": ids[a:b]})["r"] for a, b in pairwise(edges) if a < b]
-        close(torch.cat(found), expected, MAGNIFIED if packed else 1e-4)
+        close(torch.cat(found), expected, MAGNIFIED)
 
 
 def test_pictures_look_both_ways(model, folder, tmp_path, reference):

@@ -25,6 +25,11 @@ FAMILIES = {
     "gpt_oss": tiny.GPT_OSS,
     "gemma4": tiny.GEMMA4_MOE,
 }
+ISA = "none" if cpu.native() is None else cpu.native().isa
+# What activations are rounded to beside weights in Q8_0, and beside weights in BF16: in
+# random models rounding turns some of the routers' choices.
+Q8_0_BOUND = 0.1 if ISA == "avx2" else 0.15  # 16 bits, or 8 with a scale for each 16 columns
+BF16_BOUND = 0.1 if ISA == "avx512" else 0.05  # bf16, or not at all
 
 
 def error_of(logits: torch.Tensor, expected: torch.Tensor) -> float:
@@ -51,7 +56,7 @@ def test_packed_logits_are_the_same_whatever_the_batch(family, storage, tmp_path
     model = tiny.load(path, packed=True)
     ids = tiny.random_ids(50)
     whole = Driver(model).run(ids, 50)
-    assert error_of(whole, tiny.reference_logits(reference, ids)) < 0.1
+    assert error_of(whole, tiny.reference_logits(reference, ids)) < Q8_0_BOUND
     for chunk in (1, 7):
         assert torch.equal(Driver(model).run(ids, chunk), whole)
     driver = Driver(model, num_blocks=256)
@@ -198,4 +203,4 @@ def test_dummy_weights(family, tmp_path):
         logits.append(Driver(model).run(tiny.random_ids(20), 20))
         assert np.isfinite(logits[-1].numpy()).all()
     assert torch.equal(logits[0], logits[1])
-    assert error_of(logits[2], logits[0]) < 0.05
+    assert error_of(logits[2], logits[0]) < BF16_BOUND

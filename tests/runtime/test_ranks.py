@@ -51,8 +51,8 @@ class Pair:
         self._orders.put(msgspec.msgpack.encode(order))
 
     def _follow(self, path: Path) -> None:
-        self.groups[1].connect(torch.device("cpu"), path)
         try:
+            self.groups[1].connect(torch.device("cpu"), path)
             while raw := self._orders.get():
                 order = msgspec.msgpack.decode(raw, type=RankStep | RankCapture)
                 if isinstance(order, RankStep):

@@ -11,6 +11,7 @@
       SourceError             a model that could not be fetched or found
       CapacityError           memory that does not suffice; says what to lower
       EngineDeadError         the engine process ended; carries the root cause
+        EngineKilledError     without a word: its exit status is all that is known
 
 Messages are complete sentences for the user: what is wrong, then what to do.
 """
@@ -63,6 +64,10 @@ class CapacityError(PagodaError):
 
 class EngineDeadError(PagodaError):
     """The engine process ended; the message is the root cause."""
+
+
+class EngineKilledError(EngineDeadError):
+    """The engine process ended and could not say why."""
 
 
 class EngineAsleepError(EngineDeadError):

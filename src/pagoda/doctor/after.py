@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pagoda.base.errors import CapacityError, EngineDeadError, PagodaError
+from pagoda.base.errors import CapacityError, EngineDeadError, EngineKilledError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import answer
 from pagoda.doctor.checks import findings
@@ -12,8 +12,10 @@ from pagoda.doctor.probe import probe
 from pagoda.doctor.remedies import remedies
 from pagoda.doctor.subject import find_subject
 
-# Topics that can be why an engine ended without a word.
-_TOPICS = frozenset(("kernels", "memory", "oom", "limits", "gpu"))
+# Topics that can be why an engine ended, and those that only matter where it did not say why: the
+# kernel may have ended another process, hours before.
+_TOPICS = frozenset(("kernels", "memory", "limits", "gpu"))
+_WORDLESS = frozenset(("oom",))
 
 
 def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -> list[str]:
@@ -21,12 +23,13 @@ def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -
     was given (`doctor.command`)."""
     if not isinstance(error, CapacityError | EngineDeadError):
         return []
+    topics = _TOPICS | (_WORDLESS if isinstance(error, EngineKilledError) else frozenset())
     try:
         machine = probe()
         lines = [
             f"{found.topic}: {found.text}. {found.fix}"
             for found in findings(machine)
-            if found.status in ("WARN", "FAIL") and found.topic in _TOPICS
+            if found.status in ("WARN", "FAIL") and found.topic in topics
         ]
         hardware = this_machine(machine, config.device.device)
         made = answer(find_subject(config.model), hardware, config)

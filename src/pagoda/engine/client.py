@@ -12,7 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
+from pagoda.base.errors import (
+    EngineAsleepError,
+    EngineDeadError,
+    EngineKilledError,
+    RequestError,
+)
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.engine import EngineConfig
@@ -80,6 +85,7 @@ class EngineClient:
         """It takes no requests until `wake_up`."""
         self.out_of_memory = False
         """It died because its model does not fit."""
+        self._said_why = True
         self._options = options
         self._child = EngineChild(config, options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +130,8 @@ class EngineClient:
         """Wait until the engine serves. `progress` hears of each phase and of bytes loaded;
         by default they show on stderr.
 
-        Raises EngineDeadError with the cause if it dies first, or after `timeout` seconds.
+        Raises EngineDeadError with the cause if it dies first, or after `timeout` seconds, and
+        EngineKilledError where only its exit status tells.
         """
         self._attach()
         if timeout is not None and self._options.startup_timeout:
@@ -144,7 +151,8 @@ class EngineClient:
             self._progress = None
             display.close()
         if self.state != "ready" or self.ready is None:
-            raise EngineDeadError(self.cause or "The engine was stopped.")
+            kind = EngineDeadError if self._said_why else EngineKilledError
+            raise kind(self.cause or "The engine was stopped.")
         return self.ready
 
     def submit(
@@ -344,6 +352,7 @@ class EngineClient:
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         while child.end.pending():
             self._handle(child.end.receive())
+        self._said_why = self._last_words is not None
         cause = self._last_words or child.exit_cause()
         self._last_words = None
         served = self.state == "ready"

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pagoda.base.errors import CapacityError, CheckpointError, EngineDeadError
+from pagoda.base.errors import (
+    CapacityError,
+    CheckpointError,
+    EngineDeadError,
+    EngineKilledError,
+)
 from pagoda.config.engine import CacheConfig
 from pagoda.doctor import after
 from tests.unit.doctor.machines import LAPTOP, laptop
@@ -32,8 +37,10 @@ def test_what_did_not_fit_gets_commands(tmp_path, here):
 def test_an_engine_that_ended_without_a_word_gets_findings(tmp_path, here):
     here(laptop(memory={"oom_kills": 1, "oom_kills_inside": 1}))
     config = asked(subject_of(tmp_path, LLAMA))
-    lines = after.after_failure(config, EngineDeadError("The engine was killed by signal 9."))
+    lines = after.after_failure(config, EngineKilledError("The engine was killed by signal 9."))
     assert any(line.startswith("oom: ") for line in lines)
+    # Hours ago it may have been another process.
+    assert after.after_failure(config, EngineDeadError("The engine was not ready.")) == []
 
 
 def test_a_limit_of_addresses_gets_a_command(tmp_path, here):
