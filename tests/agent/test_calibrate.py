@@ -8,6 +8,7 @@ from pagoda.agent.calibrate import SIZES, calibrate, screens
 from pagoda.agent.dialects.space import Space
 from pagoda.agent.dialogue import Reply
 from pagoda.agent.profiles import profile_for
+from pagoda.cli.main import main
 
 SCREEN = (1280, 720)
 
@@ -85,3 +86,14 @@ def test_screens_are_the_same_for_a_seed_and_targets_are_where_they_say():
         x, y = map(round, target.center)
         inside, outside = frame.image.getpixel((x, y)), frame.image.getpixel((x, y - target.size))
         assert inside != outside == (245, 245, 245)
+
+
+@pytest.mark.parametrize("screen", ["100000x100000", "1280x200", "1280", "axb", "1280x"])
+def test_a_screen_that_has_no_room_or_takes_all_memory_is_refused(screen, capsys):
+    words = ["calibrate", "--screen", screen, "--base-url", "http://127.0.0.1:9", "--model", "m"]
+    assert main(["agent", *words]) == 1
+    assert f"--screen {screen} must be WIDTHxHEIGHT" in capsys.readouterr().err
+
+
+def test_the_smallest_screen_has_room():
+    assert len(list(screens(40, (360, 360)))) == 40

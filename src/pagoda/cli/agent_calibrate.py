@@ -23,7 +23,11 @@ def run(args: argparse.Namespace) -> int:
 async def _calibrate(args: argparse.Namespace) -> int:
     from pagoda.agent.calibrate import Trial, calibrate
     from pagoda.agent.chosen import chosen_model
+    from pagoda.base.errors import ConfigError
 
+    screen = _screen(args.screen)
+    if args.trials < 1:
+        raise ConfigError(f"--trials {args.trials} must be at least 1.")
     _name, profile, model = await chosen_model(load_settings(args))
 
     def report(trial: Trial) -> None:
@@ -33,7 +37,7 @@ async def _calibrate(args: argparse.Namespace) -> int:
 
     try:
         found = await calibrate(
-            model, profile, trials=args.trials, screen=_screen(args.screen), seed=args.seed,
+            model, profile, trials=args.trials, screen=screen, seed=args.seed,
             report=report,
         )  # fmt: skip
     finally:
@@ -53,6 +57,7 @@ def _screen(text: str) -> tuple[int, int]:
     from pagoda.base.errors import ConfigError
 
     width, _, height = text.partition("x")
-    if not (width.isdigit() and height.isdigit() and min(int(width), int(height)) >= 200):
-        raise ConfigError(f"--screen {text} must be WIDTHxHEIGHT, each at least 200.")
+    # The smallest that has room for all targets, and the largest that a picture's memory allows.
+    if not all(size.isdecimal() and 360 <= int(size) <= 8192 for size in (width, height)):
+        raise ConfigError(f"--screen {text} must be WIDTHxHEIGHT, each from 360 to 8192 pixels.")
     return int(width), int(height)
