@@ -13,6 +13,8 @@ _native = pytest.importorskip(
 
 STORAGES = tuple(_native.PACKED_STORAGES)
 FLOATS = ("F32", "F16", "BF16")
+BF16_SETS = ("amx", "avx512")
+"""Instruction sets that multiply pairs of bf16, so that activations are rounded to it."""
 SIGNED = ("Q8_0", "IQ4_NL", "IQ4_XS")
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Where in a block the fp16 numbers lie.
@@ -84,7 +86,7 @@ def multiply(native, x: torch.Tensor, matrices, bias: torch.Tensor | None = None
 
 def rounded(x: torch.Tensor, storage: str, isa: str) -> torch.Tensor:
     """Activations as the kernel sees them, fp64."""
-    if storage == "BF16" and isa == "avx512":
+    if storage == "BF16" and isa in BF16_SETS:
         return x.bfloat16().double()
     if storage in FLOATS:
         return x.double()

@@ -123,14 +123,15 @@ def test_batch_invariance(isa, storage):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_long_prefill_is_cut_into_segments(isa):
-    raw = packed.random_raw("Q4_0", 48, 64)
+@pytest.mark.parametrize("storage", ["Q4_0", "BF16"])
+def test_long_prefill_is_cut_into_segments(isa, storage):
+    raw = packed.random_raw(storage, 48, 64)
     native = _native.Native(2, isa)
     x = activations(600, 64)
-    packed.check_product(native, x, raw, "Q4_0")
-    matrix = packed.pack(native, "Q4_0", raw, 64)
+    packed.check_product(native, x, raw, storage)
+    matrix = packed.pack(native, storage, raw, 64)
     whole = packed.multiply(native, x, [matrix])
-    for start, end in ((250, 259), (503, 600)):
+    for start, end in ((3, 4), (250, 259), (503, 600)):
         assert torch.equal(packed.multiply(native, x[start:end], [matrix]), whole[start:end])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kernels.packed import _native
 
-WIDE = ("avx512", "avx512vnni")
+WIDE = ("amx", "avx512", "avx512vnni")
 
 
 @pytest.mark.parametrize("isa", _native.INSTRUCTION_SETS)

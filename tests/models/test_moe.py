@@ -29,7 +29,7 @@ ISA = "none" if cpu.native() is None else cpu.native().isa
 # What activations are rounded to beside weights in Q8_0, and beside weights in BF16: in
 # random models rounding turns some of the routers' choices.
 Q8_0_BOUND = 0.1 if ISA == "avx2" else 0.15  # 16 bits, or 8 with a scale for each 16 columns
-BF16_BOUND = 0.1 if ISA == "avx512" else 0.05  # bf16, or not at all
+BF16_BOUND = 0.1 if ISA in ("amx", "avx512") else 0.05  # bf16, or not at all
 
 
 def error_of(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -45,7 +45,7 @@ VARIABLES = {
             "PAGODA_CPU_ISA",
             str,
             None,
-            "Best native kernels to use: avx512, avx512vnni (without BF16), avxvnni, avx2, "
+            "Best native kernels to use: amx, avx512, avx512vnni (without BF16), avxvnni, avx2, "
             "neondot, neon, generic, or none; the CPU decides if unset.",
         ),
         Variable("DISPLAY", str, None, "X11 display that `--driver x11:` operates, as :0."),

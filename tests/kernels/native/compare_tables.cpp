@@ -157,7 +157,8 @@ void test_matmul(Test& test) {
     for (int s = 0; s < kNumStorages; ++s) {
         const Storage storage = static_cast<Storage>(s);
         // Activations are rounded to bf16 there.
-        const bool rounds = storage == Storage::kBF16 && std::string(test.kernels.name) == "avx512";
+        const std::string name = test.kernels.name;
+        const bool rounds = storage == Storage::kBF16 && (name == "amx" || name == "avx512");
         for (int64_t tokens : {0, 1, 2, 7, 17, 33})
             for (int64_t rows : {1, 37}) {
                 const int64_t columns = is_float(storage) ? 100 : 2 * unit_columns(storage);

@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -12,7 +16,7 @@ namespace pagoda {
 
 // Best first; CMakeLists.txt compiles kernels.cpp for each.
 #if defined(__x86_64__)
-#define PAGODA_ISAS(each) each(avx512) each(avx512vnni) each(avxvnni) each(avx2) each(generic)
+#define PAGODA_ISAS(each) each(amx) each(avx512) each(avx512vnni) each(avxvnni) each(avx2) each(generic)
 #elif defined(__aarch64__)
 #define PAGODA_ISAS(each) each(neondot) each(neon) each(generic)
 #else
@@ -34,6 +38,7 @@ struct Cpu {
     bool avxvnni = false;
     bool avx512vnni = false;
     bool avx512 = false;
+    bool amx = false;
 
     Cpu() {
         unsigned a, b, c, d;
@@ -47,9 +52,21 @@ struct Cpu {
         const bool base = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);
         const bool vnni = c >> 11 & 1;
         avx512vnni = avx2 && base && vnni && (saved & 0xe6) == 0xe6;
+        const bool tiles = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16 and AMX-TILE
         const bool has_next_leaf = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
         avx512 = avx512vnni && has_next_leaf && (a >> 5 & 1);
+        amx = avx512 && tiles && (saved & 0x60000) == 0x60000 && may_use_tiles();
         avxvnni = avx2 && has_next_leaf && (a >> 4 & 1);
+    }
+
+    // Linux saves their 8 KiB only for a process that has asked for it.
+    static bool may_use_tiles() {
+#if defined(__linux__)
+        constexpr long kRequestPermission = 0x1023, kTileData = 18;
+        return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+        return false;
+#endif
     }
 
     static uint64_t xcr0() {

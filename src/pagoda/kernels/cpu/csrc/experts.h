@@ -239,6 +239,7 @@ void multiply_runs(const ExpertPlan& plan, const ExpertMatrices& experts, const 
     op.out = out;
     op.ldo = width;
     pool.run(plan.num_runs * pieces, [&](int64_t chunk) {
+        const TileScope scope;
         const ExpertRun& run = plan.run(chunk / pieces);
         const int64_t first = chunk % pieces * step;
         MatMul own = op;

@@ -11,6 +11,7 @@
 #else
 #include "dot_tiles.h"
 #endif
+#include "amx_tiles.h"
 
 namespace pagoda {
 namespace {
@@ -86,6 +87,7 @@ inline Prepared lay_out(const MatMul& op, int64_t tokens) {
         out.of[kind] = op.scratch + out.bytes;
         out.bytes += aligned(tokens * num_blocks(op) * kKindBytes[kind]);
     }
+    if (wanted[static_cast<int>(Kind::kShort)]) out.bytes += kReadBeyond;  // it is the last
     return out;
 }
 
@@ -144,6 +146,13 @@ void multiply_panel(const MatMul& op, const MatrixView& matrix, int64_t row_offs
         args.activations = prepared.of[kind] + token * num_blocks(op) * kKindBytes[kind];
         args.out = op.out + token * op.ldo + row_offset + row;
         args.is_first = token == first;
+#ifdef __AMX_BF16__
+        if (kind == static_cast<int>(Kind::kShort) && last - token >= 4 * kMaxTile) {
+            bf16_four_tiles(args);
+            token += 4 * kMaxTile;
+            continue;
+        }
+#endif
         kTileTable.functions[matrix.storage][size](args);
         token += size;
     }
@@ -202,6 +211,7 @@ void matmul(const MatMul& op, int64_t tokens, Pool& pool) {
     for (int m = 0; m < op.num_matrices; ++m) panels += num_panels(op.matrices[m]);
     const Chunks chunks(panels, tokens, pool.num_threads());
     pool.run(chunks.count(), [&](int64_t chunk) {
+        const TileScope scope;
         const int64_t piece = chunk % chunks.per_segment;
         const int64_t first = chunk / chunks.per_segment * Chunks::kSegmentTokens;
         const int64_t last = first + Chunks::kSegmentTokens;

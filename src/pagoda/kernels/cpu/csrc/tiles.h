@@ -220,7 +220,7 @@ void float_tile(const TileArgs& args) {
     store_tile<kTokens>(args, sums);
 }
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
 // Products of bf16 pairs, summed in fp32.
 template <int kTokens>
