@@ -53,6 +53,12 @@ def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
         ("vnc://:secret@box?passwd=x", "known: password-file"),
         ("vnc://box?password-file=/nowhere/secret", "cannot be read"),
         ("vnz://box", "nearest known is 'vnc'"),
+        ("127.0.0.1:5977", "write vnc://127.0.0.1:5977 for"),
+        ("box:1", "write vnc://box:1 for"),
+        (":77", "write x11://:77[.]"),
+        ("box:secret@1", "no driver 'box'"),
+        ("x11:77", "or x11://:77[.]"),
+        ("x11::77.0", "or x11://:77.0[.]"),
     ],
 )
 def test_urls_that_cannot_be_used(url, message):
