@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from pagoda.agent.layouts import LAYOUTS
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
 
@@ -55,6 +56,19 @@ def parse_address(url: str, options: Collection[str] = ()) -> Address:
     file = query.pop("password-file", "")
     password = unquote(parts.password or "") or _password(file)
     return Address(parts.hostname, port, unquote(parts.username or ""), password, query)
+
+
+def layout_of(address: Address) -> str:
+    """The computer's keyboard layout, as the option `layout` names it; `us` where none does.
+
+    Raises ConfigError for one that is not known.
+    """
+    layout = address.options.get("layout", "us")
+    if layout not in LAYOUTS:
+        raise ConfigError(
+            f"There is no keyboard layout {layout!r}; known are {', '.join(LAYOUTS)}."
+        )
+    return layout
 
 
 def place(host: str, port: int | None) -> str:
