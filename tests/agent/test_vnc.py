@@ -104,6 +104,7 @@ async def test_passwords_in_all_versions(desktop, tmp_path, version, monkeypatch
     there, file = tmp_path / "there", tmp_path / "file"
     there.write_text("sésame/?", encoding="latin-1")
     file.write_text("sésame/?\n", encoding="utf-8")
+    file.chmod(0o600)
     with start_x11vnc(desktop, "-rfbversion", version, "-passwdfile", str(there)) as port:
         where = f"127.0.0.1:{port}"
         for url in (f"vnc://{where}?password-file={file}", f"vnc://:s%C3%A9same%2F%3F@{where}"):
