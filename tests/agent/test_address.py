@@ -1,9 +1,12 @@
 """Drivers' URLs: hosts, ports, and passwords that stay secret."""
 
+import logging
+
 import pytest
 
 from pagoda.agent.drivers.address import parse_address, without_password
 from pagoda.agent.drivers.registry import make_driver
+from pagoda.agent.settings import Settings, load, save
 from pagoda.base.errors import ConfigError
 
 
@@ -32,6 +35,7 @@ def test_vnc_ports_are_displays_where_they_are_small(url, host, port):
 def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
     file = tmp_path / "pass word"
     file.write_text("from the file\r\nsecond line\n")
+    file.chmod(0o600)
     assert parse_address("vnc://me:a%2Fb%40c@box").password == "a/b@c"
     assert parse_address("vnc://me:x@box").user == "me"
     assert parse_address(f"vnc://box?password-file={file}").password == "from the file"
@@ -50,15 +54,49 @@ def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
         ("vnc://box:99999", "cannot be read"),
         ("vnc://:se/cret@box", "%2F"),
         ("vnc://:secret@box/path", "goes on after box"),
-        ("vnc://:secret@box?passwd=x", "known: password-file"),
+        ("vnc://:secret@box?passwd=x", "known: layout, password-file"),
         ("vnc://box?password-file=/nowhere/secret", "cannot be read"),
         ("vnz://box", "nearest known is 'vnc'"),
+        ("127.0.0.1:5977", "write vnc://127.0.0.1:5977 for"),
+        ("box:1", "write vnc://box:1 for"),
+        (":77", "write x11://:77[.]"),
+        ("box:secret@1", "no driver 'box'"),
+        ("x11:77", "or x11://:77[.]"),
+        ("x11::77.0", "or x11://:77.0[.]"),
+        ("vnc://box?layout=xx", "layout 'xx'; known are us, de, fr"),
     ],
 )
 def test_urls_that_cannot_be_used(url, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_driver(url)
     assert "secret" not in str(caught.value) or "nowhere" in url
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path):
+    file = tmp_path / "password"
+    file.write_text("from the file\n")
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"can be read by others; run chmod 600 {file}"):
+        parse_address(f"vnc://box?password-file={file}")
+
+
+def test_settings_that_others_can_read_are_refused(tmp_path):
+    file = tmp_path / "agent.json"
+    save(Settings(api_key="sk-key"), file)
+    assert load(file).api_key == "sk-key"
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"can be read by others; run chmod 600 {file}"):
+        load(file)
+
+
+def test_a_password_in_the_url_is_used_with_a_warning(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+    assert make_driver("vnc://:geheim@box")._address.password == "geheim"
+    assert "vnc://host?password-file=PATH" in caplog.text and "geheim" not in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("PAGODA_DRIVER_PASSWORD", "geheim")
+    make_driver("vnc://me@box")
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

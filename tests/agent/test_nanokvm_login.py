@@ -60,6 +60,7 @@ async def test_the_password_may_be_in_the_environment_or_a_file(monkeypatch, tmp
     kvm = FakeNanoKvm(Still(), password="from elsewhere")
     file = tmp_path / "password"
     file.write_text("from elsewhere\n")
+    file.chmod(0o600)
     async with kvm.run():
         async with opened(f"nanokvm://127.0.0.1:{kvm.port}?password-file={file}"):
             pass

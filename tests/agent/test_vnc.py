@@ -5,11 +5,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from PIL import ImageChops
+from Xlib import display
 
 from pagoda.agent.actions import Point
 from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError
+from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError, UntypeableError
 from tests.agent.rig.desktop import require, start_desktop, start_x11vnc
+from tests.agent.rig.stations import STATIONS, start_station
 from tests.agent.rig.target import start_target
 
 
@@ -29,6 +31,9 @@ def target(desktop):
 def clean(target):
     target.reset()
     return target
+
+
+POEM = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏"
 
 
 class Proxy:
@@ -62,6 +67,23 @@ class Proxy:
         self.writers.clear()
 
 
+def use_up_keys(desktop):
+    """Give every free key a meaning, as a server does for a viewer with many signs."""
+    x11 = display.Display(desktop.display)
+    first = x11.display.info.min_keycode
+    rows = x11.get_keyboard_mapping(first, x11.display.info.max_keycode - first + 1)
+    for keycode, row in enumerate(rows, start=first):
+        if not any(row):
+            x11.change_keyboard_mapping(keycode, [(0x01002600 + keycode,) * 4])
+    x11.sync()
+    x11.close()
+
+
+async def click_into_text(driver, target):
+    await driver.click(target.middle("text"), "left", 1, ())
+    await target.saw("the click", lambda state: state["releases"])
+
+
 @asynccontextmanager
 async def proxied(port):
     """A driver that is connected through a proxy: (driver, proxy)."""
@@ -82,6 +104,7 @@ async def test_passwords_in_all_versions(desktop, tmp_path, version, monkeypatch
     there, file = tmp_path / "there", tmp_path / "file"
     there.write_text("sésame/?", encoding="latin-1")
     file.write_text("sésame/?\n", encoding="utf-8")
+    file.chmod(0o600)
     with start_x11vnc(desktop, "-rfbversion", version, "-passwdfile", str(there)) as port:
         where = f"127.0.0.1:{port}"
         for url in (f"vnc://{where}?password-file={file}", f"vnc://:s%C3%A9same%2F%3F@{where}"):
@@ -158,6 +181,48 @@ async def test_a_new_size_is_known_before_the_next_action(tmp_path):
         await driver.close()
 
 
+@pytest.mark.parametrize("server", ["tigervnc", "x11vnc"])
+async def test_signs_that_a_server_may_drop_are_refused(tmp_path, server):
+    """It would lend keys to some, drop the others, and leave none for drivers that come later."""
+    with start_station(server, tmp_path) as station:
+        driver = make_driver(station.url)
+        assert not driver.capabilities.unicode, "models are told"
+        await driver.open()
+        await click_into_text(driver, station.target)
+        for text in (f"a{POEM}", "é"):
+            with pytest.raises(UntypeableError, match="layout us.*nothing was typed") as caught:
+                await driver.type_text(text)
+            assert caught.value.characters == tuple(text.lstrip("a"))
+        await driver.type_text("b")
+        await station.target.saw("the letter", lambda state: state["text"] == "b")
+        await driver.close()
+        x11 = make_driver(f"x11://{station.desktop.display}")
+        await x11.open()
+        await x11.type_text(POEM)
+        await station.target.saw("the poem", lambda state: state["text"] == f"b{POEM}")
+        await x11.close()
+
+
+@pytest.mark.parametrize("server", ["tigervnc", "x11vnc"])
+async def test_signs_of_the_layout_arrive_where_no_key_is_free(tmp_path, server):
+    require("setxkbmap")
+    kind, reach = STATIONS[server]
+    text = "äöüÄÖÜß§°²³µ€@{} ok"
+    with start_desktop(tmp_path, kind) as desktop, start_target(desktop) as target:
+        desktop.run("setxkbmap", "de")  # before x11vnc starts, which reads it once
+        use_up_keys(desktop)
+        with reach(desktop) as url:
+            driver = make_driver(f"{url}?layout=de")
+            await driver.open()
+            await click_into_text(driver, target)
+            # A letter and its accent apart are one key too.
+            await driver.type_text(f"{text}a\u0308")
+            await target.saw("the text", lambda state: state["text"] == f"{text}ä")
+            with pytest.raises(UntypeableError, match="'ê' .*nothing was typed"):
+                await driver.type_text("ê")  # takes a dead key
+            await driver.close()
+
+
 async def test_a_connection_that_is_cut_in_a_drag(desktop, clean):
     async with proxied(desktop.vnc_port) as (driver, proxy):
         send, moves, go_on = driver._send_move, [], asyncio.Event()
@@ -191,8 +256,7 @@ async def test_a_connection_that_is_cut_in_a_drag(desktop, clean):
 async def test_a_connection_that_is_cut_while_typing(desktop, clean):
     text = "0123456789" * 400
     async with proxied(desktop.vnc_port) as (driver, proxy):
-        await driver.click(clean.middle("text"), "left", 1, ())
-        await clean.saw("the click", lambda state: state["releases"])
+        await click_into_text(driver, clean)
         typing = asyncio.create_task(driver.type_text(text))
         await clean.saw("some text", lambda state: len(state["text"]) > 20)
         proxy.cut()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pagoda.agent.budget import Budget, Caps, Price, Spent
-from pagoda.agent.drivers.address import without_password
+from pagoda.agent.drivers.address import require_private, without_password
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.policy import DEFAULTS, Category, Decision, Policy
 from pagoda.agent.profiles import Profile, profile_for
@@ -109,8 +109,10 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 
 
 def load(path: Path) -> Settings:
-    """Defaults where there is no file. Raises ConfigError for one that cannot be used."""
+    """Defaults where there is no file. Raises ConfigError for one that cannot be used, or that
+    others can read: it may hold a key and a password."""
     try:
+        require_private(path)
         data = path.read_bytes()
     except FileNotFoundError:
         return Settings()

@@ -12,7 +12,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def fake_vnc(talk: Talk, password: str = "") -> AsyncIterator[Driver]:
+async def fake_vnc(talk: Talk, password: str = "", layout: str = "us") -> AsyncIterator[Driver]:
     """A driver, not open, of a server that holds `talk` on every connection, then closes it."""
 
     handlers = set()
@@ -29,7 +29,8 @@ async def fake_vnc(talk: Talk, password: str = "") -> AsyncIterator[Driver]:
                 await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    driver = make_driver(f"vnc://:{password}@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    port = server.sockets[0].getsockname()[1]
+    driver = make_driver(f"vnc://:{password}@127.0.0.1:{port}?layout={layout}")
     try:
         yield driver
     finally:

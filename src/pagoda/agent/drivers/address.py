@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from pagoda.agent.layouts import LAYOUTS
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.base.log import get_logger
 
+_log = get_logger(__name__)
 _MAX_PASSWORD = 1024
 _ESCAPES = (
     "A password with one of the signs / ? # @ : needs them as %2F %3F %23 %40 %3A; or put it into "
@@ -46,6 +49,13 @@ def parse_address(url: str, options: Collection[str] = ()) -> Address:
         raise ConfigError(
             f"The driver's URL goes on after {parts.hostname}, which means nothing. {_ESCAPES}"
         )
+    if parts.password:
+        _log.warning(
+            "The driver's URL has its password in it, which every user of this machine sees on a "
+            "command line. Put it into a file, as in %s://host?password-file=PATH, or into "
+            "PAGODA_DRIVER_PASSWORD.",
+            parts.scheme,
+        )
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     known = {"password-file", *options}
     if unknown := set(query) - known:
@@ -55,6 +65,19 @@ def parse_address(url: str, options: Collection[str] = ()) -> Address:
     file = query.pop("password-file", "")
     password = unquote(parts.password or "") or _password(file)
     return Address(parts.hostname, port, unquote(parts.username or ""), password, query)
+
+
+def layout_of(address: Address) -> str:
+    """The computer's keyboard layout, as the option `layout` names it; `us` where none does.
+
+    Raises ConfigError for one that is not known.
+    """
+    layout = address.options.get("layout", "us")
+    if layout not in LAYOUTS:
+        raise ConfigError(
+            f"There is no keyboard layout {layout!r}; known are {', '.join(LAYOUTS)}."
+        )
+    return layout
 
 
 def place(host: str, port: int | None) -> str:
@@ -72,11 +95,18 @@ def without_password(url: str) -> str:
     return parts._replace(netloc=f"{user}@{host}" if user else host).geturl()
 
 
+def require_private(file: Path) -> None:
+    """Raises ConfigError for a file with a secret that others can read, OSError for none."""
+    if file.stat().st_mode & 0o077:
+        raise ConfigError(f"{file} can be read by others; run chmod 600 {file}.")
+
+
 def _password(named_file: str) -> str:
     if not named_file:
         return str(env.get("PAGODA_DRIVER_PASSWORD") or "")
     path = Path(named_file).expanduser()
     try:
+        require_private(path)
         with path.open(encoding="utf-8") as file:
             return file.readline(_MAX_PASSWORD).rstrip("\r\n")
     except (OSError, UnicodeError) as error:

@@ -1,5 +1,7 @@
 """Drivers by the scheme of their URL: `--driver vnc://host:5900`."""
 
+import re
+
 from pagoda.agent.drivers.base import Driver
 from pagoda.base.errors import ConfigError
 from pagoda.base.registry import Registry
@@ -16,6 +18,8 @@ DRIVERS = Registry(
         "pikvm": "pagoda.agent.drivers.pikvm:make",
     },
 )
+# What other programs call a VNC server or an X display: `192.168.1.7:5900`, `box:1`, `:1`.
+_PLACE = re.compile(r"[\w.-]*:\d+(\.\d+)?")
 
 
 def make_driver(url: str) -> Driver:
@@ -26,7 +30,10 @@ def make_driver(url: str) -> Driver:
     """
     scheme = url.partition(":")[0]
     if scheme not in DRIVERS:
-        raise ConfigError(f"There is no driver {scheme!r}; {DRIVERS.nearest(scheme)}.")
+        hint = DRIVERS.nearest(scheme)
+        if _PLACE.fullmatch(url):
+            hint = f"write vnc://{url} for a VNC server" if scheme else f"write x11://{url}"
+        raise ConfigError(f"There is no driver {scheme!r}; {hint}.")
     try:
         make = DRIVERS.get(scheme)
     except ModuleNotFoundError as error:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pagoda.agent.drivers.address import parse_address
-from pagoda.agent.layouts import LAYOUTS
+from pagoda.agent.drivers.address import layout_of, parse_address
 from pagoda.base.errors import ConfigError
 
 _OPTIONS = ("layout", "fingerprint", "insecure")
@@ -34,11 +33,7 @@ def read_address(url: str, secure: bool) -> KvmAddress:
     """
     address = parse_address(url, _OPTIONS)
     options = address.options
-    layout = options.get("layout", "us")
-    if layout not in LAYOUTS:
-        raise ConfigError(
-            f"There is no keyboard layout {layout!r}; known are {', '.join(LAYOUTS)}."
-        )
+    layout = layout_of(address)
     fingerprint = options.get("fingerprint", "").replace(":", "").lower()
     if fingerprint and (len(fingerprint) != 64 or not set(fingerprint) <= set("0123456789abcdef")):
         raise ConfigError(

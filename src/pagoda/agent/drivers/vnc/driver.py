@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from unicodedata import normalize
 
 from PIL import Image
 
 from pagoda.agent.actions import Button, Point
-from pagoda.agent.drivers.address import Address, parse_address, place
+from pagoda.agent.drivers.address import Address, layout_of, parse_address, place
 from pagoda.agent.drivers.base import Capabilities, Driver
 from pagoda.agent.drivers.vnc.connection import Connection, connect
 from pagoda.agent.errors import (
@@ -21,6 +22,7 @@ from pagoda.agent.errors import (
 )
 from pagoda.agent.frame import Frame, pixel
 from pagoda.agent.keys import KEYS, SHIFTED, keysym_of
+from pagoda.agent.layouts import LAYOUTS
 
 _PORT = 5900
 # Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.
@@ -32,27 +34,31 @@ _BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 4}
 _WHEEL = {(0, 1): 8, (0, -1): 16, (-1, 0): 32, (1, 0): 64}
 # Characters that are typed in one go. After them, and after every press and release of a button,
 # the server's answer is awaited: x11vnc loses what piles up while it looks at the screen.
-_PARTS = re.compile(r"[\x00-\x7f]{1,5}|.", re.DOTALL)
-# After a sign that is not on a US keyboard. Servers lend it a key and press that at once, and a
-# program that gets both together may know of the press only.
-_SIGN_PAUSE = 0.1
+_PARTS = re.compile(".{1,5}", re.DOTALL)
 # Seconds before each try to connect again.
 _TRIES = (0.0, 0.5, 1.5)
 _SHIFT = KEYS["ShiftLeft"].keysym
 _WITH_SHIFT = frozenset(SHIFTED.values())
+# X.Org's layouts have the keysym of before Unicode on their keys.
+_EURO = 0x20AC
 
 
 class VncDriver(Driver):
-    """Signs that are on no key are typed as far as the server finds keys to lend them: TigerVNC
-    1.12 has keys for about 20 different ones until it ends, and drops others without a word."""
+    """Types ASCII, and what has a key of its own on the layout that the URL names.
+
+    X servers lend a free key to any other sign, and drop it without a word once none is left:
+    TigerVNC 1.12 begins with 19 and never takes one back, x11vnc 0.9.16 with 18. Other clients may
+    have used them up, and no client is told; many servers without X have none at all.
+    """
 
     name = "vnc"
-    capabilities = Capabilities(horizontal_wheel=True, unicode=True, delay=0.05)
+    capabilities = Capabilities(horizontal_wheel=True, delay=0.05)
     click_pause = 0.01
 
     def __init__(self, address: Address):
         super().__init__()
         self._address = address
+        self._layout = layout_of(address)
         self._connection: Connection | None = None
         self._reconnecting = asyncio.Lock()
         # The connection was lost and made again in the middle of something, which must not go on.
@@ -93,20 +99,21 @@ class VncDriver(Driver):
         return (await self._living()).size
 
     async def type_text(self, text: str) -> None:
-        text = text.replace("\r\n", "\n")
-        bad = [char for char in text if not keysym_of(char) or 0xD800 <= ord(char) < 0xE000]
+        text = normalize("NFC", text.replace("\r\n", "\n"))
+        bad = [char for char in text if not self._has_key(char)]
         if bad:
-            raise UntypeableError(bad, self.name)
+            raise UntypeableError(bad, f"{self.name} (layout {self._layout})")
         self._typing = True
         try:
-            if not text.isascii():  # the first key of a connection is news to programs too
-                await self.chord(["ShiftLeft"])
-                await asyncio.sleep(_SIGN_PAUSE)
             for part in _PARTS.findall(text):
                 await self._send(partial(_type, text=part), echo=True)
-                await asyncio.sleep(0 if part.isascii() else _SIGN_PAUSE)
         finally:
             self._typing = False
+
+    def _has_key(self, char: str) -> bool:
+        if char.isascii():
+            return bool(keysym_of(char))
+        return len(LAYOUTS[self._layout].get(char, ())) == 1  # two: a dead key and a letter
 
     async def _send_move(self, to: Point) -> None:
         self._at = pixel(to, await self.screen_size())
@@ -213,7 +220,8 @@ class VncDriver(Driver):
 
 
 def _type(connection: Connection, text: str) -> None:
-    for keysym in map(keysym_of, text):
+    for char in text:
+        keysym = _EURO if char == "€" else keysym_of(char)
         # Servers that know no layout take the key's place from it, and Shift from us.
         keys = (_SHIFT, keysym) if keysym in _WITH_SHIFT else (keysym,)
         for key in keys:
@@ -223,7 +231,8 @@ def _type(connection: Connection, text: str) -> None:
 
 
 def make(url: str) -> VncDriver:
-    """`vnc://host`, `vnc://host:1` (a display, port 5901) or `vnc://:password@host:5900`."""
-    address = parse_address(url)
+    """`vnc://host`, `vnc://host:1` (a display, port 5901) or `vnc://:password@host:5900`; with
+    `?layout=de`, its keyboard types more than ASCII."""
+    address = parse_address(url, ("layout",))
     port = _PORT if address.port is None else address.port
     return VncDriver(replace(address, port=port + _PORT if port < _MOST_DISPLAYS else port))

@@ -28,6 +28,8 @@ _TYPING_PAUSE = 0.01
 # Pixels that a mouse moves by itself, on a desk that shakes.
 _JITTER = 3
 _SCREEN_NUMBER = re.compile(r"\.\d+$")
+# `x11:1` and `x11::1`
+_BARE_NUMBER = re.compile(r"x11:[:/]*(\d+(?:\.\d+)?)")
 
 
 class X11Driver(Driver):
@@ -160,7 +162,9 @@ def make(url: str) -> X11Driver:
     """`x11:` is the display in DISPLAY, `x11://:1` and `x11://host:0` are others."""
     parts = urlsplit(url)
     if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
+        number = _BARE_NUMBER.fullmatch(url)
         raise ConfigError(
-            "The driver's URL names no X display; write x11: (the one in DISPLAY), or x11://:1."
+            "The driver's URL names no X display; write x11: (the one in DISPLAY), or "
+            f"x11://:{number[1] if number else 1}."
         )
     return X11Driver(parts.netloc)
