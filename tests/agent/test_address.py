@@ -54,7 +54,7 @@ def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
         ("vnc://box:99999", "cannot be read"),
         ("vnc://:se/cret@box", "%2F"),
         ("vnc://:secret@box/path", "goes on after box"),
-        ("vnc://:secret@box?passwd=x", "known: layout, password-file"),
+        ("vnc://:secret@box?passwd=x", "known: layout, password-file, unicode"),
         ("vnc://box?password-file=/nowhere/secret", "cannot be read"),
         ("vnz://box", "nearest known is 'vnc'"),
         ("127.0.0.1:5977", "write vnc://127.0.0.1:5977 for"),
@@ -64,6 +64,7 @@ def test_passwords_from_url_file_and_environment(tmp_path, monkeypatch):
         ("x11:77", "or x11://:77[.]"),
         ("x11::77.0", "or x11://:77.0[.]"),
         ("vnc://box?layout=xx", "layout 'xx'; known are us, de, fr"),
+        ("vnc://box?unicode=x", "unicode of a VNC driver's URL is 1 or 0"),
     ],
 )
 def test_urls_that_cannot_be_used(url, message):

@@ -10,7 +10,13 @@ import pytest
 from pagoda.agent.actions import Point
 from pagoda.agent.drivers.vnc import connection
 from pagoda.agent.drivers.vnc.security import answer
-from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError, NoSignalError
+from pagoda.agent.errors import (
+    ConnectionLostError,
+    DriverError,
+    LoginError,
+    NoSignalError,
+    UntypeableError,
+)
 from tests.agent.rig.fake_vnc import fake_vnc, greeting, pixels, rectangle, says, update
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -236,12 +242,34 @@ async def test_a_picture_that_is_cut_is_not_shown():
         assert {colour for _, colour in frame.image.getcolors()} == {RED}
 
 
+def key(keysym, down):
+    return struct.pack(">BBHI", 4, down, 0, keysym)
+
+
+def listener(heard: bytearray):
+    """A server that writes down what it hears of pointer and keys."""
+
+    async def talk(reader, writer):
+        writer.write(greeting((800, 600)))
+        await reader.readexactly(14)  # version, security, shared
+        while True:
+            kind = await reader.readexactly(1)
+            data = await reader.readexactly({0: 19, 2: 27, 3: 9, 4: 7, 5: 5}[kind[0]])
+            if kind[0] in (4, 5):
+                heard.extend(kind + data)
+
+    return talk
+
+
+async def heard_all(heard: bytearray, expected: bytes) -> None:
+    async with asyncio.timeout(20):
+        while not heard.endswith(expected):
+            await asyncio.sleep(0.01)
+
+
 async def test_what_is_sent():
     """The bytes of pointer and keys, as RFC 6143 has them in 7.5.4 and 7.5.5."""
     heard = bytearray()
-
-    def key(keysym, down):
-        return struct.pack(">BBHI", 4, down, 0, keysym)
 
     def pointer(buttons):
         return struct.pack(">BBHH", 5, buttons, 400, 300)
@@ -255,21 +283,22 @@ async def test_what_is_sent():
         + b"".join(key(keysym, down) for keysym, down in keys)
     )  # fmt: skip
 
-    async def talk(reader, writer):
-        writer.write(greeting((800, 600)))
-        await reader.readexactly(14)  # version, security, shared
-        while True:
-            kind = await reader.readexactly(1)
-            data = await reader.readexactly({0: 19, 2: 27, 3: 9, 4: 7, 5: 5}[kind[0]])
-            if kind[0] in (4, 5):
-                heard.extend(kind + data)
-
-    async with fake_vnc(talk, layout="fr") as driver:
+    async with fake_vnc(listener(heard), options="layout=fr") as driver:
         await driver.open()
         await driver.click(Point(0.5, 0.5), "right", 1, ("ShiftLeft",))
         await driver.scroll(None, 0, 1, ())
         await driver.chord(["ShiftLeft", "KeyA"])
         await driver.type_text("é€\n")
-        async with asyncio.timeout(20):
-            while not heard.endswith(expected):
-                await asyncio.sleep(0.01)
+        await heard_all(heard, expected)
+
+
+async def test_servers_that_have_characters_and_not_keys_get_any():
+    heard = bytearray()
+    async with fake_vnc(listener(heard), options="unicode=1") as driver:
+        assert driver.capabilities.unicode
+        await driver.open()
+        await driver.type_text("é中")
+        signs = [(keysym, down) for keysym in (0xE9, 0x01004E2D) for down in (1, 0)]
+        await heard_all(heard, b"".join(key(keysym, down) for keysym, down in signs))
+        with pytest.raises(UntypeableError):
+            await driver.type_text("\ud800")

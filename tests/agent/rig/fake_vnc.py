@@ -12,7 +12,9 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def fake_vnc(talk: Talk, password: str = "", layout: str = "us") -> AsyncIterator[Driver]:
+async def fake_vnc(
+    talk: Talk, password: str = "", options: str = "layout=us"
+) -> AsyncIterator[Driver]:
     """A driver, not open, of a server that holds `talk` on every connection, then closes it."""
 
     handlers = set()
@@ -30,7 +32,7 @@ async def fake_vnc(talk: Talk, password: str = "", layout: str = "us") -> AsyncI
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    driver = make_driver(f"vnc://:{password}@127.0.0.1:{port}?layout={layout}")
+    driver = make_driver(f"vnc://:{password}@127.0.0.1:{port}?{options}")
     try:
         yield driver
     finally:

@@ -23,6 +23,7 @@ from pagoda.agent.errors import (
 from pagoda.agent.frame import Frame, pixel
 from pagoda.agent.keys import KEYS, SHIFTED, keysym_of
 from pagoda.agent.layouts import LAYOUTS
+from pagoda.base.errors import ConfigError
 
 _PORT = 5900
 # Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.
@@ -44,11 +45,12 @@ _EURO = 0x20AC
 
 
 class VncDriver(Driver):
-    """Types ASCII, and what has a key of its own on the layout that the URL names.
+    """Types ASCII, and what has a key of its own on the layout that the URL names; with
+    `?unicode=1` anything, for servers of Windows and macOS, which have characters and not keys.
 
     X servers lend a free key to any other sign, and drop it without a word once none is left:
     TigerVNC 1.12 begins with 19 and never takes one back, x11vnc 0.9.16 with 18. Other clients may
-    have used them up, and no client is told; many servers without X have none at all.
+    have used them up, and no client is told.
     """
 
     name = "vnc"
@@ -59,6 +61,10 @@ class VncDriver(Driver):
         super().__init__()
         self._address = address
         self._layout = layout_of(address)
+        if address.options.get("unicode", "0") not in ("0", "1"):
+            raise ConfigError("The option unicode of a VNC driver's URL is 1 or 0.")
+        if address.options.get("unicode") == "1":
+            self.capabilities = replace(self.capabilities, unicode=True)
         self._connection: Connection | None = None
         self._reconnecting = asyncio.Lock()
         # The connection was lost and made again in the middle of something, which must not go on.
@@ -102,7 +108,7 @@ class VncDriver(Driver):
         text = normalize("NFC", text.replace("\r\n", "\n"))
         bad = [char for char in text if not self._has_key(char)]
         if bad:
-            raise UntypeableError(bad, f"{self.name} (layout {self._layout})")
+            raise UntypeableError(bad, f"{self.name} (layout {self._layout}, without ?unicode=1)")
         self._typing = True
         try:
             for part in _PARTS.findall(text):
@@ -111,8 +117,8 @@ class VncDriver(Driver):
             self._typing = False
 
     def _has_key(self, char: str) -> bool:
-        if char.isascii():
-            return bool(keysym_of(char))
+        if char.isascii() or self.capabilities.unicode:
+            return bool(keysym_of(char)) and not 0xD800 <= ord(char) < 0xE000
         return len(LAYOUTS[self._layout].get(char, ())) == 1  # two: a dead key and a letter
 
     async def _send_move(self, to: Point) -> None:
@@ -232,7 +238,7 @@ def _type(connection: Connection, text: str) -> None:
 
 def make(url: str) -> VncDriver:
     """`vnc://host`, `vnc://host:1` (a display, port 5901) or `vnc://:password@host:5900`; with
-    `?layout=de`, its keyboard types more than ASCII."""
-    address = parse_address(url, ("layout",))
+    `?layout=de`, its keyboard types more than ASCII, with `?unicode=1` all."""
+    address = parse_address(url, ("layout", "unicode"))
     port = _PORT if address.port is None else address.port
     return VncDriver(replace(address, port=port + _PORT if port < _MOST_DISPLAYS else port))
