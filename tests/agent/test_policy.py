@@ -162,6 +162,8 @@ def test_a_line_that_is_left_over_outlives_the_process(tmp_path):
     assert judged(Policy(memory=Memory(path)), Type("; ls\n")) is Category.COMMAND
     judged(Policy(memory=Memory(path)), ENTER, Move(AT))
     assert judged(Policy(memory=Memory(path)), ENTER) is None
+    judged(Policy(memory=Memory(path)), Type("rm -rf x\n"), Move(AT))
+    assert judged(Policy(memory=Memory(path)), press("down"), ENTER) is None
     path.write_text("{broken")
     assert judged(Policy(memory=Memory(path)), ENTER) is None
 

@@ -145,6 +145,15 @@ class Line(msgspec.Struct, frozen=True):
         parts = (*self.parts, self.text)
         return msgspec.structs.replace(self, before="", after="", parts=parts)
 
+    def left_over(self) -> "Line":
+        """For the next run, before which a person may have used the computer. What was sent or
+        removed does not count any more: it would make every list that is chosen from by arrows ask.
+        """
+        line = self.left()
+        if line.recalled:
+            return line
+        return msgspec.structs.replace(line, earlier="", removed=False)
+
     def _type(self, piece: str, sent: list["Line"]) -> "Line":
         if piece in _SENDS:
             sent.append(self)
@@ -291,7 +300,7 @@ class Memory:
     def __init__(self, path: Path | None = None, redact: Callable[[str], str] = str):
         self._path = path
         self._redact = redact
-        self.line = _load(path).left() if path is not None else Line()
+        self.line = Line() if path is None else _load(path).left_over()
 
     def keep(self, line: Line) -> None:
         """Raises DriverError when it cannot be written."""

@@ -176,7 +176,7 @@ class Operator:
 
     def make_policy(self) -> Policy:
         """Of the settings; it knows what was left on the computer's input line before."""
-        self._memory.keep(self._memory.line.left())
+        self._memory.keep(self._memory.line.left_over())
         return replace(self.settings.make_policy(self.secrets.names), memory=self._memory)
 
     async def look(self) -> Frame:

@@ -23,10 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    return asyncio.run(_replay(args))
+    return asyncio.run(replay_run(args))
 
 
-async def _replay(args: argparse.Namespace) -> int:
+async def replay_run(args: argparse.Namespace) -> int:
+    """Raises what `replay` does, and ReplayError where consent is wanted and nobody is there."""
     from dataclasses import replace as with_changes
 
     from pagoda.agent.claim import claim, line_memory
