@@ -109,6 +109,7 @@ def press(keys, times=1):
         [Type("rm -rf x"), press("ctrl+c")],
         [Type("rm -rf x"), press("ctrl+u"), press("ctrl+y")],
         [Type("rm \\\n"), Type("-rf x")],
+        [Type("cd C:\\x\\\n"), Type("del /s x")],
         [Type("rm -rfz\b x")],
         [Type("rm"), press("Tab"), Type("-rf x")],
         [Type("rm "), press("KP_Subtract"), Type("rf x")],
@@ -226,6 +227,8 @@ def test_secrets_by_name():
     policy = Policy(secret_names=("wifi",))
     assert judged(policy, Type("{{secret:wifi}}")) is Category.SECRET
     assert judged(policy, Type("wifi")) is None
+    free = Policy({Category.SECRET: Decision.ALLOW}, secret_names=("wifi",))
+    assert judged(free, Type("rm -rf x #{{secret:wifi}}\n")) is Category.COMMAND
 
 
 def test_addresses_outside_of_the_list():

@@ -46,7 +46,7 @@ _RERUNS = re.compile(r"![!\w?#$:-]|\bfc\b")
 _MOST_PARTS = 8
 # Characters of what is no danger and got too long.
 _KEPT = 1000
-# At the end of a line: the next one belongs to it.
+# At the end of a line: in some shells the next one belongs to it.
 _CONTINUES = ("\\", "^", "`")
 _SENDS = frozenset("\n\r\v\f\x0f\x85\u2028\u2029")
 _CONTROLS = re.compile(r"([\x00-\x08\n-\x1f\x7f\x85\u2028\u2029])")
@@ -80,7 +80,7 @@ class Danger(NamedTuple):
 
 class Line(msgspec.Struct, frozen=True):
     before: str = ""
-    """The cursor."""
+    """Left of the cursor."""
     after: str = ""
     parts: tuple[str, ...] = ()
     """Typed earlier, on this line or elsewhere."""
@@ -192,7 +192,7 @@ class Line(msgspec.Struct, frozen=True):
 
     def _sent(self) -> "Line":
         if self.text.endswith(_CONTINUES):
-            return msgspec.structs.replace(self, before=self.text[:-1], after="")
+            return msgspec.structs.replace(self, before=self.text[:-1], after="").left()
         danger = self.danger()
         return Line(earlier=danger.line if danger else self.earlier)
 

@@ -92,11 +92,11 @@ class Policy:
     memory: Memory = field(default_factory=Memory)
 
     def judge(self, action: Action, thought: str = "") -> Judgement:
-        found = self._category(action, thought)
-        if found is None:
-            return Judgement(Decision.ALLOW)
-        category, reason = found
-        return Judgement(self.decisions.get(category, DEFAULTS[category]), category, reason)
+        judgements = [
+            Judgement(self.decisions.get(category, DEFAULTS[category]), category, reason)
+            for category, reason in self._found(action, thought)
+        ]
+        return max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
 
     def note(self, action: Action) -> None:
         """The action was carried out."""
@@ -115,59 +115,59 @@ class Policy:
             raise
         self.memory.keep(line.after_action(action)[0])
 
-    def _category(self, action: Action, thought: str) -> tuple[Category, Reason] | None:
+    def _found(self, action: Action, thought: str) -> Iterator[tuple[Category, Reason]]:
+        """All that it may be asked about for, the worst first."""
         match action:
             case Power(what):
-                return Category.POWER, Reason("power", {"what": what})
+                yield Category.POWER, Reason("power", {"what": what})
             case HidReset():
-                return Category.POWER, Reason("replug")
-            case Type(text):
-                return self._typing(action, text)
-            case Key(codes):
-                return self._pressing(action, codes, thought)
+                yield Category.POWER, Reason("replug")
+            case Type():
+                yield from self._typing(action)
+            case Key():
+                yield from self._pressing(action, thought)
             case Click(button="left") if committed := _COMMITS.search(thought):
-                return Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
-        return None
+                yield Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
 
-    def _typing(self, action: Action, text: str) -> tuple[Category, Reason] | None:
-        for name in self.secret_names:
-            if f"{{{{secret:{name}}}}}" in text:
-                return Category.SECRET, Reason("secret", {"name": repr(name)})
+    def _typing(self, action: Type) -> Iterator[tuple[Category, Reason]]:
         line = self.memory.line
         # The last part has not been entered yet; it is judged with the Enter that follows.
         after, sent = line.after_action(action)
         if danger := _danger(sent):
-            return Category.COMMAND, _running("typedCommand", danger)
+            yield Category.COMMAND, _running("typedCommand", danger)
+        for name in self.secret_names:
+            if f"{{{{secret:{name}}}}}" in action.text:
+                yield Category.SECRET, Reason("secret", {"name": repr(name)})
         if self.allowed_hosts:
             typed = "\n".join(entered.text for entered in [*sent, after])
             known = {_host(address[0]) for address in _ADDRESS.finditer(line.text)}
             for address in _ADDRESS.finditer(typed):
                 if _host(address[0]) not in known and not self._allows(address[0]):
-                    return Category.ADDRESS, Reason("address", {"address": address[0][:200]})
-        return None
+                    yield Category.ADDRESS, Reason("address", {"address": address[0][:200]})
 
     def _allows(self, address: str) -> bool:
         host = _host(address)
         return any(host == name or host.endswith(f".{name}") for name in self.allowed_hosts)
 
-    def _pressing(
-        self, action: Action, codes: tuple[str, ...], thought: str
-    ) -> tuple[Category, Reason] | None:
+    def _pressing(self, action: Key, thought: str) -> Iterator[tuple[Category, Reason]]:
         _, sent = self.memory.line.after_action(action)
         if danger := _danger(sent):
-            return Category.COMMAND, _running("enteredCommand", danger)
-        keys = set(codes)
+            yield Category.COMMAND, _running("enteredCommand", danger)
+        keys = set(action.codes)
         control, alt = bool(keys & CONTROL), bool(keys & ALT)
-        named = {"keys": "+".join(codes)}
+        named = {"keys": "+".join(action.codes)}
         if (control and alt and keys & ({"Delete", "Backspace"} | _FUNCTION_KEYS)) or (
             alt and "PrintScreen" in keys
         ):
-            return Category.SECURE_KEYS, Reason("systemKeys", named)
+            yield Category.SECURE_KEYS, Reason("systemKeys", named)
         if (alt and "F4" in keys) or (control and keys & {"KeyQ", "KeyW"}):
-            return Category.CLOSE, Reason("closingKeys", named)
+            yield Category.CLOSE, Reason("closingKeys", named)
         if keys & ENTERS and (committed := _COMMITS.search(thought)):
-            return Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
-        return None
+            yield Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
+
+
+def _strictness(judgement: Judgement) -> int:
+    return [Decision.ALLOW, Decision.CONFIRM, Decision.DENY].index(judgement.decision)
 
 
 def _danger(sent: list[Line]) -> Danger | None:

@@ -28,8 +28,8 @@ class Terminal:
 
     async def run(self, begin: Callable[[], Awaitable[Control]]) -> int:
         """0 where the task was done, 1 where not."""
+        await self._operator.open()
         try:
-            await self._operator.open()
             control = await begin()
             if not self._keyboard.there:
                 # What needs consent is not done, what is asked stays unanswered.
