@@ -60,8 +60,8 @@ def recorded_steps(folder: Path) -> Iterator[RecordedStep]:
                     path = _frame_path(folder, frame)
                     yield RecordedStep(number, path, screen, tuple(done), thought)
                 number, frame, screen, planned, done = step, file, (w, h), [], []
-            case {"event": "actions", "actions": listed, "thought": str(thought)}:
-                planned = listed
+            case {"event": "actions", "actions": listed}:
+                planned, thought = listed, str(event.get("thought", ""))
             case {"event": "acting", "index": int(index)} if 0 <= index < len(planned):
                 done.append(_action(folder, planned[index]))
 
