@@ -73,7 +73,12 @@ async def test_bad_calls_do_nothing(client, computer):
 async def test_dangerous_calls_are_refused_unless_allowed(client, computer):
     async with client() as session:
         assert "--allow command" in await fails(session, "type_text", text="reboot\n")
-    assert computer.typed == ""
+        await call(session, "type_text", text="reboo")
+        assert "--allow command" in await fails(session, "type_text", text="t\r")
+        await call(session, "press_keys", keys="t")
+        assert "--allow command" in await fails(session, "press_keys", keys="ctrl+j")
+    assert computer.typed == "reboo"
+    computer.typed = ""
     async with client(allowed=[Category.COMMAND]) as session:
         await call(session, "type_text", text="reboot\n")
     assert computer.typed == "reboot\n"

@@ -8,6 +8,8 @@ import pytest
 from pagoda import web
 from pagoda.agent import reasons
 from pagoda.agent.actions import Click, HidReset, Key, Move, Point, Power, Type
+from pagoda.agent.keys import chord
+from pagoda.agent.line import Memory
 from pagoda.agent.policy import Category, Decision, Policy
 
 AT = Point(0.5, 0.5)
@@ -74,6 +76,114 @@ def test_a_dangerous_line_from_the_shells_history():
 
 
 @pytest.mark.parametrize(
+    "keys", ["Return", "kp_enter", "linefeed", "ctrl+m", "ctrl+j", "ctrl+o", "ctrl+d", "alt+enter"]
+)
+def test_every_key_that_sends_a_line(keys):
+    assert judged(Policy(), Type("rm -rf x"), Key(chord(keys))) is Category.COMMAND
+    assert judged(Policy(), Type("ls"), Key(chord(keys))) is None
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\v", "\f", "\x0f", "\x85", "\u2028"])
+def test_every_character_that_sends_a_line(end):
+    assert judged(Policy(), Type(f"rm -rf x{end}")) is Category.COMMAND
+    assert judged(Policy(), Type("rm -rf "), Type(f"x{end}ls")) is Category.COMMAND
+    assert judged(Policy(), Type(f"ls{end}cd x{end}")) is None
+
+
+def press(keys, times=1):
+    return Key(chord(keys), times)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [Type("rm -rf x"), press("up"), press("down")],
+        [Type("-rf x"), press("home"), Type("rm ")],
+        [Type("-rf x"), press("ctrl+a"), Type("rm ")],
+        [Type("-rf x"), Click(AT), Type("rm ")],
+        [Type("rm f x"), press("left", 3), Type("-r")],
+        [Type("xrm -rf x"), press("home"), press("Delete")],
+        [Type("xrm -rf x"), press("home"), press("ctrl+d")],
+        [Type("rm -rf xyz"), press("ctrl+h")],
+        [Type("rm -rf x"), press("Escape")],
+        [Type("rm -rf x"), press("ctrl+c")],
+        [Type("rm -rf x"), press("ctrl+u"), press("ctrl+y")],
+        [Type("rm \\\n"), Type("-rf x")],
+        [Type("cd C:\\x\\\n"), Type("del /s x")],
+        [Type("rm -rfz\b x")],
+        [Type("rm"), press("Tab"), Type("-rf x")],
+        [Type("rm "), press("KP_Subtract"), Type("rf x")],
+        [Type("echo x "), press("shift+period"), Type("/dev/sda")],
+        [Type("reboo"), press("t")],
+        [Type("rm -rf x\n"), Type("!!")],
+        [Type("rm -rf x\n"), press("F3")],
+        [Type("rm -rf x\n"), Click(AT, "middle")],
+        *([Type("rm -rf x"), *[Click(AT), Type("y")] * count] for count in (1, 7, 30)),
+    ],
+)  # fmt: skip
+def test_a_dangerous_line_however_it_was_edited(actions):
+    assert judged(Policy(), *actions, ENTER) is Category.COMMAND
+
+
+def test_a_chord_that_types_and_sends_or_closes_and_sends():
+    assert judged(Policy(), Type("reboo"), Key(("KeyT", "Enter"))) is Category.COMMAND
+    keys = Key(("ControlLeft", "KeyW", "Enter"))
+    assert judged(Policy(), Type("reboot"), keys) is Category.COMMAND
+
+
+@pytest.mark.parametrize("keys", ["ctrl+c", "ctrl+u"])
+def test_a_line_that_was_removed_is_not_part_of_the_next(keys):
+    policy = Policy()
+    assert judged(policy, Type("rm -rf x"), press(keys), Type("ls\n")) is None
+    assert judged(policy, Type("pwd"), ENTER) is None
+    assert judged(policy, Type("rm -rf x"), press("ctrl+a"), press("ctrl+k"), Type("ls\n")) is None
+
+
+def test_a_question_shows_parts_as_parts():
+    policy = Policy()
+    for action in (Type("rm -rf /tmp/a"), press("Escape"), Type("ls")):
+        policy.note(action)
+    assert "run '/tmp/a'" not in str(policy.judge(ENTER).reason)
+    assert "run 'rm -rf /tmp/a' ... 'ls' (" in str(policy.judge(ENTER).reason)
+
+
+def test_what_is_remembered_does_not_grow_for_ever():
+    policy = Policy()
+    for _ in range(5):
+        policy.note(Type("x" * 20_000))
+        policy.note(Click(AT))
+    line = policy.memory.line
+    assert len(line.text) + sum(map(len, line.parts)) <= 20_000
+
+
+def test_a_line_that_is_left_over_outlives_the_process(tmp_path):
+    path = tmp_path / "desk.line"
+    judged(Policy(memory=Memory(path)), Type("rm -rf x"), Move(AT), Move(AT))
+    assert judged(Policy(memory=Memory(path)), ENTER) is Category.COMMAND
+    assert judged(Policy(memory=Memory(path)), Type("; ls\n")) is Category.COMMAND
+    judged(Policy(memory=Memory(path)), ENTER, Move(AT))
+    assert judged(Policy(memory=Memory(path)), ENTER) is None
+    judged(Policy(memory=Memory(path)), Type("rm -rf x\n"), Move(AT))
+    assert judged(Policy(memory=Memory(path)), press("down"), ENTER) is None
+    path.write_text("{broken")
+    assert judged(Policy(memory=Memory(path)), ENTER) is None
+
+
+def test_what_is_kept_of_a_line_has_no_secrets_and_one_reader(tmp_path):
+    path = tmp_path / "desk.line"
+    Policy(memory=Memory(path, lambda text: text.replace("hunter2", "?"))).note(Type("hunter2"))
+    assert "hunter2" not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_interrupted_may_be_there():
+    policy = Policy()
+    for action in (Type("rm -rf x"), Key(("Backspace",), 8)):
+        with pytest.raises(KeyboardInterrupt), policy.noting(action):
+            raise KeyboardInterrupt
+    assert judged(policy, ENTER) is Category.COMMAND
+
+
+@pytest.mark.parametrize(
     ("codes", "category"),
     [
         (("ControlLeft", "AltLeft", "Delete"), Category.SECURE_KEYS),
@@ -117,6 +227,8 @@ def test_secrets_by_name():
     policy = Policy(secret_names=("wifi",))
     assert judged(policy, Type("{{secret:wifi}}")) is Category.SECRET
     assert judged(policy, Type("wifi")) is None
+    free = Policy({Category.SECRET: Decision.ALLOW}, secret_names=("wifi",))
+    assert judged(free, Type("rm -rf x #{{secret:wifi}}\n")) is Category.COMMAND
 
 
 def test_addresses_outside_of_the_list():
@@ -125,6 +237,10 @@ def test_addresses_outside_of_the_list():
         assert judged(policy, Type(address)) is None
     for address in ("https://example.com.evil.test/", "notexample.com ", "http://user@evil.test"):
         assert judged(policy, Type(address)) is Category.ADDRESS
+    assert judged(policy, Type("evil."), Type("test\n")) is Category.ADDRESS
+    assert judged(Policy(allowed_hosts=("a.test",)), Type("10.0.0.5\n")) is Category.ADDRESS
+    asked_already = [Type("https://evil.test"), Type("/path\n")]
+    assert judged(Policy(allowed_hosts=("a.test",)), *asked_already) is None
     assert judged(Policy(), Type("https://anywhere.test")) is None
 
 

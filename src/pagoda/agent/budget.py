@@ -147,4 +147,9 @@ def _reached(name: str, cap: float, used: float) -> BudgetError:
         "cost": f"{used:,.4f} of {cap:,.4f} are spent",
         "seconds": f"{used:,.0f} of {cap:,.0f} seconds are over",
     }[name]
-    return BudgetError(name, f"The cap on {name} is reached: {shown}. Raise it to go on.")
+    flag = "minutes" if name == "seconds" else name
+    return BudgetError(
+        name,
+        f"The cap on {name} is reached: {shown}. To go on: "
+        f"`pagoda agent resume RUN --max-{flag} N`.",
+    )

@@ -3,9 +3,12 @@
 import fcntl
 import hashlib
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from pagoda.agent.errors import DriverError
+from pagoda.agent.line import Memory
 from pagoda.base import env
 
 
@@ -14,8 +17,7 @@ def claim(target: str) -> IO[str]:
 
     `target` is a driver's. Raises DriverError, with its process, while another agent has it.
     """
-    name = hashlib.sha256(target.encode()).hexdigest()[:32]
-    path = env.cache_dir() / "run" / f"agent-{name}"
+    path = _path(target)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
@@ -34,3 +36,13 @@ def claim(target: str) -> IO[str]:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def line_memory(target: str, redact: Callable[[str], str]) -> Memory:
+    """What agents left on the computer's input line. For who has claimed it; raises DriverError."""
+    return Memory(_path(target).with_suffix(".line"), redact)
+
+
+def _path(target: str) -> Path:
+    name = hashlib.sha256(target.encode()).hexdigest()[:32]
+    return env.cache_dir() / "run" / f"agent-{name}"

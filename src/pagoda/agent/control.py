@@ -34,6 +34,16 @@ class State(StrEnum):
         return self in (State.DONE, State.FAILED, State.CANCELLED)
 
 
+class Consent(StrEnum):
+    """How a request for consent ended."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    TIMEOUT = "timeout"
+    NOBODY = "nobody"
+    """There was nobody to ask."""
+
+
 class PauseRequest(Exception):  # noqa: N818 - no error
     """Raised by a step that should not go on before the user says so."""
 
@@ -51,7 +61,7 @@ class ConsentRequest:
 
 @dataclass
 class Limits:
-    """Seconds."""
+    """Seconds; 0 where nobody is there."""
 
     consent: float = 120.0
     """An action that nobody allowed by then is refused."""
@@ -136,7 +146,7 @@ class Control:
         if request is None or self._reply is None or request.id != request_id:
             raise StateError("That action does not wait for consent (any more).")
         if not self._reply.done():
-            self._reply.set_result("allow" if allow else "deny")
+            self._reply.set_result(Consent.ALLOW if allow else Consent.DENY)
 
     async def cancel(self, reason: str = "Cancelled by the user.") -> None:
         """End the task; returns when nothing more is sent and nothing is held down."""
@@ -149,8 +159,8 @@ class Control:
 
     async def ask_consent(
         self, action: Action, reason: Reason, category: Category | None = None
-    ) -> bool:
-        """Called by a step: False when refused, or when nobody answers in time."""
+    ) -> Consent:
+        """Called by a step."""
         self._consents += 1
         self._enter(
             State.WAITING_CONSENT, str(reason), why=asdict(reason),
@@ -159,24 +169,27 @@ class Control:
         request = ConsentRequest(self._consents, action, self.reason)
         self.consent_request = request
         try:
-            verdict = await self._wait_for_reply(self.limits.consent)
+            verdict = Consent(await self._wait_for_reply(self.limits.consent))
         except TimeoutError:
-            verdict = "timeout"
+            verdict = Consent.TIMEOUT if self.limits.consent else Consent.NOBODY
         finally:
             self.consent_request = None
         self.recorder.record("consent", id=request.id, verdict=verdict)
         self._enter(State.RUNNING)
-        return verdict == "allow"
+        return verdict
 
-    async def ask_user(self, question: str) -> str:
-        """Called by a step: the user's answer. TimeoutError when none comes."""
+    async def ask_user(self, question: str) -> str | None:
+        """Called by a step: the user's answer, or None when none comes."""
         self._enter(State.WAITING_USER, question)
         self.question = self.reason
         try:
-            text = await self._wait_for_reply(self.limits.answer)
+            text: str | None = await self._wait_for_reply(self.limits.answer)
+        except TimeoutError:
+            text = None
         finally:
             self.question = ""
-        self.recorder.record("answer", text=text)
+        if text is not None:
+            self.recorder.record("answer", text=text)
         self._enter(State.RUNNING)
         return text
 

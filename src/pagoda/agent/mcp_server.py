@@ -153,10 +153,10 @@ class Tools:
             if self.operator.busy and (control is None or control.state is not State.PAUSED):
                 raise ActionError("A task of the agent is going on; pause or cancel it first.")
             try:
-                await perform(driver, action, self.operator.secrets.reveal)
+                with self.policy.noting(action):
+                    await perform(driver, action, self.operator.secrets.reveal)
             finally:
                 await driver.release_all()
-            self.policy.note(action)
             frame = await settled(driver, self.operator.settle)
         if self._size is not None and frame.scaled_size(_LONG_EDGE) != self._size:
             self._size = None
@@ -166,7 +166,7 @@ class Tools:
 
 def make_server(operator: Operator, allowed: Sequence[Category] = ()) -> MCPServer:
     """`allowed` are kinds of actions that need no consent."""
-    policy = operator.settings.make_policy(operator.secrets.names)
+    policy = operator.make_policy()
     decisions = {**policy.decisions, **dict.fromkeys(allowed, Decision.ALLOW)}
     tools = Tools(operator, replace(policy, decisions=decisions))
     server = MCPServer("pagoda-agent", instructions=_INSTRUCTIONS)

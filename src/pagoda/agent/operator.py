@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from pagoda.agent.actions import HidReset, Power
 from pagoda.agent.chosen import Chosen, MakeModel, chosen_model
-from pagoda.agent.claim import claim
+from pagoda.agent.claim import claim, line_memory
 from pagoda.agent.control import Control, Limits, State, StateError
 from pagoda.agent.dialogue import ChatModel
 from pagoda.agent.drivers.base import Driver
@@ -21,9 +21,11 @@ from pagoda.agent.events import Events
 from pagoda.agent.frame import Frame
 from pagoda.agent.history import History, system_text
 from pagoda.agent.journal import Journal, new_folder, read
+from pagoda.agent.line import Memory
 from pagoda.agent.models.registry import make_model
 from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
+from pagoda.agent.policy import Policy
 from pagoda.agent.profiles import dialect_of
 from pagoda.agent.recorder import Recorder
 from pagoda.agent.recover import Recovered, recover
@@ -66,6 +68,7 @@ class Operator:
         self._preparing = False
         """A task begins, or the computer changes."""
         self._claim: IO[str] | None = None
+        self._memory = Memory()
 
     @property
     def busy(self) -> bool:
@@ -76,6 +79,7 @@ class Operator:
         operates it."""
         held = claim(self.driver.target)
         try:
+            self._memory = line_memory(self.driver.target, self.secrets.redact)
             await self.driver.open()
         except BaseException:
             held.close()
@@ -93,8 +97,9 @@ class Operator:
         return await self._begin(Recovered(task), new_folder(self.runs))
 
     async def resume(self, folder: Path) -> Control:
-        """Go on with a run that was cut off, at its next step. Raises as `start`, JournalError for
-        a journal that cannot be read, and StateError for a run that came to its end."""
+        """Go on with a run that was cut off or failed, at its next step. Raises as `start`,
+        JournalError for a journal that cannot be read, and StateError for a run that is done or
+        cancelled."""
         run = recover(folder)
         if run.over:
             raise StateError(f"That run is over: {run.over}.")
@@ -140,6 +145,7 @@ class Operator:
             await driver.open()
             with contextlib.suppress(NoSignalError):
                 await driver.screenshot()
+            memory = line_memory(driver.target, self.secrets.redact)
         except BaseException:
             await driver.close()
             if held is not None and held is not self._claim:
@@ -148,6 +154,7 @@ class Operator:
         async with self._looking:
             before, let_go = self.driver, self._claim
             self.driver, self._claim, self._seen = driver, held, None
+            self._memory = memory
         await before.close()
         if let_go is not None and let_go is not held:
             let_go.close()
@@ -166,6 +173,11 @@ class Operator:
         await perform(self.driver, action, self.secrets.reveal)
         if control is not None and paused:
             control.hint(_DID[action])
+
+    def make_policy(self) -> Policy:
+        """Of the settings; it knows what was left on the computer's input line before."""
+        self._memory.keep(self._memory.line.left_over())
+        return replace(self.settings.make_policy(self.secrets.names), memory=self._memory)
 
     async def look(self) -> Frame:
         """The screen as it is now, or was a moment ago: several viewers cost one look."""
@@ -221,7 +233,7 @@ class Operator:
         self.began = self.events.next_number
         recorder = Recorder(Journal(folder, secrets.redact), self.events)
         stepper = Stepper(
-            driver, model, profile, dialect, history, settings.make_policy(secrets.names),
+            driver, model, profile, dialect, history, self.make_policy(),
             settings.budget(run.spent), secrets, recorder, instruct, self.settle, run.number,
         )  # fmt: skip
         return Control(

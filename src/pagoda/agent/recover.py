@@ -22,7 +22,7 @@ class Recovered:
     """Of the last step that began."""
     spent: Spent = field(default_factory=Spent)
     over: str = ""
-    """The state in which the run ended, if it did."""
+    """The state in which the run ended for good, if it did."""
 
 
 def recover(folder: Path) -> Recovered:
@@ -50,7 +50,8 @@ def recover(folder: Path) -> Recovered:
             case {"event": "hint" | "answer", "text": str(text)}:
                 run.hints.append(text)
             case {"event": "state", "state": str(state)}:
-                run.over = state if state in ("done", "failed", "cancelled") else ""
+                # One that failed, at a cap or for want of its model, may go on.
+                run.over = state if state in ("done", "cancelled") else ""
     if run is None:
         raise JournalError(f"The journal in {folder} has no task.")
     _close(run, said, results)

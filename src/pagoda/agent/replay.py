@@ -1,7 +1,7 @@
 """A recorded run, done again without a model, as long as the screen looks as it did then."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import changed_at, compare
 from pagoda.agent.frame import Frame
 from pagoda.agent.journal import FRAMES, JournalError, read
+from pagoda.agent.line import Memory
 from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
+from pagoda.agent.policy import Decision, Judgement, Policy
+from pagoda.agent.reasons import Reason
 from pagoda.base.errors import PagodaError
 
 _NO_FRAME = {"file": "", "size": [0, 0]}
@@ -22,8 +25,15 @@ _NO_FRAME = {"file": "", "size": [0, 0]}
 _MAY_DIFFER = 0.05
 
 
+_GO_ON = (
+    "Bring the screen to what it was then and replay the run again, or give the task to a model "
+    "with `pagoda agent run`."
+)
+
+
 class ReplayError(PagodaError):
-    """The screen is not as it was when the run was recorded; nothing more was done."""
+    """The screen is not as it was when the run was recorded, or what comes next was not allowed;
+    nothing more was done."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +44,30 @@ class RecordedStep:
     """Pixels of the screen, of which `frame` may be a smaller picture."""
     actions: tuple[InputAction, ...]
     """Those that were carried out."""
+    thought: str = ""
+    """The model's, of what they are for."""
 
 
 def recorded_steps(folder: Path) -> Iterator[RecordedStep]:
     """The steps of a run that did something. Raises JournalError for a broken run."""
-    number, frame, screen = 0, "", (0, 0)
+    number, frame, screen, thought = 0, "", (0, 0), ""
     planned: list[dict[str, Any]] = []
     done: list[InputAction] = []
     for event in [*read(folder), {"event": "step", "step": 0, "frame": _NO_FRAME}]:
         match event:
             case {"event": "step", "step": step, "frame": {"file": file, "size": [w, h]}}:
                 if done:
-                    yield RecordedStep(number, _frame_path(folder, frame), screen, tuple(done))
+                    path = _frame_path(folder, frame)
+                    yield RecordedStep(number, path, screen, tuple(done), thought)
                 number, frame, screen, planned, done = step, file, (w, h), [], []
             case {"event": "actions", "actions": listed}:
-                planned = listed
+                planned, thought = listed, str(event.get("thought", ""))
             case {"event": "acting", "index": int(index)} if 0 <= index < len(planned):
                 done.append(_action(folder, planned[index]))
+
+
+async def _nobody(step: RecordedStep, reason: Reason) -> bool:
+    return False
 
 
 async def replay(
@@ -59,28 +76,52 @@ async def replay(
     reveal: Callable[[str], str],
     settle: Settle | None = None,
     report: Callable[[RecordedStep], None] = lambda step: None,
+    policy: Policy | None = None,
+    allow: Callable[[RecordedStep, Reason], Awaitable[bool]] = _nobody,
 ) -> int:
     """Carry out a run's actions again; how many steps. Raises ReplayError as soon as the screen
-    around an action's target differs from the recorded one."""
+    around an action's target differs from the recorded one.
+
+    Consent that was given then counts for nothing now: `allow` is asked before a step of which the
+    `policy` asks it, and raises or answers no to end here.
+    """
+    policy = policy or Policy()
     count = 0
     try:
         for step in recorded_steps(folder):
             now = await settled(driver, settle or Settle())
             _compare(step, _load(step.frame), now)
             report(step)
+            for judgement in _unsure(step, policy):
+                assert judgement.reason is not None, "who asks says why"
+                denied = judgement.decision is Decision.DENY
+                if denied or not await allow(step, judgement.reason):
+                    raise ReplayError(f"Step {step.number} was not allowed: {judgement.reason}")
             for action in step.actions:
-                await perform(driver, action, reveal)
+                with policy.noting(action):
+                    await perform(driver, action, reveal)
             count += 1
     finally:
         await driver.release_all()
     return count
 
 
+def _unsure(step: RecordedStep, policy: Policy) -> list[Judgement]:
+    """What a user is asked, or refuses, about the step's actions."""
+    trial = replace(policy, memory=Memory())
+    trial.memory.keep(policy.memory.line)
+    found = []
+    for action in step.actions:
+        found.append(trial.judge(action, step.thought))
+        trial.note(action)
+    return [judgement for judgement in found if judgement.decision is not Decision.ALLOW]
+
+
 def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:
     if step.screen != now.size:
         raise ReplayError(
             f"Step {step.number} was recorded at {step.screen[0]}x{step.screen[1]} pixels; the "
-            f"screen has {now.size[0]}x{now.size[1]} now."
+            f"screen has {now.size[0]}x{now.size[1]} now. {_GO_ON}"
         )
     now = now.scaled(then.size)
     # What a step's later actions are aimed at may only appear with its first.
@@ -90,13 +131,14 @@ def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:
         if changed_at(then, now, target):
             raise ReplayError(
                 f"Step {step.number}: the screen around ({target.x:.3f}, {target.y:.3f}), where "
-                f"its {type(first).__name__} goes, differs from the recorded one ({step.frame})."
+                f"its {type(first).__name__} goes, differs from the recorded one ({step.frame}). "
+                f"{_GO_ON}"
             )
     share = compare(then, now).share
     if not targets and share > _MAY_DIFFER:
         raise ReplayError(
             f"Step {step.number}: {100 * share:.0f}% of the screen differs from the recorded one "
-            f"({step.frame})."
+            f"({step.frame}). {_GO_ON}"
         )
 
 

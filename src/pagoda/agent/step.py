@@ -10,7 +10,7 @@ import msgspec
 from pagoda.agent import actions
 from pagoda.agent.actions import Action, Ask, CursorPosition, Done, Point, Screenshot, Wait, Zoom
 from pagoda.agent.budget import Budget
-from pagoda.agent.control import Control, PauseRequest
+from pagoda.agent.control import Consent, Control, PauseRequest
 from pagoda.agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import Effect, changed_at, compare
@@ -41,6 +41,12 @@ _TAKEN_OVER = "Somebody moved the computer's mouse; the agent lets go of it."
 _NOT_EXECUTED = "Not executed, because of what came before."
 _INTERRUPTED = "Interrupted by the user; it may be done in part."
 _STOPPED = "Not executed: stopped by the user."
+_NO_ANSWER = "Nobody is there to answer; decide yourself, or end the task."
+_REFUSED = {
+    Consent.DENY: "Refused by the user: {} Do not try it again.",
+    Consent.TIMEOUT: "Not executed: {} The user must allow it, and nobody answered in time.",
+    Consent.NOBODY: "Not executed: {} The user must allow it, and nobody is there to be asked.",
+}
 
 
 @dataclass
@@ -109,6 +115,8 @@ class Stepper:
             frame = await settled(self.driver, self.settle, shows_effect)
         except NoSignalError as error:
             hint = await control.ask_user(f"{error} What should be done?")
+            if hint is None:
+                raise
             self.history.add_hint(hint)
             frame = await settled(self.driver, self.settle)
         if self._size not in (None, frame.size):
@@ -163,9 +171,11 @@ class Stepper:
         consented = self._acting = False
         try:
             if parsed.warnings:
-                consented = await self._ask_about_warnings(control, parsed)
+                reason = Reason("warning", {"text": " ".join(parsed.warnings)})
+                verdict = await control.ask_consent(parsed.actions[0], reason)
+                consented = verdict is Consent.ALLOW
                 if not consented:
-                    results.append("Refused by the user.")
+                    results.append(_REFUSED[verdict].format(reason))
                     return
             for index, action in enumerate(parsed.actions):
                 result, goes_on = await self._do(control, index, action, parsed.thought, frame)
@@ -184,17 +194,14 @@ class Stepper:
                 self.history.add_picture(detail)
             self._details = []
 
-    async def _ask_about_warnings(self, control: Control, parsed: Parsed) -> bool:
-        reason = Reason("warning", {"text": " ".join(parsed.warnings)})
-        return await control.ask_consent(parsed.actions[0], reason)
-
     async def _do(
         self, control: Control, index: int, action: Action, thought: str, frame: Frame
     ) -> tuple[str, bool]:
         """(what to tell the model, whether the actions behind it may follow)"""
         match action:
             case Ask(question):
-                return f"The user says: {await control.ask_user(question)}", False
+                answer = await control.ask_user(question)
+                return _NO_ANSWER if answer is None else f"The user says: {answer}", False
             case Wait(seconds):
                 await asyncio.sleep(seconds)
                 return f"Waited {seconds:g} s.", True
@@ -215,20 +222,21 @@ class Stepper:
             return f"Refused by the settings: {judgement.reason}", False
         if judgement.decision is Decision.CONFIRM:
             assert judgement.reason is not None, "who asks says why"
-            if not await control.ask_consent(action, judgement.reason, judgement.category):
-                return f"Refused by the user: {judgement.reason} Do not try it again.", False
+            verdict = await control.ask_consent(action, judgement.reason, judgement.category)
+            if verdict is not Consent.ALLOW:
+                return _REFUSED[verdict].format(judgement.reason), False
             if await self._changed_meanwhile(action, frame):
                 return "Not executed: what it was aimed at changed before it was allowed.", False
         self.recorder.record("acting", step=self.number, index=index)
         self._acting = True
         try:
-            await perform(self.driver, action, self.secrets.reveal)
+            with self.policy.noting(action):
+                await perform(self.driver, action, self.secrets.reveal)
             self._acting = False
         except ActionError as error:
             return f"Not executed: {error}", False
         except ConnectionLostError as error:
             return f"The connection was lost, it may be done in part: {error}", False
-        self.policy.note(action)
         return "Done.", True
 
     async def _moved(self, frame: Frame) -> bool:
@@ -253,9 +261,8 @@ class Stepper:
             self.history.add_note(_NUDGE)
         elif verdict is Verdict.STOP:
             self.recorder.record("stuck", step=self.number, verdict=verdict.value)
-            try:
-                hint = await control.ask_user(_GOES_IN_CIRCLES)
-            except TimeoutError:
+            hint = await control.ask_user(_GOES_IN_CIRCLES)
+            if hint is None:
                 return Done(False, f"The model went in circles: {STOP_AT} times the same.")
             self._stuck.reset()
             self.history.add_hint(hint)

@@ -126,4 +126,8 @@ def in_terminal(args: argparse.Namespace, begin: "Callable[[Operator], Awaitable
 
     setup_logging("warning")
     operator = make_operator(args)
-    return asyncio.run(Terminal(operator).run(lambda: begin(operator)))
+
+    async def watch() -> int:
+        return await Terminal(operator).run(lambda: begin(operator))
+
+    return asyncio.run(watch())

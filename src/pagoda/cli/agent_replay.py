@@ -23,26 +23,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    return asyncio.run(_replay(args))
+    return asyncio.run(replay_run(args))
 
 
-async def _replay(args: argparse.Namespace) -> int:
-    from pagoda.agent.claim import claim
-    from pagoda.agent.replay import RecordedStep, replay
+async def replay_run(args: argparse.Namespace) -> int:
+    """Raises what `replay` does, and ReplayError where consent is wanted and nobody is there."""
+    from dataclasses import replace as with_changes
+
+    from pagoda.agent.claim import claim, line_memory
+    from pagoda.agent.reasons import Reason
+    from pagoda.agent.replay import RecordedStep, ReplayError, replay
     from pagoda.agent.secrets import Secrets
+    from pagoda.cli.agent_keyboard import Keyboard
 
     def report(step: RecordedStep) -> None:
         names = ", ".join(type(action).__name__ for action in step.actions)
         print(f"step {step.number}: {names}", flush=True)
 
-    secrets = Secrets.load(args.secrets)
-    driver = named_driver(load_settings(args))
+    keyboard = Keyboard()
+
+    async def allow(step: RecordedStep, reason: Reason) -> bool:
+        if not keyboard.there:
+            raise ReplayError(
+                f"Step {step.number} wants your consent: {reason} Replay it in a terminal, where "
+                "you can be asked."
+            )
+        reply = await keyboard.ask(f"{reason} Allow it? [y/N] ")
+        return (reply or "").strip().lower() in ("y", "yes")
+
+    secrets, settings = Secrets.load(args.secrets), load_settings(args)
+    driver = named_driver(settings)
     with claim(driver.target):
+        memory = line_memory(driver.target, secrets.redact)
+        policy = with_changes(settings.make_policy(secrets.names), memory=memory)
         await driver.open()
         try:
             folder = runs_folder(args) / args.run
-            count = await replay(folder, driver, secrets.reveal, report=report)
+            count = await replay(
+                folder, driver, secrets.reveal, report=report, policy=policy, allow=allow
+            )
         finally:
+            keyboard.close()
             await driver.close()
     print(f"{count} steps were done again.")
     return 0

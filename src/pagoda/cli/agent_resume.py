@@ -1,4 +1,4 @@
-"""`pagoda agent resume RUN`: go on with a run that was cut off, in this terminal."""
+"""`pagoda agent resume RUN`: go on with a run that was cut off or failed, in this terminal."""
 
 import argparse
 

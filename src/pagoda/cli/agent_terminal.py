@@ -1,16 +1,17 @@
 """A task in a terminal: what happens, line by line; Ctrl-C pauses it."""
 
 import asyncio
+import contextlib
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from pagoda.agent.control import Control, State
+from pagoda.agent.control import Control, State, StateError
 from pagoda.agent.operator import Operator
+from pagoda.cli.agent_keyboard import Keyboard, printable
 
 _LATER = {State.DONE: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
@@ -21,15 +22,17 @@ class Terminal:
     def __init__(self, operator: Operator):
         self._operator = operator
         self._console = Console(highlight=False)
-        self._asks = sys.stdin.isatty()
+        self._keyboard = Keyboard()
+        self._question: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     async def run(self, begin: Callable[[], Awaitable[Control]]) -> int:
         """0 where the task was done, 1 where not."""
         await self._operator.open()
         try:
             control = await begin()
-            if not self._asks:
-                # Nobody is there: what needs consent is refused, what is asked stays unanswered.
+            if not self._keyboard.there:
+                # What needs consent is not done, what is asked stays unanswered.
                 control.limits.consent = control.limits.answer = 0.0
             showing = asyncio.create_task(self._show(control))
             asyncio.get_running_loop().add_signal_handler(
@@ -38,44 +41,61 @@ class Terminal:
             await control.wait()
             await showing
         finally:
+            self._keyboard.close()
             await self._operator.close()
-        if self._operator.folder is not None:
-            self._say(f"The journal is in {self._operator.folder}", "dim")
+        folder = self._operator.folder
+        if folder is not None:
+            self._say(f"The journal is in {folder}", "dim")
+            if control.state is State.FAILED:
+                self._say(f"`pagoda agent resume {folder.name}` goes on with it.", "dim")
         return 0 if control.state is State.DONE else 1
 
     async def _show(self, control: Control) -> None:
         async for event in self._operator.events.follow(self._operator.began):
+            # Whatever happens next, the question of before is settled, also without an answer.
+            await self._end_question()
             self._print(event)
             if event["event"] != "state":
                 continue
             state = State(event["state"])
             if state.over:
                 return
-            if self._asks and state is State.WAITING_USER:
-                control.answer(await self._ask(f"{event['reason']}\n> "))
-            elif self._asks and state is State.WAITING_CONSENT:
-                reply = await self._ask(f"{event['reason']} Allow it? [y/N] ")
-                control.consent(event["id"], reply.strip().lower() in ("y", "yes"))
+            if self._keyboard.there and state is not State.RUNNING:
+                self._question = asyncio.create_task(self._ask(control, state, event))
+
+    async def _end_question(self) -> None:
+        if self._question is not None:
+            self._question.cancel()
+            await asyncio.wait([self._question])
+            self._question = None
 
     async def _interrupt(self, control: Control) -> None:
-        """The first Ctrl-C pauses; at the prompt that follows a second one ends the task."""
-        if control.state.over or control.state is State.PAUSED or not self._asks:
-            await control.cancel()
-            return
-        await control.pause()
-        reply = await self._ask("Paused. A hint, Enter to go on, or q to stop: ")
-        if control.state.over:
-            return
-        if reply.strip().lower() == "q":
+        """The first Ctrl-C pauses, the second one ends the task."""
+        if control.state is State.PAUSED or not self._keyboard.there:
             await control.cancel()
         else:
-            control.resume(reply)
+            await control.pause()
 
-    async def _ask(self, prompt: str) -> str:
-        try:
-            return await asyncio.to_thread(input, prompt)
-        except EOFError:
-            return "q"
+    async def _ask(self, control: Control, state: State, event: dict[str, Any]) -> None:
+        reason = event["reason"]
+        # Answered in the moment in which the task went on without: too late, as the screen says.
+        with contextlib.suppress(StateError):
+            match state:
+                case State.WAITING_USER:
+                    control.answer(await self._keyboard.ask(f"{reason}\n> ") or "")
+                case State.WAITING_CONSENT:
+                    reply = await self._keyboard.ask(f"{reason} Allow it? [y/N] ")
+                    allow = (reply or "").strip().lower() in ("y", "yes")
+                    control.consent(event["id"], allow)
+                case State.PAUSED:
+                    hint = await self._keyboard.ask(
+                        f"{reason} A hint, Enter to go on, or q to stop: "
+                    )
+                    if hint is None or hint.strip().lower() == "q":
+                        # Not awaited: the end takes back all questions, this one too.
+                        self._stopping = asyncio.create_task(control.cancel())
+                    else:
+                        control.resume(hint)
 
     def _print(self, event: dict[str, Any]) -> None:
         match event:
@@ -90,10 +110,15 @@ class Terminal:
                 self._say(f"    {text}", "yellow")
             case {"event": "not understood", "reason": reason}:
                 self._say(f"    not understood: {reason}", "yellow")
+            case {"event": "consent", "verdict": "timeout"}:
+                self._say("Nobody answered in time; it is not done.", "yellow")
+            case {"event": "state", "state": "waiting_user", "reason": reason} if (
+                not self._keyboard.there
+            ):
+                self._say(f"    asks: {reason}", "yellow")
             case {"event": "state", "state": state, "reason": reason} if State(state).over:
                 self._say(f"{state}: {reason}" if reason else state, _LATER[State(state)])
 
     def _say(self, text: str, style: str) -> None:
-        # As Text: what a model says is no markup, and control characters do not reach the terminal.
-        shown = "".join(char for char in text if char.isprintable() or char == "\n")
-        self._console.print(Text(shown, style=style), soft_wrap=True)
+        # As Text: what a model says is no markup.
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
