@@ -5,6 +5,8 @@ import os
 import sys
 import termios
 
+from pagoda.base.printable import for_terminal
+
 
 class Keyboard:
     """Reads lines while the event loop goes on; used in a running loop."""
@@ -23,7 +25,7 @@ class Keyboard:
         termios.tcflush(self._file, termios.TCIFLUSH)
         while not self._lines.empty():
             self._lines.get_nowait()
-        print(printable(prompt), end="", flush=True)
+        print(for_terminal(prompt), end="", flush=True)
         try:
             return await self._lines.get()
         except asyncio.CancelledError:
@@ -44,8 +46,3 @@ class Keyboard:
             self._lines.put_nowait(None)
         for line in typed.splitlines():
             self._lines.put_nowait(line)
-
-
-def printable(text: str) -> str:
-    """Without control characters, which must not reach the terminal."""
-    return "".join(char for char in text if char.isprintable() or char == "\n")

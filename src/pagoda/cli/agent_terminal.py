@@ -11,7 +11,8 @@ from rich.text import Text
 
 from pagoda.agent.control import Control, State, StateError
 from pagoda.agent.operator import Operator
-from pagoda.cli.agent_keyboard import Keyboard, printable
+from pagoda.base.printable import for_terminal
+from pagoda.cli.agent_keyboard import Keyboard
 
 _LATER = {State.DONE: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
@@ -121,4 +122,4 @@ class Terminal:
 
     def _say(self, text: str, style: str) -> None:
         # As Text: what a model says is no markup.
-        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+        self._console.print(Text(for_terminal(text), style=style), soft_wrap=True)
