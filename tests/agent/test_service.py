@@ -258,6 +258,19 @@ async def test_closing_the_page(make, serve, computer, monkeypatch, exits):
     assert (await again.get("/api/status")).json()["state"] == "paused"
 
 
+async def test_a_page_that_is_loaded_anew_finds_its_task_paused(make, serve, computer):
+    computer.typing_pause = 0.01
+    operator, _script = make("typestr " + "x" * 5000)
+    running = await serve(operator)
+    client = await running.controller()
+    await client.post("/api/start", json={"task": "x"})
+    await events_of(client, lambda event: event["event"] == "acting")
+    await client.post("/api/close")
+    assert operator.control.state is State.PAUSED and computer.held == ()
+    seen = await events_of(client, lambda event: event.get("state") == "paused")
+    assert seen[-1]["reason"] == "The page was closed." and not running.exited
+
+
 @pytest.mark.parametrize("exits", [True, False])
 async def test_the_page_goes_while_consent_is_asked_for(make, serve, computer, monkeypatch, exits):
     monkeypatch.setattr(gates, "GONE_SECONDS", 0.1)

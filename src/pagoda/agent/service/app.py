@@ -78,7 +78,7 @@ class Service:
     exit: Callable[[], None]
     """Ends the program."""
     exits_with_page: bool = True
-    """Whether closing the page ends the agent; else it is paused."""
+    """Whether the agent ends when its page does not come back; the task is paused in any case."""
 
     def app(self, wrap: Callable[[ASGIApp], ASGIApp] | None = None) -> ASGIApp:
         """`wrap` puts the page in front."""
@@ -122,7 +122,7 @@ class Service:
                 continue
             self.gate.forget()
             if self.exits_with_page:
-                log.info("The page was closed; the agent ends.")
+                log.info("The page was closed, so the agent ends; --keep lets it stay.")
                 self.exit()
                 return
             if self.operator.control is not None:
@@ -192,10 +192,9 @@ class Service:
         return self._status()
 
     async def close(self, request: Request) -> Response:
-        """The page says goodbye, which spares the wait until it is missed."""
-        if self.exits_with_page:
-            self.exit()
-        elif self.operator.control is not None:
+        """The page says goodbye: nothing goes on unseen. It may be loaded anew, so the agent itself
+        stays until the page is missed."""
+        if self.operator.control is not None:
             await self.operator.control.pause("The page was closed.")
         return JSONResponse({})
 

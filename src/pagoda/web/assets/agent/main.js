@@ -175,6 +175,9 @@ function lock(word) {
 }
 
 function sayGoodbye() {
+  addEventListener("beforeunload", (event) => {
+    if (agent.controls && ACTIVE.includes(shown.state)) event.preventDefault();
+  });
   addEventListener("pagehide", () => {
     if (agent.controls) navigator.sendBeacon("api/close");
   });
