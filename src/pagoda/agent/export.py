@@ -9,6 +9,7 @@ from jinja2 import Environment
 from PIL import Image
 
 from pagoda.agent.journal import FRAMES, read
+from pagoda.agent.marks import mark
 
 _LONG_EDGE = 960
 # Everything is escaped: texts come from models and screens.
@@ -57,30 +58,35 @@ def export_html(folder: Path) -> str:
                 run |= {"task": task, "about": f"{folder.name}, {model} through {driver}"}
             case {"event": "step", "step": number, "frame": {"file": file}}:
                 run["steps"].append(step := _new_step(f"Step {number}"))
-                step["picture"] = _picture(folder / FRAMES / Path(str(file)).name)
+                step["file"] = folder / FRAMES / Path(str(file)).name
             case {"event": "reply", "text": text, "tool_calls": calls}:
                 called = [f"{call['name']}: {call['arguments']}" for call in calls]
                 step["lines"].append({"kind": "Model", "text": "\n".join([text, *called])})
+            case {"event": "actions", "actions": actions}:
+                step["actions"] = actions
             case {"event": "state", "state": state, "reason": reason} if reason:
                 step["lines"].append({"kind": str(state).capitalize(), "text": reason})
             case {"event": str(kind)} if kind in _SHOWN:
                 title, field = _SHOWN[kind]
                 step["lines"].append({"kind": title, "text": event.get(field, "")})
+    for step in run["steps"]:
+        step["picture"] = _picture(step["file"], step["actions"])
     return _TEMPLATE.render(run=run)
 
 
 def _new_step(title: str) -> dict[str, Any]:
-    return {"title": title, "picture": "", "lines": []}
+    return {"title": title, "actions": [], "lines": []}
 
 
-def _picture(path: Path) -> str:
-    """A smaller JPEG in Base64; nothing for a frame that is gone."""
+def _picture(path: Path, actions: list[dict[str, Any]]) -> str:
+    """A smaller JPEG in Base64, with the actions marked; nothing for a frame that is gone."""
     try:
         with Image.open(path) as image:
             small = image.convert("RGB")
     except (OSError, ValueError):
         return ""
     small.thumbnail((_LONG_EDGE, _LONG_EDGE))
+    mark(small, actions)
     out = io.BytesIO()
     small.save(out, "JPEG", quality=75)
     return base64.b64encode(out.getvalue()).decode()
