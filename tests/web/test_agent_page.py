@@ -134,9 +134,11 @@ def test_pause_hint_and_go_on(visit) -> None:
     visitor.send("wait")
     wait_until(lambda: visitor.server.model.requests)
     page.locator("#prompt:disabled").wait_for(state="attached")
+    assert page.locator(".step .effect").inner_text().startswith("waits for the model")
     page.keyboard.press("Escape")
     visitor.state("paused")
     assert visitor.server.state == "paused"
+    assert page.locator(".step .effect").inner_text() == "stopped before anything was done"
     visitor.send("use the keyboard")
     visitor.state("done")
     assert "use the keyboard" in visitor.server.model.requests[-1].said()
@@ -460,25 +462,3 @@ def test_on_a_phone(visit) -> None:
     page.tap("#open-settings")
     page.locator("#settings").wait_for()
     assert page.locator("#settings").bounding_box()["width"] <= 390
-
-
-def test_in_chinese_and_dark(visit) -> None:
-    script = ["# delete the file\nmouse 500 500 1", "Done"]
-    visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
-    page = visitor.page
-    assert page.locator("#state").inner_text() == "空闲"
-    assert page.locator("#send").inner_text() == "提交"
-    assert page.evaluate("document.documentElement.lang") == "zh-CN"
-    visitor.send("你好")
-    page.locator("#consent").wait_for()
-    reason = "据它自己所说，这次点击是要 'delete'。"
-    assert page.locator("#consent-reason").inner_text() == reason
-    page.click("#allow")
-    visitor.state("done")
-    assert reason in page.locator("#transcript").inner_text()
-    assert page.locator("#state").inner_text() == "完成"
-    dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
-    assert dark == "rgb(28, 27, 26)"
-    page.click("#toggle-theme")
-    light = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
-    assert light == "rgb(255, 255, 255)"

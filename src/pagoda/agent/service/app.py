@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from pagoda.agent import settings as settings_file
 from pagoda.agent.actions import HidReset, Power
+from pagoda.agent.chinese import SENTENCES
 from pagoda.agent.control import Control, StateError
 from pagoda.agent.errors import DriverError, ModelError
 from pagoda.agent.export import export_html
@@ -97,7 +98,8 @@ class Service:
                 Route(f"/api/{path}", self._guard(handler), methods=["GET"])
                 for path, handler in {
                     "status": self.status, "settings": self.get_settings, "events": self.events,
-                    "screen": self.screen, "runs": self.runs, "runs/{run}": self.run_events,
+                    "sentences": self.sentences, "screen": self.screen, "runs": self.runs,
+                    "runs/{run}": self.run_events,
                     "runs/{run}/frames/{file}": self.run_frame,
                     "runs/{run}/export": self.run_export,
                 }.items()
@@ -201,6 +203,10 @@ class Service:
     async def status(self, request: Request) -> Response:
         return self._status()
 
+    async def sentences(self, request: Request) -> Response:
+        """What the agent says, in Chinese."""
+        return JSONResponse(SENTENCES)
+
     async def get_settings(self, request: Request) -> Response:
         return JSONResponse(self.operator.settings.shown())
 
@@ -269,7 +275,8 @@ class Service:
 
     async def run_export(self, request: Request) -> Response:
         folder = self._run_folder(request.path_params["run"])
-        page = await asyncio.to_thread(export_html, folder)
+        chinese = request.query_params.get("language", "").startswith("zh")
+        page = await asyncio.to_thread(export_html, folder, chinese)
         name = f'attachment; filename="{folder.name}.html"'
         return HTMLResponse(page, headers={"Content-Disposition": name})
 
