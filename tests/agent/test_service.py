@@ -1,13 +1,17 @@
 """The agent's API over HTTP: who may do what, and what everyone gets to see."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
+import re
 import socket
 
 import httpx
 import pytest
 import uvicorn
+from PIL import Image
 
 from pagoda.agent.control import State
 from pagoda.agent.journal import JOURNAL
@@ -258,6 +262,19 @@ async def test_closing_the_page(make, serve, computer, monkeypatch, exits):
     assert (await again.get("/api/status")).json()["state"] == "paused"
 
 
+async def test_a_page_that_is_loaded_anew_finds_its_task_paused(make, serve, computer):
+    computer.typing_pause = 0.01
+    operator, _script = make("typestr " + "x" * 5000)
+    running = await serve(operator)
+    client = await running.controller()
+    await client.post("/api/start", json={"task": "x"})
+    await events_of(client, lambda event: event["event"] == "acting")
+    await client.post("/api/close")
+    assert operator.control.state is State.PAUSED and computer.held == ()
+    seen = await events_of(client, lambda event: event.get("state") == "paused")
+    assert seen[-1]["reason"] == "The page was closed." and not running.exited
+
+
 @pytest.mark.parametrize("exits", [True, False])
 async def test_the_page_goes_while_consent_is_asked_for(make, serve, computer, monkeypatch, exits):
     monkeypatch.setattr(gates, "GONE_SECONDS", 0.1)
@@ -328,6 +345,24 @@ async def test_what_a_model_says_is_text_in_an_export(make, serve):
     assert "&lt;script&gt;alert(1)" in page.text
     assert page.text.count("data:image/jpeg;base64,") == 2
     assert "http://" not in page.text and "https://" not in page.text
+
+
+async def test_an_export_marks_what_was_done(make, serve):
+    script = ["mouse 250 500 1", "drag 100 100 500 500", "mouse 750 500 6", "typestr x", "Done"]
+    running = await serve(make(*script)[0])
+    client = await running.controller()
+    await client.post("/api/start", json={"task": "x"})
+    events = await asyncio.wait_for(events_of(client, is_over), PATIENCE)
+    page = (await client.get(f"/api/runs/{events[0]['run']}/export")).text
+    marks = [(0.25, 0.5), (0.3, 0.3), (0.75, 0.5), None, None]
+    pictures = re.findall('data:image/jpeg;base64,([^"]+)', page)
+    for place, data in zip(marks, pictures, strict=True):
+        picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+        if place:
+            x, y = place[0] * picture.width, place[1] * picture.height
+            picture = picture.crop((int(x) - 15, int(y) - 15, int(x) + 15, int(y) + 15))
+        colors = [color for _count, color in picture.getcolors(1 << 20)]
+        assert any(red > 180 and green < 90 for red, green, _ in colors) is bool(place)
 
 
 async def test_a_secret_is_in_no_answer(make, serve, computer, caplog):

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from pagoda.agent.errors import DriverError
+from pagoda.agent.service import gate
 from pagoda.web import site
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
@@ -24,6 +25,15 @@ HOSTILE = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 2</scr
 
 class AgentVisit(Visit):
     server: AgentServer
+
+    def __init__(self, page: Any, server: AgentServer):
+        super().__init__(page, server)
+        self.leave_asked: list[str] = []
+        page.on("dialog", self._leave)
+
+    def _leave(self, dialog: Any) -> None:
+        self.leave_asked.append(dialog.type)
+        dialog.accept()
 
     def enter(self, understood: bool = True) -> "AgentVisit":
         if understood:
@@ -124,9 +134,11 @@ def test_pause_hint_and_go_on(visit) -> None:
     visitor.send("wait")
     wait_until(lambda: visitor.server.model.requests)
     page.locator("#prompt:disabled").wait_for(state="attached")
+    assert page.locator(".step .effect").inner_text().startswith("waits for the model")
     page.keyboard.press("Escape")
     visitor.state("paused")
     assert visitor.server.state == "paused"
+    assert page.locator(".step .effect").inner_text() == "stopped before anything was done"
     visitor.send("use the keyboard")
     visitor.state("done")
     assert "use the keyboard" in visitor.server.model.requests[-1].said()
@@ -386,18 +398,38 @@ def test_a_second_tab_shows_one_sentence(visit) -> None:
 
 
 @pytest.mark.parametrize("exits", [True, False])
-def test_closing_the_page(visit, exits: bool) -> None:
+def test_closing_the_page(visit, monkeypatch, exits: bool) -> None:
+    monkeypatch.setattr(gate, "GONE_SECONDS", 0.5)
     visitor = visit("typestr " + "x" * 5000, exits=exits)
     computer = visitor.server.computer
     computer.typing_pause = 0.01
     visitor.enter().send("type")
     wait_until(lambda: computer.typed)
-    visitor.page.close(run_before_unload=True)
+    with visitor.page.expect_event("close"):  # handles the question of whether to leave
+        visitor.page.close(run_before_unload=True)
+    wait_until(lambda: visitor.server.state == "paused")
+    assert computer.held == () and len(computer.typed) < 5000
     if exits:
         assert visitor.server.exited.wait(20)
-    else:
-        wait_until(lambda: visitor.server.state == "paused")
-        assert computer.held == () and len(computer.typed) < 5000
+
+
+def test_a_reload_stops_the_task_and_not_the_agent(visit) -> None:
+    visitor = visit("typestr " + "x" * 5000, "Done")
+    computer = visitor.server.computer
+    computer.typing_pause = 0.01
+    page = visitor.enter().page
+    visitor.send("type")
+    wait_until(lambda: computer.typed)
+    page.reload()
+    assert len(visitor.leave_asked) == 1
+    visitor.state("paused")
+    assert computer.held == () and len(computer.typed) < 5000
+    assert page.locator(".step").count() == 1
+    page.click("#send")
+    visitor.state("done")
+    page.reload()
+    visitor.state("done")
+    assert len(visitor.leave_asked) == 1 and not visitor.server.exited.is_set()
 
 
 def test_loading_again_takes_up_where_it_was(visit) -> None:
@@ -430,25 +462,3 @@ def test_on_a_phone(visit) -> None:
     page.tap("#open-settings")
     page.locator("#settings").wait_for()
     assert page.locator("#settings").bounding_box()["width"] <= 390
-
-
-def test_in_chinese_and_dark(visit) -> None:
-    script = ["# delete the file\nmouse 500 500 1", "Done"]
-    visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
-    page = visitor.page
-    assert page.locator("#state").inner_text() == "空闲"
-    assert page.locator("#send").inner_text() == "提交"
-    assert page.evaluate("document.documentElement.lang") == "zh-CN"
-    visitor.send("你好")
-    page.locator("#consent").wait_for()
-    reason = "据它自己所说，这次点击是要 'delete'。"
-    assert page.locator("#consent-reason").inner_text() == reason
-    page.click("#allow")
-    visitor.state("done")
-    assert reason in page.locator("#transcript").inner_text()
-    assert page.locator("#state").inner_text() == "完成"
-    dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
-    assert dark == "rgb(28, 27, 26)"
-    page.click("#toggle-theme")
-    light = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
-    assert light == "rgb(255, 255, 255)"

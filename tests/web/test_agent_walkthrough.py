@@ -160,4 +160,5 @@ def test_as_written(browser, desktop, agent, model, tmp_path) -> None:
         wait_until("typing", lambda: desktop.observer.keys_down())
         page.close(run_before_unload=True)
         assert process.wait(60) == 0, "closing the page ends the agent"
+        assert process.stdout.read().count("The page was closed, so the agent ends") == 1
         assert not desktop.observer.keys_down(), "and lets go of everything"

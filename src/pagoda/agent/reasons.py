@@ -1,6 +1,6 @@
 """Why the user is asked about an action: a code with its values.
 
-Worded here for models, terminals and journals; the page words the same codes in its languages.
+Worded here in English; chinese.py has the same sentences for the page and for exports.
 """
 
 from collections.abc import Mapping

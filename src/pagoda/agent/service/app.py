@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from pagoda.agent import settings as settings_file
 from pagoda.agent.actions import HidReset, Power
+from pagoda.agent.chinese import SENTENCES
 from pagoda.agent.control import Control, StateError
 from pagoda.agent.errors import DriverError, ModelError
 from pagoda.agent.export import export_html
@@ -78,7 +79,7 @@ class Service:
     exit: Callable[[], None]
     """Ends the program."""
     exits_with_page: bool = True
-    """Whether closing the page ends the agent; else it is paused."""
+    """Whether the agent ends when its page does not come back; the task is paused in any case."""
 
     def app(self, wrap: Callable[[ASGIApp], ASGIApp] | None = None) -> ASGIApp:
         """`wrap` puts the page in front."""
@@ -97,7 +98,8 @@ class Service:
                 Route(f"/api/{path}", self._guard(handler), methods=["GET"])
                 for path, handler in {
                     "status": self.status, "settings": self.get_settings, "events": self.events,
-                    "screen": self.screen, "runs": self.runs, "runs/{run}": self.run_events,
+                    "sentences": self.sentences, "screen": self.screen, "runs": self.runs,
+                    "runs/{run}": self.run_events,
                     "runs/{run}/frames/{file}": self.run_frame,
                     "runs/{run}/export": self.run_export,
                 }.items()
@@ -122,7 +124,7 @@ class Service:
                 continue
             self.gate.forget()
             if self.exits_with_page:
-                log.info("The page was closed; the agent ends.")
+                log.info("The page was closed, so the agent ends; --keep lets it stay.")
                 self.exit()
                 return
             if self.operator.control is not None:
@@ -192,15 +194,18 @@ class Service:
         return self._status()
 
     async def close(self, request: Request) -> Response:
-        """The page says goodbye, which spares the wait until it is missed."""
-        if self.exits_with_page:
-            self.exit()
-        elif self.operator.control is not None:
+        """The page says goodbye: nothing goes on unseen. It may be loaded anew, so the agent itself
+        stays until the page is missed."""
+        if self.operator.control is not None:
             await self.operator.control.pause("The page was closed.")
         return JSONResponse({})
 
     async def status(self, request: Request) -> Response:
         return self._status()
+
+    async def sentences(self, request: Request) -> Response:
+        """What the agent says, in Chinese."""
+        return JSONResponse(SENTENCES)
 
     async def get_settings(self, request: Request) -> Response:
         return JSONResponse(self.operator.settings.shown())
@@ -270,7 +275,8 @@ class Service:
 
     async def run_export(self, request: Request) -> Response:
         folder = self._run_folder(request.path_params["run"])
-        page = await asyncio.to_thread(export_html, folder)
+        chinese = request.query_params.get("language", "").startswith("zh")
+        page = await asyncio.to_thread(export_html, folder, chinese)
         name = f'attachment; filename="{folder.name}.html"'
         return HTMLResponse(page, headers={"Content-Disposition": name})
 

@@ -3,6 +3,7 @@
 import { byId, toast } from "../dom.js";
 import { t } from "../words.js";
 import { post } from "./link.js";
+import { said } from "./sentences.js";
 
 const KINDS = {
   paused: { wanted: "wantHint", button: "goOn", path: "resume", field: "hint", optional: true },
@@ -34,7 +35,7 @@ export class Composer {
     const kind = KINDS[state] ?? TASK;
     if (kind !== this.kind && kind.path && state !== "connecting") this.field.value = "";
     this.kind = kind;
-    byId("wanted").textContent = [t(kind.wanted), question].filter(Boolean).join(" ");
+    byId("wanted").textContent = [t(kind.wanted), said(question)].filter(Boolean).join(" ");
     byId("wanted").dataset.state = state;
     byId("send").textContent = t(kind.button);
     this.field.setAttribute("aria-label", t(kind.wanted));

@@ -2,8 +2,9 @@
 
 import { byId, toast } from "../dom.js";
 import { t } from "../words.js";
-import { describe, reasonOf } from "./describe.js";
+import { describe } from "./describe.js";
 import { frameUrl, post } from "./link.js";
+import { said } from "./sentences.js";
 import { View } from "./view.js";
 
 export const categoryWords = (category) =>
@@ -28,7 +29,7 @@ export class Consent {
     this.view.mark([event.action], size);
     byId("consent-screen").hidden = !step;
     byId("consent-action").textContent = describe(event.action, size);
-    byId("consent-reason").textContent = reasonOf(event);
+    byId("consent-reason").textContent = said(event.reason);
     byId("consent-category").textContent = event.category ? categoryWords(event.category) : "";
     const end = Date.now() + 1000 * seconds;
     const tick = () => {

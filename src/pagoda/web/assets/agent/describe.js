@@ -48,8 +48,5 @@ function details(action, size) {
   return [];
 }
 
-/** Why an event asks for consent; journals of before have the English sentence only. */
-export const reasonOf = ({ why, reason }) => (why ? t(`reason_${why.code}`, why.values) : reason);
-
 export const describe = (action, size) =>
   [t(`act${action.action}`), ...details(action, size)].filter(Boolean).join(" ");

@@ -54,10 +54,10 @@ export class History {
 
   row({ run, task, state, steps }) {
     const goesOn = run === this.current();
-    const about = [startedAt(run), t("steps", { count: steps })];
+    const about = [startedAt(run), t(steps === 1 ? "oneStep" : "steps", { count: steps })];
     about.push(goesOn ? t(`state_${state === "cut off" ? "running" : state}`) : stateWords(state));
     const button = (word, onclick) => el("button", { type: "button", onclick }, t(word));
-    const address = `api/runs/${encodeURIComponent(run)}/export`;
+    const address = `api/runs/${encodeURIComponent(run)}/export?language=${document.documentElement.lang}`;
     const cutOff = !goesOn && state !== "broken" && !OVER.includes(state);
     return el(
       "li",
@@ -108,6 +108,7 @@ export class History {
     this.transcript.clear();
     this.transcript.run = this.run;
     for (const event of this.parts[this.position]) this.transcript.add(event);
+    if (this.run !== this.current()) this.transcript.stopWaiting();
     const step = this.transcript.step;
     this.view.node.hidden = !step;
     if (!step) return;

@@ -1,5 +1,7 @@
 // The agent's API, and its stream of events.
 
+import { said } from "./sentences.js";
+
 const RETRY_MS = 400;
 const LONGEST_RETRY_MS = 4000;
 // A page that is loaded anew may come before its old stream is missed.
@@ -11,8 +13,9 @@ const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mil
 async function ask(path, options) {
   const reply = await fetch(`api/${path}`, options);
   const body = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Error(body.error ?? `${reply.status} ${reply.statusText}`);
-  return body;
+  if (reply.ok) return body;
+  const english = body.error ?? `${reply.status} ${reply.statusText}`;
+  throw Object.assign(new Error(said(english)), { english });
 }
 
 export const get = (path) => ask(path);

@@ -9,6 +9,7 @@ import { Consent } from "./consent.js";
 import { History } from "./history.js";
 import { follow, frameUrl, get, post } from "./link.js";
 import { Live } from "./live.js";
+import { learn } from "./sentences.js";
 import { SettingsDialog } from "./settings.js";
 import "./texts.js";
 import { Transcript } from "./transcript.js";
@@ -16,8 +17,9 @@ import { View } from "./view.js";
 
 const RISKS = "pagoda.agent.risks";
 const ACTIVE = ["running", "paused", "waiting_user", "waiting_consent"];
-// Events come in bursts; what they cost is asked for once behind each.
+// Events come in bursts; what they cost is asked for once behind each. Time goes on without any.
 const METER_MS = 150;
+const CLOCK_MS = 1000;
 
 const root = byId("pagoda");
 const agent = { settings: null, controls: false };
@@ -74,6 +76,8 @@ function take(event) {
 }
 
 async function refreshMeter() {
+  clearTimeout(take.timer);
+  if (shown.state === "running") take.timer = setTimeout(refreshMeter, CLOCK_MS);
   const status = await get("status").catch(() => null);
   if (!status) return;
   const spent = status.spent;
@@ -153,7 +157,10 @@ function askAboutRisks() {
 }
 
 async function opened() {
-  agent.settings ??= await get("settings");
+  if (!agent.settings) {
+    learn(await get("sentences"));
+    agent.settings = await get("settings");
+  }
   if (!agent.controls) {
     agent.controls = true;
     root.classList.remove("locked");
@@ -175,6 +182,9 @@ function lock(word) {
 }
 
 function sayGoodbye() {
+  addEventListener("beforeunload", (event) => {
+    if (agent.controls && ACTIVE.includes(shown.state)) event.preventDefault();
+  });
   addEventListener("pagehide", () => {
     if (agent.controls) navigator.sendBeacon("api/close");
   });

@@ -53,7 +53,7 @@ export class SettingsDialog {
 
   fill(values) {
     this.before = values;
-    this.showError("");
+    this.showError({});
     for (const field of this.fields) field.value = this.text(field);
     const key = this.dialog.querySelector("[data-field=api_key]");
     key.placeholder = values.api_key ? t("keySet", { end: values.api_key }) : t("keyNone");
@@ -107,15 +107,15 @@ export class SettingsDialog {
       this.dialog.close();
       toast(t("saved"));
     } catch (error) {
-      this.showError(error.message, "driver" in changes ? "driver" : "");
+      this.showError(error, "driver" in changes ? "driver" : "");
     }
   }
 
   /** At the field that the error names, at the `likely` one, or below all. */
-  showError(text, likely = "") {
+  showError({ message: text = "", english = text }, likely = "") {
     for (const node of this.dialog.querySelectorAll(".field-wrong")) node.remove();
-    const named = NAMED.find(([words]) => words.test(text))?.[1];
-    const wrong = named ?? text.match(/[a-z]+(_[a-z]+)+/)?.[0];
+    const named = NAMED.find(([words]) => words.test(english))?.[1];
+    const wrong = named ?? english.match(/[a-z]+(_[a-z]+)+/)?.[0];
     const fieldOf = (name) => this.fields.find(({ dataset }) => dataset.field === name);
     const field = fieldOf(wrong) ?? fieldOf(likely);
     const general = byId("settings-wrong");

@@ -2,8 +2,9 @@
 
 import { el } from "../dom.js";
 import { t } from "../words.js";
-import { describe, reasonOf } from "./describe.js";
+import { describe } from "./describe.js";
 import { frameUrl } from "./link.js";
+import { said } from "./sentences.js";
 
 const OVER = ["done", "failed", "cancelled"];
 // Closer to its end than this, a list follows what is added.
@@ -38,6 +39,7 @@ export class Transcript {
         this.note("user", t("task"), event.task);
         break;
       case "resumed":
+        this.stopWaiting();
         this.run = event.run;
         this.note("plain", t("resumed"), event.task);
         break;
@@ -51,7 +53,7 @@ export class Transcript {
         this.actions(event);
         break;
       case "result":
-        this.lines?.[event.index]?.append(el("span", { class: "result" }, event.text));
+        this.lines?.[event.index]?.append(el("span", { class: "result" }, said(event.text)));
         break;
       case "effect":
         this.effect(event);
@@ -63,7 +65,7 @@ export class Transcript {
         this.note("warn", t("stuck"), "");
         break;
       case "hint":
-        this.note("user", t("hint"), event.text);
+        this.note("user", t("hint"), said(event.text));
         break;
       case "answer":
         this.note("user", t("answer"), event.text);
@@ -83,6 +85,7 @@ export class Transcript {
   }
 
   begin({ step, frame }) {
+    this.stopWaiting();
     const node = el("article", { class: "step", "data-step": step });
     const source = frameUrl(this.run, frame.file);
     const newest = { run: this.run, number: step, ...frame, actions: [], node };
@@ -100,6 +103,20 @@ export class Transcript {
       ),
     );
     this.root.append(node);
+    this.badge("waits");
+  }
+
+  /** Beside the step's number: what it waits for, or what it led to. */
+  badge(kind, values) {
+    const badge = this.step?.node.querySelector(".effect");
+    if (!badge) return;
+    badge.textContent = kind && t(`effect_${kind}`, values);
+    badge.dataset.kind = kind;
+  }
+
+  /** The reply that the newest step waits for will not come. */
+  stopWaiting() {
+    if (this.step?.node.querySelector(".effect[data-kind=waits]")) this.badge("stopped");
   }
 
   reply({ text, reasoning, tool_calls: calls }) {
@@ -114,6 +131,7 @@ export class Transcript {
     if (!this.step) return;
     const { size, node } = this.step;
     this.step.actions = actions;
+    this.badge("");
     this.lines = actions.map((action) => el("li", {}, el("code", {}, describe(action, size))));
     // The reply as it was written stays behind what was understood of it.
     const whole = node.querySelector("details:last-of-type");
@@ -124,20 +142,19 @@ export class Transcript {
   }
 
   effect({ kind, share }) {
-    const badge = this.step?.node.querySelector(".effect");
-    if (!badge) return;
     const percent = (100 * (share ?? 0)).toFixed(share > 0 && share < 0.01 ? 2 : 1);
-    badge.textContent = t(`effect_${kind}`, { percent });
-    badge.dataset.kind = kind;
+    this.badge(kind, { percent });
   }
 
   state(event) {
     const { state, reason, action } = event;
-    if (state === "waiting_user") this.note("ask", t("asks"), reason);
+    if (state === "paused" || OVER.includes(state)) this.stopWaiting();
+    if (state === "waiting_user") this.note("ask", t("asks"), said(reason));
     else if (state === "waiting_consent") {
       const what = describe(action, this.step?.size);
-      this.note("ask", t("wantsConsent"), `${what}\n${reasonOf(event)}`);
-    } else if (OVER.includes(state)) this.note(state, t(`state_${state}`), reason);
-    else if (state === "paused") this.note("plain", t("state_paused"), reason);
+      this.note("ask", t("wantsConsent"), `${what}\n${said(reason)}`);
+    } else if (state === "done") this.note(state, t("state_done"), reason);
+    else if (OVER.includes(state)) this.note(state, t(`state_${state}`), said(reason));
+    else if (state === "paused") this.note("plain", t("state_paused"), said(reason));
   }
 }

@@ -1,0 +1,120 @@
+"""What the agent's page looks like and says: sizes, languages, a clock that goes on."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.web.agent_server import wait_until
+from tests.web.test_agent_page import HANGS, PHONE, visit
+
+__all__ = ["visit"]
+
+
+def test_the_clock_goes_on_while_the_model_is_silent(visit) -> None:
+    visitor = visit(HANGS).enter()
+    visitor.send("wait")
+    visitor.page.get_by_text(re.compile("· [2-9] s$")).wait_for()
+
+
+@pytest.mark.parametrize("context", [{"viewport": {"width": 1400, "height": 900}}, PHONE])
+def test_a_long_base_url_can_be_read(visit, context: dict[str, Any]) -> None:
+    page = visit(context=context).enter().page
+    page.click("#open-settings")
+    field = page.locator("[data-field=base_url]")
+    field.fill("http://127.0.0.1:38000/v1")
+    assert field.evaluate("node => node.scrollWidth <= node.clientWidth")
+
+
+def test_nothing_moves_or_is_covered_on_a_phone(visit) -> None:
+    script = ["# delete the file\nmouse 500 500 1", "$ Which of the two files?", "Done"]
+    visitor = visit(*script, context=PHONE).enter()
+    page = visitor.page
+    header = page.locator("header").first
+    height = header.bounding_box()["height"]
+    visitor.send("clean up")
+    visitor.state("waiting_consent")
+    assert header.bounding_box()["height"] == height
+    page.click("#refuse")
+    visitor.state("waiting_user")
+    assert header.bounding_box()["height"] == height
+    visitor.send("none")
+    visitor.state("done")
+    page.evaluate("document.querySelector('#toast').textContent = 'It failed. '.repeat(30)")
+    toast, composer = (
+        page.locator("#toast").bounding_box(),
+        page.locator("#composer").bounding_box(),
+    )
+    assert toast["y"] > 0 and toast["y"] + toast["height"] < composer["y"]
+
+
+def test_the_history_of_a_long_task(visit) -> None:
+    visitor = visit("Done").enter()
+    page = visitor.page
+    visitor.run("Say hello to everyone. " * 800)
+    page.click("#open-history")
+    row = page.locator("#runs li")
+    assert row.locator("b").bounding_box()["height"] < 100
+    assert "1 step ·" in row.inner_text()
+    row.get_by_role("button", name="Step through").click()
+    page.locator("#viewer").wait_for()
+    assert page.locator("#viewer-title").bounding_box()["height"] < 100
+
+
+def test_what_the_agent_says_in_chinese(visit) -> None:
+    script = ["sleep 1", "# delete it\nmouse 500 500 1", HANGS]
+    visitor = visit(*script, context={"locale": "zh-CN"}).enter()
+    page = visitor.page
+    visitor.send("你好")
+    page.locator("#refuse").click()
+    wait_until(lambda: len(visitor.server.model.requests) == 3)
+    page.keyboard.press("Escape")
+    visitor.state("paused")
+    assert page.locator(".result").all_inner_texts() == [
+        "等待了 1 秒。",
+        "被用户拒绝：据它自己所说，这次点击是要 'delete'。不要再次尝试。",
+    ]
+    assert "已由用户暂停。" in page.locator(".note").last.inner_text()
+    page.click("#open-settings")
+    page.fill("[data-field=max_rounds]", "0")
+    page.click("#settings [type=submit]")
+    wrong = page.locator("[data-field=max_rounds] + .field-wrong")
+    assert wrong.inner_text() == "设置有误：max_rounds 至少为 1。"
+    page.click("#settings .close")
+    page.click("#open-history")
+    with page.expect_download() as download:
+        page.get_by_text("导出为 HTML").click()
+    html = download.value.path().read_text()
+    assert not visitor.leave_asked
+    assert "第 2 步" in html and "等待了 1 秒。" in html and "已由用户暂停。" in html
+    page.get_by_role("button", name="逐步查看").click()
+    page.click("#viewer .close")
+    page.click("#history .close")
+    page.route("**/api/resume", lambda route: route.fulfill(
+        status=409, json={"error": "The task is failed, not paused."}
+    ))  # fmt: skip
+    page.click("#send")
+    page.get_by_text("任务并未暂停 (失败)。").wait_for()
+
+
+def test_in_chinese_and_dark(visit) -> None:
+    script = ["# delete the file\nmouse 500 500 1", "Done"]
+    visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
+    page = visitor.page
+    assert page.locator("#state").inner_text() == "空闲"
+    assert page.locator("#send").inner_text() == "提交"
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    visitor.send("你好")
+    page.locator("#consent").wait_for()
+    reason = "据它自己所说，这次点击是要 'delete'。"
+    assert page.locator("#consent-reason").inner_text() == reason
+    page.click("#allow")
+    visitor.state("done")
+    assert reason in page.locator("#transcript").inner_text()
+    assert page.locator(".result").inner_text() == "完成。"
+    assert page.locator("#state").inner_text() == "完成"
+    dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
+    assert dark == "rgb(28, 27, 26)"
+    page.click("#toggle-theme")
+    light = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
+    assert light == "rgb(255, 255, 255)"
