@@ -11,8 +11,7 @@ from rich.text import Text
 
 from pagoda.agent.control import Control, State
 from pagoda.agent.operator import Operator
-
-_LATER = {State.DONE: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
+from pagoda.cli.agent_lines import Lines
 
 
 class Terminal:
@@ -22,6 +21,7 @@ class Terminal:
         self._operator = operator
         self._console = Console(highlight=False)
         self._asks = sys.stdin.isatty()
+        self._lines = Lines()
 
     async def run(self, begin: Callable[[], Awaitable[Control]]) -> int:
         """0 where the task was done, 1 where not."""
@@ -78,20 +78,8 @@ class Terminal:
             return "q"
 
     def _print(self, event: dict[str, Any]) -> None:
-        match event:
-            case {"event": "start" | "resumed", "task": task, "model": model, "driver": driver}:
-                self._say(f"{task} ({model} through {driver})", "bold")
-            case {"event": "actions", "step": number, "thought": thought, "actions": actions}:
-                self._say(f"{number:>3} {thought.strip()}", "")
-                for action in actions:
-                    rest = ", ".join(f"{k}={v}" for k, v in action.items() if k != "action")
-                    self._say(f"    {action['action']} {rest}", "cyan")
-            case {"event": "result", "text": text} if text != "Done.":
-                self._say(f"    {text}", "yellow")
-            case {"event": "not understood", "reason": reason}:
-                self._say(f"    not understood: {reason}", "yellow")
-            case {"event": "state", "state": state, "reason": reason} if State(state).over:
-                self._say(f"{state}: {reason}" if reason else state, _LATER[State(state)])
+        for text, style in self._lines.of(event):
+            self._say(text, style)
 
     def _say(self, text: str, style: str) -> None:
         # As Text: what a model says is no markup, and control characters do not reach the terminal.
