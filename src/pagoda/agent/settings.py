@@ -60,9 +60,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in ("images_kept", "max_rounds", "reply_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{_written(name)} must be at least 1")
+                raise ValueError(f"{name} must be at least 1")
         if not self.reply_seconds > 0:
-            raise ValueError("reply-seconds must be more than 0")
+            raise ValueError("reply_seconds must be more than 0")
         self.budget()
 
     def model_profile(self, model: str) -> Profile:
@@ -136,16 +136,12 @@ def load(path: Path) -> Settings:
 
 
 def _in_words(error: Exception) -> str:
+    """With the field's name as it is: the page looks for it."""
     text = str(error)
     if misfit := _MISFIT.fullmatch(text):
         kind, name = misfit.groups()
-        text = f"{_written(name)} must be {_KINDS[kind]}"
+        text = f"{name} must be {_KINDS[kind]}"
     return sentence(text)
-
-
-def _written(name: str) -> str:
-    """A field as its flag is written, which people know."""
-    return name.replace("_", "-")
 
 
 def save(settings: Settings, path: Path) -> None:

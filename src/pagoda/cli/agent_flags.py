@@ -56,8 +56,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "user: set it on the page, or in PAGODA_API_KEY.",
     )
     for name, (metavar, kind, text) in _SETTINGS.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+        group.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
     group.add_argument("--insecure", action="store_true", default=None, help="any certificate")
 
 
@@ -98,7 +97,21 @@ def load_settings(args: argparse.Namespace) -> "Settings":
     key = env.get("PAGODA_API_KEY")
     if key and not kept.api_key:
         changes["api_key"] = key
-    return settings.changed(kept, changes)
+    try:
+        return settings.changed(kept, changes)
+    except ConfigError as error:
+        raise ConfigError(_with_flags(str(error))) from error
+
+
+def _with_flags(text: str) -> str:
+    """What is said of a setting, said of its flag."""
+    for name in (name for name in _SETTINGS if "_" in name):
+        text = text.replace(name, _flag(name))
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def make_operator(args: argparse.Namespace) -> "Operator":
