@@ -115,8 +115,10 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     fields = {**msgspec.to_builtins(settings), **changes}
     try:
         return msgspec.convert(fields, Settings)
-    except (msgspec.ValidationError, ConfigError) as error:
-        raise ConfigError(f"These settings do not fit: {_in_words(error)}") from None
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(f"These settings do not fit: {_in_words(error)}.") from None
 
 
 def load(path: Path) -> Settings:
@@ -132,7 +134,9 @@ def load(path: Path) -> Settings:
     try:
         return msgspec.json.decode(data, type=Settings)
     except (msgspec.MsgspecError, ConfigError) as error:
-        raise ConfigError(f"{path} is not a file of settings: {_in_words(error)}") from error
+        raise ConfigError(
+            f"{path} is not a file of settings: {sentence(_in_words(error))}"
+        ) from error
 
 
 def _in_words(error: Exception) -> str:
@@ -141,7 +145,7 @@ def _in_words(error: Exception) -> str:
     if misfit := _MISFIT.fullmatch(text):
         kind, name = misfit.groups()
         text = f"{name} must be {_KINDS[kind]}"
-    return sentence(text)
+    return text
 
 
 def save(settings: Settings, path: Path) -> None:

@@ -27,6 +27,8 @@ _BLIND = re.compile(
     re.IGNORECASE,
 )
 
+_KEY_PLACES = "It is taken from the page's settings, or from PAGODA_API_KEY where those have none."
+
 
 class PassingError(Exception):
     """A fault that may pass; `wait` is what the server asked for, in seconds."""
@@ -85,10 +87,8 @@ def of_status(
         return blind(endpoint.model, said)
     if status == httpx.codes.UNAUTHORIZED:
         had = "refused the API key" if endpoint.api_key else "wants an API key"
-        return ModelError(
-            f"{place} {had} (401): {sentence(said)} It is taken from the page's settings, or from "
-            "PAGODA_API_KEY where those have none."
-        )
+        told = sentence(f"{place} {had} (401): {said}")
+        return ModelError(f"{told} {_KEY_PLACES}")
     if status == httpx.codes.FORBIDDEN:
         return ModelError(f"{place} does not allow this with your API key (403): {said}")
     if status == httpx.codes.TOO_MANY_REQUESTS and b"insufficient_quota" in body:

@@ -87,8 +87,7 @@ class Transport:
                 last.append(str(fault))
                 if number == tries:
                     times = f" (tried {tries} times)" if tries > 1 else ""
-                    told = sentence(f"The model gave no reply: {fault}{times}")
-                    raise ModelError(told) from None
+                    raise ModelError(f"The model gave no reply: {fault}{times}.") from None
                 wait = fault.wait
             if wait is None:
                 wait = min(_MAX_BACKOFF, backoff * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
