@@ -82,9 +82,10 @@ class ModelServer:
     def __init__(
         self,
         script: Script = (),
-        models: Sequence[str] = ("scripted",),
+        models: Sequence[str | dict[str, Any]] = ("scripted",),
         tls: ssl.SSLContext | None = None,
     ):
+        """`models`: names, or whole cards of the list."""
         self.requests: list[Request] = []
         self.lists: list[dict[str, str]] = []
         """Headers of each request for the list of models."""
@@ -148,7 +149,10 @@ class ModelServer:
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET" and path == "/v1/models":
             self.lists.append(headers)
-            cards = [{"id": name, "object": "model"} for name in self._models]
+            cards = [
+                {"id": model, "object": "model"} if isinstance(model, str) else model
+                for model in self._models
+            ]
             await _send(writer, Step(body=json.dumps({"data": cards})))
         elif path not in API_PATHS:
             page = Step(status=404, body="<html>Not here</html>", content_type="text/html")

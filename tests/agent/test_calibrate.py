@@ -9,6 +9,7 @@ from pagoda.agent.dialects.space import Space
 from pagoda.agent.dialogue import Reply
 from pagoda.agent.profiles import profile_for
 from pagoda.cli.main import main
+from tests.agent.model_server import ModelServer
 
 SCREEN = (1280, 720)
 
@@ -86,6 +87,20 @@ def test_screens_are_the_same_for_a_seed_and_targets_are_where_they_say():
         x, y = map(round, target.center)
         inside, outside = frame.image.getpixel((x, y)), frame.image.getpixel((x, y - target.size))
         assert inside != outside == (245, 245, 245)
+
+
+@pytest.mark.parametrize(
+    ("reply", "advice"),
+    [
+        ("I would click it.", "No reply was understood as a click: try another --profile"),
+        ("mouse 999 999 1", "It hits nothing: try another --profile"),
+    ],
+)
+def test_a_model_that_hits_nothing_fails_with_advice(reply, advice, capsys):
+    with ModelServer([reply] * 4) as server:
+        words = ["calibrate", "--trials", "4", "--base-url", f"{server.url}/v1", "--model", "m"]
+        assert main(["agent", *words, "--profile", "nanokvm"]) == 1
+    assert advice in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("screen", ["100000x100000", "1280x200", "1280", "axb", "1280x"])

@@ -69,6 +69,28 @@ async def test_a_server_without_models(tmp_path):
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
+def card(name, *takes):
+    return {"id": name, "architecture": {"input_modalities": [*takes]}}
+
+
+async def test_the_first_that_may_see_is_taken():
+    models = [card("reads", "text"), card("sees", "text", "image")]
+    with ModelServer(models=models) as server:
+        chosen = await chosen_model(Settings(base_url=f"{server.url}/v1"))
+        await chosen.model.close()
+    assert chosen.name == "sees"
+
+
+async def test_a_server_of_models_that_cannot_see(tmp_path):
+    with ModelServer(models=[card("smollm2", "text")]) as server:
+        settings = Settings(base_url=f"{server.url}/v1")
+        operator = Operator(FakeComputer(), settings, Secrets({}), tmp_path / "runs", QUICK)
+        with pytest.raises(ModelError, match="smollm2 cannot see: .* Serve a model that takes pic"):
+            await operator.start("x")
+        assert server.requests == []
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
 async def test_a_wrong_base_url():
     with ModelServer() as server, pytest.raises(ModelError, match="cannot be listed: .*.404."):
         await chosen_model(Settings(base_url=f"{server.url}/other"))

@@ -10,6 +10,7 @@ from PIL import Image
 
 from pagoda.agent.mcp_server import make_server
 from pagoda.agent.policy import Category
+from pagoda.version import __version__
 from tests.agent.test_operator import computer, make
 
 __all__ = ["computer", "make"]
@@ -42,6 +43,7 @@ async def fails(client, name, **arguments):
 
 async def test_look_click_and_type(client, computer):
     async with client() as session:
+        assert session.server_info.version == __version__
         names = {tool.name for tool in (await session.list_tools()).tools}
         assert {"screenshot", "click", "run_task", "control_task"} <= names
         picture = (await call(session, "screenshot")).content[0]

@@ -3,6 +3,7 @@
 import asyncio
 import email.utils
 import json
+import logging
 import re
 import socket
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from pagoda.agent.dialogue import Message
 from pagoda.agent.errors import ModelError
+from pagoda.agent.models import transport
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.openai_chat import OpenAIChat
 from pagoda.agent.models.registry import APIS, make_model
@@ -106,6 +108,71 @@ async def test_the_last_fault_is_told_and_how_often():
         assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            400,
+            "A message has a content part of type 'image_url', but this model reads text only; "
+            "send parts of type 'text'.",
+        ),
+        (400, "At most 0 image(s) may be provided in one request."),
+        (400, "glm is not a multimodal model"),
+        (500, "image input is not supported - hint: you may need to provide the mmproj"),
+        (400, "this model does not support image input"),
+        (500, "failed to process inputs: this model is missing data required for image input"),
+    ],
+)
+async def test_a_model_that_cannot_see(status, said):
+    step = Step(status=status, body=json.dumps({"error": {"message": said}}))
+    with ModelServer([step, GOOD]) as server:
+        text = await failure(server)
+        assert text.startswith(f"scripted cannot see: {said.rstrip('.')}. Serve a model that ")
+        assert len(server.requests) == 1, "asking again does not help"
+
+
+async def test_too_many_pictures_are_no_blindness():
+    many = {"error": {"message": "At most 1 image(s) may be provided in one request."}}
+    with ModelServer([Step(status=400, body=json.dumps(many))]) as server:
+        assert "refused the request (400): At most 1 image" in await failure(server)
+
+
+async def test_a_missing_key_says_where_keys_are_taken_from():
+    with ModelServer([Step(status=401)]) as server:
+        text = await failure(server, api_key=None)
+    assert "wants an API key (401): scripted error 401. It is taken from the page's" in text
+    assert "PAGODA_API_KEY" in text
+
+
+@pytest.fixture
+def told(monkeypatch, caplog):
+    """Gives what whoever watches was told."""
+    # Whatever ran before may have called `setup_logging`, which ends propagation.
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+    caplog.set_level(logging.WARNING, "pagoda")
+    return lambda: [
+        record.message for record in caplog.records if record.name == transport.__name__
+    ]
+
+
+async def test_a_long_wait_is_told_and_ends_with_advice(monkeypatch, told):
+    monkeypatch.setattr(transport, "_LONG_SECONDS", 0.01)
+    with ModelServer([Step(hang="before headers")]) as server:
+        text = await failure(server, total_seconds=0.5)
+    assert text.endswith("If the model is slow, --reply-seconds gives it more time.")
+    (line,) = told()
+    assert "Waiting for the reply of scripted at " in line and "for 0.5 s at most." in line
+
+
+async def test_retries_are_told_and_quick_replies_are_silent(told):
+    with ModelServer([Step(status=429, headers={"Retry-After": "0"}), GOOD, GOOD]) as server:
+        await ask(server)
+        (line,) = told()
+        assert "answered 429: scripted error 429. Asking again in 0.0 s." in line
+        await ask(server)
+    assert len(told()) == 1
+
+
 @pytest.fixture
 def slept(monkeypatch):
     """The seconds of every sleep; none takes any."""
@@ -170,6 +237,8 @@ async def test_nothing_listens():
     )
     with pytest.raises(ModelError, match="nothing answers at .* is the server running.*tried 2"):
         await model.complete(HELLO)
+    with pytest.raises(ModelError, match=r"is the server running\?$"):
+        await model.served()
     await model.close()
 
 

@@ -1,11 +1,21 @@
+import json
+import re
+from pathlib import Path
+
 import pytest
 
+from pagoda.agent.actions import Click
 from pagoda.agent.dialects.space import Space
+from pagoda.agent.dialogue import Reply, ToolCall
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.registry import APIS, make_model
 from pagoda.agent.profiles import DEFAULT, PROFILES, dialect_of, profile_for
 from pagoda.base.errors import ConfigError
+from pagoda.cli.agent import parse_kind
 from tests.agent.dialect_cases import FULL, SCREEN
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "agent.md").read_text()
+ANSWERS = DOCUMENT.partition("## What a model answers")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(
@@ -56,3 +66,27 @@ async def test_apis_by_name():
         await make_model(name, endpoint).close()
     with pytest.raises(ConfigError, match="no model API 'opanai'; the nearest known is 'openai'"):
         make_model("opanai", endpoint)
+
+
+def test_the_document_names_every_profile():
+    assert set(re.findall(r"`([a-z0-9.-]+)`", ANSWERS)) >= set(PROFILES)
+
+
+def test_the_documents_replies_are_clicks():
+    lines, function, action, tools = re.findall(r"^```\n(.*?)\n```$", ANSWERS, re.DOTALL | re.M)
+    claude, openai = (
+        Reply("", (ToolCall("1", "computer", arguments),)) for arguments in tools.splitlines()
+    )
+    for name, reply in {
+        "nanokvm": Reply(lines), "qwen3-vl": Reply(function), "ui-tars-1.0": Reply(action),
+        "claude-20251124": claude, "openai-computer": openai,
+    }.items():  # fmt: skip
+        (click,) = dialect_of(PROFILES[name]).parse(reply, (1000, 1000)).actions
+        assert isinstance(click, Click), name
+        assert click.at == pytest.approx((0.5, 0.3), abs=0.001), name
+
+
+def test_the_documents_configuration_of_a_client():
+    configuration = json.loads(re.search(r"^```json\n(.*?)\n```$", DOCUMENT, re.DOTALL | re.M)[1])
+    agent, *words = configuration["mcpServers"]["pagoda"]["args"]
+    assert agent == "agent" and parse_kind(words)[1].driver.startswith("vnc://")

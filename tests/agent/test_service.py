@@ -18,6 +18,7 @@ from pagoda.agent.journal import JOURNAL
 from pagoda.agent.service import gate as gates
 from pagoda.agent.service.app import Service
 from pagoda.agent.service.gate import Gate
+from pagoda.agent.service.server import Server
 from pagoda.agent.settings import load
 from tests.agent.test_operator import PATIENCE, computer, make, until
 
@@ -412,3 +413,24 @@ async def test_a_run_that_goes_on_is_told_from_its_beginning(make, serve, comput
         range(events[0]["number"], events[0]["number"] + len(events))
     )
     assert again.events.since(again.began)[0]["event"] == "resumed"
+
+
+async def test_the_end_does_not_wait_for_pages_that_look_on(make, tmp_path, caplog):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    service = Service(make()[0], Gate("127.0.0.1", port), tmp_path / "agent.json", lambda: None)
+    server = Server(service, service.app())
+    running = Running(service, f"http://127.0.0.1:{port}")
+    serving = asyncio.create_task(server.serve([listener]))
+    await until(lambda: server.started)
+    client = await running.controller()
+    async with (
+        client.stream("GET", "/api/events") as events,
+        client.stream("GET", "/api/screen") as screen,
+    ):
+        assert events.status_code == screen.status_code == 200
+        server.should_exit = True
+        await asyncio.wait_for(serving, PATIENCE)
+        assert [line async for line in events.aiter_lines()] == []
+    await client.aclose()
+    assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from pagoda.agent.policy import Category, Decision
-from pagoda.agent.settings import Settings, save
+from pagoda.agent.settings import Settings, changed, save
 from pagoda.base.errors import ConfigError
 from pagoda.cli.agent import parse_kind
 from pagoda.cli.agent_flags import load_settings, named_driver, settings_path
+from pagoda.cli.main import main
 
 
 def test_settings_show_the_whole_policy():
@@ -39,3 +40,44 @@ def test_a_computer_must_be_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="Name the computer with --driver: x11:"):
         named_driver(load_settings(parse_kind(["serve"])[1]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_rounds", 0, "These settings do not fit: max_rounds must be at least 1."),
+        ("max_rounds", 1.5, "These settings do not fit: max_rounds must be a whole number."),
+        ("max_cost", "abc", "These settings do not fit: max_cost must be a number."),
+        ("max_cost", 1.0, "A cap on the cost needs the prices of a million tokens."),
+        ("reply_seconds", 0, "These settings do not fit: reply_seconds must be more than 0."),
+        ("prompt", 3, "These settings do not fit: prompt must be text."),
+    ],
+)
+def test_values_that_do_not_fit_are_told_in_words(field, value, said):
+    with pytest.raises(ConfigError) as caught:
+        changed(Settings(), {field: value})
+    assert str(caught.value) == said
+
+
+def test_of_a_flag_it_is_told_by_its_flag(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="do not fit: --max-rounds must be at least 1"):
+        load_settings(parse_kind(["run", "task", "--max-rounds", "0"])[1])
+
+
+def test_a_slow_model_is_given_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    args = parse_kind(["run", "task", "--reply-seconds", "1800"])[1]
+    endpoint = load_settings(args).endpoint("m")
+    assert endpoint.total_seconds == endpoint.read_seconds == 1800.0
+
+
+def test_a_kind_that_is_misspelt():
+    with pytest.raises(ConfigError, match="no 'srve' of agents; did you mean 'serve'"):
+        parse_kind(["srve"])
+
+
+def test_a_task_without_quotes(capsys):
+    assert main(["agent", "run", "open", "the", "terminal"]) == 1
+    assert "The task is in quotes" in (said := capsys.readouterr().err)
+    assert "'open the terminal'" in said

@@ -118,7 +118,7 @@ SENTENCES: Mapping[str, str] = {
         "请打开代理打印的地址，它只能使用一次。"
     ),
     # The model's server.
-    "The models cannot be listed: {error}.": "无法列出模型：{error}",
+    "The models cannot be listed: {error}": "无法列出模型：{error}",
     "The model gave no reply: {error}.": "模型没有答复：{error}",
     "{error} (tried {tries} times)": "{error}（已尝试 {tries} 次）",
     "nothing answers at {place}; is the server running?": "{place} 没有响应；服务器在运行吗？",

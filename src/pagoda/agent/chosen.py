@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from pagoda.agent.dialogue import ChatModel
 from pagoda.agent.errors import ModelError
+from pagoda.agent.models import faults
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.registry import make_model
 from pagoda.agent.profiles import Profile
@@ -21,26 +22,29 @@ class Chosen(NamedTuple):
 
 
 async def chosen_model(settings: Settings, make: MakeModel = make_model) -> Chosen:
-    """Without a name in the settings: the first that the server lists.
+    """Without a name in the settings: the first that the server lists and that may see.
 
     Raises ConfigError for settings that do not fit, ModelError where no name can be had.
     """
-    name = settings.model or await _first_served(settings, make)
+    name = settings.model or await _first_that_sees(settings, make)
     profile = settings.model_profile(name)
     return Chosen(name, profile, make(profile.api, settings.endpoint(name)))
 
 
-async def _first_served(settings: Settings, make: MakeModel) -> str:
+async def _first_that_sees(settings: Settings, make: MakeModel) -> str:
     endpoint = settings.endpoint("")
     # The API that the name would tell is not known yet; without a setting it is OpenAI's.
     model = make(settings.model_profile("").api, endpoint)
     try:
-        names = await model.served()
+        served = await model.served()
     finally:
         await model.close()
-    if not names:
+    if not served:
         raise ModelError(
             f"{endpoint.place} serves no model. Load one there, or name one in the settings or "
             "with --model."
         )
-    return names[0]
+    name = next((listed.name for listed in served if listed.sees), None)
+    if name is None:
+        raise faults.blind(served[0].name, f"{endpoint.place} serves it for text only.")
+    return name

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pagoda.agent.actions import Action
 from pagoda.agent.drivers.base import Capabilities
@@ -88,6 +88,14 @@ class Parsed:
     without it none may be."""
 
 
+class Listed(NamedTuple):
+    """A model that a server says it has."""
+
+    name: str
+    sees: bool = True
+    """False where the server says that it takes no pictures; not all say."""
+
+
 class ChatModel(Protocol):
     """A served model behind one API dialect."""
 
@@ -100,9 +108,9 @@ class ChatModel(Protocol):
         ModelError, saying what to check, once retries are over or none would help.
         """
 
-    async def served(self) -> list[str]:
-        """Names of the models that its server has, in the server's order. Raises ModelError where
-        it does not say."""
+    async def served(self) -> list[Listed]:
+        """The models that its server has, in the server's order. Raises ModelError where it does
+        not say."""
 
     async def close(self) -> None: ...
 

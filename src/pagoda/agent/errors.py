@@ -49,3 +49,8 @@ class UnsupportedActionError(ActionError):
 
 class ModelError(PagodaError):
     """The model's server failed for good: retries are over, or none would help."""
+
+
+def sentence(text: str) -> str:
+    """With the one sign at its end that it may have already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."

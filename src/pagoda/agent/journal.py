@@ -90,6 +90,17 @@ def _drop_cut_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
+def make_runs(runs: Path) -> None:
+    """The folder of all journals, where it is not there yet. Raises JournalError where none could
+    be kept."""
+    try:
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise JournalError(f"{runs} cannot be made: {error.strerror}.") from error
+    if not os.access(runs, os.W_OK | os.X_OK):
+        raise JournalError(f"{runs} cannot be written to; choose another folder with --runs-dir.")
+
+
 def new_folder(runs: Path) -> Path:
     """A name for a new run's folder, which sorts by time."""
     return runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

@@ -37,6 +37,7 @@ from pagoda.agent.operator import Operator
 from pagoda.agent.perform import perform
 from pagoda.agent.policy import Category, Decision, Policy
 from pagoda.base.errors import PagodaError
+from pagoda.version import __version__
 
 Tool = Callable[..., Awaitable[Any]]
 _INSTRUCTIONS = (
@@ -169,7 +170,7 @@ def make_server(operator: Operator, allowed: Sequence[Category] = ()) -> MCPServ
     policy = operator.make_policy()
     decisions = {**policy.decisions, **dict.fromkeys(allowed, Decision.ALLOW)}
     tools = Tools(operator, replace(policy, decisions=decisions))
-    server = MCPServer("pagoda-agent", instructions=_INSTRUCTIONS)
+    server = MCPServer("pagoda-agent", instructions=_INSTRUCTIONS, version=__version__)
     for tool in (
         tools.screenshot, tools.move, tools.click, tools.drag, tools.scroll, tools.type_text,
         tools.press_keys, tools.use_buttons, tools.run_task, tools.task_status, tools.control_task,

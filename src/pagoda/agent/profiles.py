@@ -99,10 +99,8 @@ def profile_for(model: str, name: str | None = None, **changes: Any) -> Profile:
         name = next((known for sign, known in _NAMES if re.search(sign, plain)), DEFAULT)
     if name not in PROFILES:
         close = nearest(name, PROFILES)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise ConfigError(
-            f"There is no model profile {name!r}; {hint}Known: {', '.join(PROFILES)}."
-        )
+        hint = f"did you mean {close!r}? Known" if close else "known"
+        raise ConfigError(f"There is no model profile {name!r}; {hint}: {', '.join(PROFILES)}.")
     return replace(PROFILES[name], **changes)
 
 

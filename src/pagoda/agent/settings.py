@@ -1,6 +1,7 @@
 """What a user may set, kept in one file that only its owner can read."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import msgspec
 
 from pagoda.agent.budget import Budget, Caps, Price, Spent
 from pagoda.agent.drivers.address import require_private, without_password
+from pagoda.agent.errors import sentence
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.policy import DEFAULTS, Category, Decision, Policy
 from pagoda.agent.profiles import Profile, profile_for
@@ -16,6 +18,8 @@ from pagoda.base.errors import ConfigError
 
 _SHOWN = 4
 """Last characters of a key that are shown."""
+_KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+_MISFIT = re.compile(r"Expected `(int|float|str|bool)\b.* - at `\$\.(\w+)`")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price_output: float | None = None
     price_cached: float | None = None
     reply_tokens: int = 4096
+    reply_seconds: float = 600.0
+    """For one reply, with what is tried again."""
     policy: dict[Category, Decision] = {}
     """Where it differs from the defaults."""
     allowed_hosts: list[str] = []
@@ -55,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("images_kept", "max_rounds", "reply_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not self.reply_seconds > 0:
+            raise ValueError("reply_seconds must be more than 0")
         self.budget()
 
     def model_profile(self, model: str) -> Profile:
@@ -71,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.api_key or None,
             ca_file=Path(self.ca_file) if self.ca_file else None,
             insecure=self.insecure,
+            # A slow model is silent while it reads the pictures, and would begin again if asked so.
+            read_seconds=self.reply_seconds,
+            total_seconds=self.reply_seconds,
             max_tokens=self.reply_tokens,
         )
 
@@ -104,8 +115,10 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     fields = {**msgspec.to_builtins(settings), **changes}
     try:
         return msgspec.convert(fields, Settings)
-    except (msgspec.ValidationError, ConfigError) as error:
-        raise ConfigError(f"These settings do not fit: {error}.") from None
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(f"These settings do not fit: {_in_words(error)}.") from None
 
 
 def load(path: Path) -> Settings:
@@ -121,7 +134,18 @@ def load(path: Path) -> Settings:
     try:
         return msgspec.json.decode(data, type=Settings)
     except (msgspec.MsgspecError, ConfigError) as error:
-        raise ConfigError(f"{path} is not a file of settings: {error}.") from error
+        raise ConfigError(
+            f"{path} is not a file of settings: {sentence(_in_words(error))}"
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    """With the field's name as it is: the page looks for it."""
+    text = str(error)
+    if misfit := _MISFIT.fullmatch(text):
+        kind, name = misfit.groups()
+        text = f"{name} must be {_KINDS[kind]}"
+    return text
 
 
 def save(settings: Settings, path: Path) -> None:

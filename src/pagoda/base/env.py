@@ -33,7 +33,13 @@ VARIABLES = {
     variable.name: variable
     for variable in (
         Variable("PAGODA_CACHE", Path, None, "Folder of Pagoda's own files; ~/.cache/pagoda."),
-        Variable("PAGODA_API_KEY", str, None, "Key that clients of `pagoda serve` must send."),
+        Variable(
+            "PAGODA_API_KEY",
+            str,
+            None,
+            "Key that clients of `pagoda serve` must send, and that `pagoda agent` sends to its "
+            "model's server.",
+        ),
         Variable(
             "PAGODA_SPEC_TOKENS",
             int,

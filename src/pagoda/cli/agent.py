@@ -5,6 +5,7 @@ import importlib
 from types import ModuleType
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.near import nearest
 
 USAGE = "{serve,run,resume,replay,calibrate,mcp} [flags]"
 EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
@@ -35,6 +36,9 @@ def parse_kind(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 
     kind, *words = words or [""]
     if kind not in KINDS:
+        close = nearest(kind, KINDS)
+        if close:
+            raise ConfigError(f"There is no {kind!r} of agents; did you mean {close!r}?")
         there_is = f"There is no {kind!r} of agents" if kind else "Say what the agent should do"
         raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
     module = importlib.import_module("pagoda.cli.agent_" + kind)

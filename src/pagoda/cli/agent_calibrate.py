@@ -50,7 +50,11 @@ async def _calibrate(args: argparse.Namespace) -> int:
     better = found.better_space(profile.space)
     if better is not None:
         print(f"Its clicks fit when positions count as {better.value!r}; use a profile that does.")
-    return 0
+    elif found.median_error() is None:
+        print("No reply was understood as a click: try another --profile, or another model.")
+    elif not found.hit_rate:
+        print("It hits nothing: try another --profile, or a larger model, less quantized.")
+    return 0 if found.hit_rate else 1
 
 
 def _screen(text: str) -> tuple[int, int]:

@@ -27,6 +27,7 @@ _SETTINGS = {
     "max_tokens": ("N", int, "tokens at most, in and out"),
     "max_cost": ("SUM", float, "money at most, with --price-input and --price-output"),
     "max_minutes": ("N", float, "minutes at most"),
+    "reply_seconds": ("N", float, "seconds at most for one reply of the model (600)"),
     "price_input": ("SUM", float, "price of a million tokens read"),
     "price_output": ("SUM", float, "price of a million tokens written"),
     "ca_file": ("FILE", str, "certificates to trust"),
@@ -49,10 +50,13 @@ def add_driver(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("settings, over those of the page")
+    group = parser.add_argument_group(
+        "settings, over those of the page",
+        "The key that the model's server wants is no flag, for a command line is seen by every "
+        "user: set it on the page, or in PAGODA_API_KEY.",
+    )
     for name, (metavar, kind, text) in _SETTINGS.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+        group.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
     group.add_argument("--insecure", action="store_true", default=None, help="any certificate")
 
 
@@ -93,16 +97,34 @@ def load_settings(args: argparse.Namespace) -> "Settings":
     key = env.get("PAGODA_API_KEY")
     if key and not kept.api_key:
         changes["api_key"] = key
-    return settings.changed(kept, changes)
+    try:
+        return settings.changed(kept, changes)
+    except ConfigError as error:
+        raise ConfigError(_with_flags(str(error))) from error
+
+
+def _with_flags(text: str) -> str:
+    """What is said of a setting, said of its flag."""
+    for name in (name for name in _SETTINGS if "_" in name):
+        text = text.replace(name, _flag(name))
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def make_operator(args: argparse.Namespace) -> "Operator":
-    """From the flags, the settings file and the environment; the driver is not open yet."""
+    """From the flags, the settings file and the environment; the driver is not open yet. Makes the
+    folder of the journals."""
+    from pagoda.agent.journal import make_runs
     from pagoda.agent.operator import Operator
     from pagoda.agent.secrets import Secrets
 
     secrets, settings = Secrets.load(args.secrets), load_settings(args)
-    return Operator(named_driver(settings), settings, secrets, runs_folder(args))
+    operator = Operator(named_driver(settings), settings, secrets, runs_folder(args))
+    make_runs(operator.runs)
+    return operator
 
 
 def named_driver(settings: "Settings") -> "Driver":

@@ -2,15 +2,23 @@
 
 import argparse
 
+from pagoda.base.errors import ConfigError
 from pagoda.cli.agent_flags import add_operator, in_terminal
 
 USAGE = '"TASK" [--driver URL] [flags]'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", metavar="TASK", help="what should be done, in your words")
+    parser.add_argument(
+        "task", metavar="TASK", nargs="+", help="what should be done, in your words, in quotes"
+    )
     add_operator(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    return in_terminal(args, lambda operator: operator.start(args.task))
+    task, *more = args.task
+    if more:
+        raise ConfigError(
+            f"The task is in quotes, so that it is one argument: {' '.join(args.task)!r}."
+        )
+    return in_terminal(args, lambda operator: operator.start(task))

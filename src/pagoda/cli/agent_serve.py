@@ -6,8 +6,10 @@ from pagoda.cli.agent_flags import add_operator, make_operator, settings_path
 
 USAGE = "[--driver URL] [flags]"
 _PORT = 5000
-# For streams to end by themselves, as those of a page that was closed do.
-_LAST_SECONDS = 1
+_BEYOND = (
+    "From another machine, open it with this one's IP address as the host. It is http, which "
+    "whoever is on the way can read: better an SSH tunnel, or an https proxy in front."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,40 +28,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    import socket
     from functools import partial
-
-    import uvicorn
 
     from pagoda.agent.service.app import Service
     from pagoda.agent.service.gate import Gate
+    from pagoda.agent.service.server import Server
     from pagoda.base.errors import ConfigError
     from pagoda.base.log import setup_logging
+    from pagoda.server.listen import is_loopback, listen
     from pagoda.web.site import Site
 
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port} must be from 0 to 65535.")
     setup_logging("info")
     operator = make_operator(args)
+    listener = listen(args.host, args.port)
     await operator.open()
-    try:
-        family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
-        listener = socket.create_server((args.host, args.port), family=family)
-    except OSError as error:
-        await operator.close()
-        raise ConfigError(
-            f"Port {args.port} of {args.host} cannot be had: {error.strerror}. --port takes "
-            "another one."
-        ) from error
 
     def stop() -> None:
         server.should_exit = True
 
     gate = Gate(args.host, listener.getsockname()[1])
     service = Service(operator, gate, settings_path(), stop, exits_with_page=not args.keep)
-    app = service.app(wrap=partial(Site, page="agent"))
-    config = uvicorn.Config(
-        app, log_level="warning", ws="none", timeout_graceful_shutdown=_LAST_SECONDS
-    )
-    server = uvicorn.Server(config)
+    server = Server(service, service.app(wrap=partial(Site, page="agent")))
     print(f"Open {gate.address} (it works once)", flush=True)
+    if not is_loopback(listener):
+        print(_BEYOND, flush=True)
     await server.serve([listener])
     return 0

@@ -13,8 +13,7 @@ from pagoda.agent.control import Control, State, StateError
 from pagoda.agent.operator import Operator
 from pagoda.base.printable import for_terminal
 from pagoda.cli.agent_keyboard import Keyboard
-
-_LATER = {State.DONE: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
+from pagoda.cli.agent_lines import Lines
 
 
 class Terminal:
@@ -23,6 +22,7 @@ class Terminal:
     def __init__(self, operator: Operator):
         self._operator = operator
         self._console = Console(highlight=False)
+        self._lines = Lines()
         self._keyboard = Keyboard()
         self._question: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -99,26 +99,11 @@ class Terminal:
                         control.resume(hint)
 
     def _print(self, event: dict[str, Any]) -> None:
-        match event:
-            case {"event": "start" | "resumed", "task": task, "model": model, "driver": driver}:
-                self._say(f"{task} ({model} through {driver})", "bold")
-            case {"event": "actions", "step": number, "thought": thought, "actions": actions}:
-                self._say(f"{number:>3} {thought.strip()}", "")
-                for action in actions:
-                    rest = ", ".join(f"{k}={v}" for k, v in action.items() if k != "action")
-                    self._say(f"    {action['action']} {rest}", "cyan")
-            case {"event": "result", "text": text} if text != "Done.":
-                self._say(f"    {text}", "yellow")
-            case {"event": "not understood", "reason": reason}:
-                self._say(f"    not understood: {reason}", "yellow")
-            case {"event": "consent", "verdict": "timeout"}:
-                self._say("Nobody answered in time; it is not done.", "yellow")
-            case {"event": "state", "state": "waiting_user", "reason": reason} if (
-                not self._keyboard.there
-            ):
-                self._say(f"    asks: {reason}", "yellow")
-            case {"event": "state", "state": state, "reason": reason} if State(state).over:
-                self._say(f"{state}: {reason}" if reason else state, _LATER[State(state)])
+        for text, style in self._lines.of(event):
+            self._say(text, style)
+        asks = event["event"] == "state" and event["state"] == State.WAITING_USER
+        if asks and not self._keyboard.there:
+            self._say(f"    asks: {event['reason']}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
         # As Text: what a model says is no markup.

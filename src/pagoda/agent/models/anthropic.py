@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda.agent.dialogue import Message, Picture, Reply, ToolCall, Usage
+from pagoda.agent.dialogue import Listed, Message, Picture, Reply, ToolCall, Usage
 from pagoda.agent.errors import ModelError
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.reading import IncompleteError, Reader, count, items, mapping, text_of
@@ -53,7 +53,7 @@ class AnthropicMessages:
         body |= dict(self._endpoint.extra)
         return await self._transport.ask("messages", body, headers, MessageReader)
 
-    async def served(self) -> list[str]:
+    async def served(self) -> list[Listed]:
         return await self._transport.served(_headers(self._endpoint))
 
     async def close(self) -> None:

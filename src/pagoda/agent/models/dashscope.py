@@ -7,7 +7,7 @@ contents are lists of `{"image": data URL}` and `{"text": ...}`.
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda.agent.dialogue import Message, Reply, Usage
+from pagoda.agent.dialogue import Listed, Message, Reply, Usage
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.openai_chat import bearer, data_url
 from pagoda.agent.models.reading import IncompleteError, Reader, count, items, mapping, text_of
@@ -46,7 +46,7 @@ class DashScope:
         path = "services/aigc/multimodal-generation/generation"
         return await self._transport.ask(path, body, headers, DashScopeReader)
 
-    async def served(self) -> list[str]:
+    async def served(self) -> list[Listed]:
         return await self._transport.served(bearer(self._endpoint))
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import email.utils
 import json
+import re
 import socket
 import ssl
 import time
@@ -9,13 +10,24 @@ from collections.abc import Iterator
 
 import httpx
 
-from pagoda.agent.errors import ModelError
+from pagoda.agent.errors import ModelError, sentence
 from pagoda.agent.models.endpoint import Endpoint
 
 MAX_WAIT = 120.0
 """Seconds; a server that wants a longer pause is not going to answer during this step."""
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """529 is Anthropic's `overloaded`."""
+# What servers say to a picture for a model that takes none, some with a status that may pass.
+_BLIND = re.compile(
+    r"reads text only"  # Pagoda
+    r"|at most 0 image|is not a multimodal model"  # vLLM
+    r"|image input is not supported"  # llama-server
+    r"|not support image|missing data required for image input"  # Ollama
+    r"|image_url is only supported by certain models",  # OpenAI
+    re.IGNORECASE,
+)
+
+_KEY_PLACES = "It is taken from the page's settings, or from PAGODA_API_KEY where those have none."
 
 
 class PassingError(Exception):
@@ -24,6 +36,15 @@ class PassingError(Exception):
     def __init__(self, message: str, wait: float | None = None):
         super().__init__(message)
         self.wait = wait
+
+
+def blind(model: str, said: str) -> ModelError:
+    """For a model that takes no pictures, as its server said."""
+    return ModelError(
+        f"{model} cannot see: {sentence(said)} Serve a model that takes pictures, such as "
+        "Qwen3-VL-8B-Instruct (with its mmproj file if it is a GGUF), and name it with --model or "
+        "in the settings."
+    )
 
 
 def of_transport(error: Exception, endpoint: Endpoint) -> ModelError | PassingError:
@@ -62,9 +83,12 @@ def of_status(
     """For a status that is not 200; `body` is its beginning. 404 is told apart by the caller."""
     status, place = response.status_code, endpoint.place
     said = endpoint.clean(message_of(body))[:300] or response.reason_phrase
+    if _BLIND.search(said):
+        return blind(endpoint.model, said)
     if status == httpx.codes.UNAUTHORIZED:
         had = "refused the API key" if endpoint.api_key else "wants an API key"
-        return ModelError(f"{place} {had} (401): {said}")
+        told = sentence(f"{place} {had} (401): {said}")
+        return ModelError(f"{told} {_KEY_PLACES}")
     if status == httpx.codes.FORBIDDEN:
         return ModelError(f"{place} does not allow this with your API key (403): {said}")
     if status == httpx.codes.TOO_MANY_REQUESTS and b"insufficient_quota" in body:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda.agent.dialogue import Message, Picture, Reply, ToolCall, Usage
+from pagoda.agent.dialogue import Listed, Message, Picture, Reply, ToolCall, Usage
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.reading import IncompleteError, Reader, count, items, mapping, text_of
 from pagoda.agent.models.transport import Transport
@@ -41,7 +41,7 @@ class OpenAIChat:
             ChatReader,
         )
 
-    async def served(self) -> list[str]:
+    async def served(self) -> list[Listed]:
         return await self._transport.served(bearer(self._endpoint))
 
     async def close(self) -> None:

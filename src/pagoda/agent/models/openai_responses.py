@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pagoda.agent.dialogue import Message, Picture, Reply, ToolCall, Usage
+from pagoda.agent.dialogue import Listed, Message, Picture, Reply, ToolCall, Usage
 from pagoda.agent.errors import ModelError
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.openai_chat import bearer, data_url
@@ -49,7 +49,7 @@ class OpenAIResponses:
             ResponseReader,
         )
 
-    async def served(self) -> list[str]:
+    async def served(self) -> list[Listed]:
         return await self._transport.served(bearer(self._endpoint))
 
     async def close(self) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import httpx
 
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.errors import ModelError
+from pagoda.agent.dialogue import Listed, Reply
+from pagoda.agent.errors import ModelError, sentence
 from pagoda.agent.models import faults, sse
 from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.models.faults import PassingError
 from pagoda.agent.models.reading import MAX_REPLY, IncompleteError, Reader
+from pagoda.base.log import get_logger
+
+log = get_logger(__name__)
 
 _MAX_BODY = 8 << 20
 """Bytes of a reply that is not streamed."""
@@ -25,6 +28,8 @@ _MAX_BACKOFF = 30.0
 _DRAIN_SECONDS = 0.5
 _MODELS_SECONDS = 10.0
 _LISTED = 20
+# Whoever watches is told then that this takes time.
+_LONG_SECONDS = 10.0
 
 
 class Transport:
@@ -48,15 +53,22 @@ class Transport:
         """Post `body` and read the reply with a fresh reader at each try. Raises ModelError."""
         limit = self.endpoint.total_seconds
         last: list[str] = []
+        waiting = asyncio.get_running_loop().call_later(
+            _LONG_SECONDS, log.warning,
+            "Waiting for the reply of %s at %s, for %g s at most.",
+            self.endpoint.model, self.endpoint.place, limit,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(limit):
                 return await self._persist(path, body, headers, reader, last)
         except TimeoutError:
-            before = f" Before that, {last[-1]}." if last else ""
+            before = f" Before that, {sentence(last[-1])}" if last else ""
             raise ModelError(
-                f"{self.endpoint.place} gave no whole reply within {limit:g} s.{before} Raise the "
-                "time limit if the model is slow."
+                f"{self.endpoint.place} gave no whole reply within {limit:g} s.{before} If the "
+                "model is slow, --reply-seconds gives it more time."
             ) from None
+        finally:
+            waiting.cancel()
 
     async def _persist(
         self,
@@ -79,6 +91,7 @@ class Transport:
                 wait = fault.wait
             if wait is None:
                 wait = min(_MAX_BACKOFF, backoff * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
+            log.warning("%s Asking again in %.1f s.", sentence(last[-1]), wait)
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
 
@@ -148,14 +161,14 @@ class Transport:
                 f"{response.url} is not there (404): {said}. Is the base URL right? It often ends "
                 "in /v1."
             )
-        if model in served:
+        if model in (listed.name for listed in served):
             return ModelError(f"{place} has the model {model!r}, but not this API (404): {said}")
-        names = ", ".join(served[:_LISTED]) or "none"
+        names = ", ".join(listed.name for listed in served[:_LISTED]) or "none"
         more = f" and {len(served) - _LISTED} more" if len(served) > _LISTED else ""
         return ModelError(f"{place} has no model {model!r}; it has: {names}{more}.")
 
-    async def served(self, headers: Mapping[str, str]) -> list[str]:
-        """The names of the models that the server has. Raises ModelError where it does not say."""
+    async def served(self, headers: Mapping[str, str]) -> list[Listed]:
+        """The models that the server has. Raises ModelError where it does not say."""
         url = self.endpoint.url("models")
         try:
             response = await self._client.get(url, headers=headers, timeout=_MODELS_SECONDS)
@@ -166,13 +179,20 @@ class Transport:
                 faults.of_status(response, response.content[:_MAX_ERROR], self.endpoint)
             )
         try:
-            return [str(card["id"]) for card in response.json()["data"]]
+            return [Listed(str(card["id"]), _sees(card)) for card in response.json()["data"]]
         except (ValueError, KeyError, TypeError):
             raise ModelError(f"{url} is no list of models; is the base URL right?") from None
 
 
 def _unlisted(fault: Exception) -> ModelError:
-    return ModelError(f"The models cannot be listed: {str(fault).rstrip('.')}.")
+    return ModelError(f"The models cannot be listed: {sentence(str(fault))}")
+
+
+def _sees(card: Mapping[str, Any]) -> bool:
+    """By `architecture.input_modalities`, as Pagoda, llama-server and OpenRouter write it."""
+    architecture = card.get("architecture")
+    takes = architecture.get("input_modalities") if isinstance(architecture, dict) else None
+    return not isinstance(takes, list) or "image" in takes
 
 
 async def _beginning(response: httpx.Response, limit: int) -> bytes:

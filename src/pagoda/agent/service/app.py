@@ -7,7 +7,7 @@ are `{"error": "a sentence"}`.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -81,6 +81,9 @@ class Service:
     exits_with_page: bool = True
     """Whether the agent ends when its page does not come back; the task is paused in any case."""
 
+    def __post_init__(self) -> None:
+        self._ending = asyncio.Event()
+
     def app(self, wrap: Callable[[ASGIApp], ASGIApp] | None = None) -> ASGIApp:
         """`wrap` puts the page in front."""
         routes = [
@@ -107,6 +110,10 @@ class Service:
         ]  # fmt: skip
         app: ASGIApp = Starlette(routes=routes, lifespan=self._lifespan)
         return wrap(app) if wrap else app
+
+    def end_streams(self) -> None:
+        """Those of events and of the screen, which have no end of their own."""
+        self._ending.set()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -229,21 +236,21 @@ class Service:
         since = request.query_params.get("since", "0")
         number = int(since) if since.isdigit() else 0
 
-        async def stream() -> AsyncIterator[str]:
+        async def stream() -> AsyncGenerator[str]:
             try:
                 async for event in self.operator.events.follow(number):
                     yield f"id: {event['number']}\ndata: {json.dumps(event)}\n\n"
             finally:
                 self.gate.stop_listening()
 
-        return Stream(stream(), media_type="text/event-stream")
+        return Stream(_until(self._ending, stream()), media_type="text/event-stream")
 
     async def screen(self, request: Request) -> Response:
         """The screen as Motion JPEG, while somebody looks."""
         kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY}"
-        return Stream(self._pictures(), media_type=kind)
+        return Stream(_until(self._ending, self._pictures()), media_type=kind)
 
-    async def _pictures(self) -> AsyncIterator[bytes]:
+    async def _pictures(self) -> AsyncGenerator[bytes]:
         last: bytes | None = None
         # Browsers show a picture once the head of the next one has come: it is sent with this one.
         head = f"\r\n--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\n\r\n".encode()
@@ -321,6 +328,24 @@ def _summary(folder: Path) -> dict[str, Any]:
                 case "state":
                     summary["state"] = event["state"]
     return summary
+
+
+async def _until(end: asyncio.Event, items: AsyncGenerator[T]) -> AsyncIterator[T]:
+    """Endless items, until `end`."""
+    ending = asyncio.ensure_future(end.wait())
+    coming = asyncio.ensure_future(anext(items))
+    try:
+        while True:
+            await asyncio.wait([ending, coming], return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return
+            yield coming.result()
+            coming = asyncio.ensure_future(anext(items))
+    finally:
+        ending.cancel()
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await items.aclose()
 
 
 async def _body(request: Request, kind: type[T]) -> T:
