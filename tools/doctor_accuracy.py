@@ -126,7 +126,8 @@ _GPT_OSS = {
 
 
 def qwen3_bf16(folder: Path) -> list[str]:
-    return _dummy(folder, _QWEN3)
+    # With room for as many requests at once as the plan counts.
+    return _dummy(folder, _QWEN3, cache="128M")
 
 
 def gpt_oss_bf16(folder: Path) -> list[str]:
@@ -134,9 +135,9 @@ def gpt_oss_bf16(folder: Path) -> list[str]:
     return _dummy(folder, _GPT_OSS)
 
 
-def _dummy(folder: Path, config: Mapping[str, Any]) -> list[str]:
+def _dummy(folder: Path, config: Mapping[str, Any], cache: str = "48M") -> list[str]:
     (folder / "config.json").write_text(json.dumps(config))
-    return [str(folder), "--load-format", "dummy", _CACHE, "48M"]
+    return [str(folder), "--load-format", "dummy", _CACHE, cache]
 
 
 def moe_int8(folder: Path) -> list[str]:
