@@ -132,6 +132,7 @@ def qwen3_bf16(folder: Path) -> list[str]:
 
 def gpt_oss_bf16(folder: Path) -> list[str]:
     """Two layers of the 20b."""
+    """Two layers of the 20b."""
     return _dummy(folder, _GPT_OSS)
 
 
