@@ -311,15 +311,20 @@ def test_history(visit) -> None:
     assert not visitor.problems
 
 
-def test_a_run_that_was_cut_off_goes_on(visit, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("ended", "shown"),
+    [([], "Cut off"), ([{"event": "state", "state": "failed", "reason": "a cap"}], "Failed")],
+)
+def test_a_run_that_was_cut_off_or_failed_goes_on(ended, shown, visit, tmp_path) -> None:
     folder = tmp_path / "runs" / "20260101-000000-abcdef"
     folder.mkdir(parents=True)
-    lines = [{"event": "start", "time": 1.0, "task": "Old task", "model": "m", "driver": "fake"}]
+    start = {"event": "start", "time": 1.0, "task": "Old task", "model": "m", "driver": "fake"}
+    lines = [start, *ended]
     (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     visitor = visit("Done").enter()
     page = visitor.page
     page.click("#open-history")
-    assert "Cut off" in page.locator("#runs li").inner_text()
+    assert shown in page.locator("#runs li").inner_text()
     page.get_by_role("button", name="Continue").click()
     visitor.state("done")
     assert "Old task" in visitor.server.model.requests[-1].said()

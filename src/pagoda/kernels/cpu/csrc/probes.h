@@ -4,6 +4,7 @@
 
 #include "lanes.h"
 #include "pool.h"
+#include "tiles.h"
 
 namespace pagoda {
 namespace {
@@ -29,7 +30,10 @@ void probe_read(const uint8_t* data, int64_t bytes, Pool& pool) {
         int64_t i = 0;
         for (; i + kChains * kVector <= size; i += kChains * kVector)
 #pragma GCC unroll 8
-            for (int c = 0; c < kChains; ++c) seen[c] = seen[c] | Bytes::load(from + i + c * kVector);
+            for (int c = 0; c < kChains; ++c) {
+                if (c * kVector % 64 == 0) __builtin_prefetch(from + i + c * kVector + kPrefetchBytes);
+                seen[c] = seen[c] | Bytes::load(from + i + c * kVector);
+            }
         uint8_t rest = 0;
         for (; i < size; ++i) rest |= from[i];
         keep(seen);

@@ -58,7 +58,8 @@ export class History {
     about.push(goesOn ? t(`state_${state === "cut off" ? "running" : state}`) : stateWords(state));
     const button = (word, onclick) => el("button", { type: "button", onclick }, t(word));
     const address = `api/runs/${encodeURIComponent(run)}/export?language=${document.documentElement.lang}`;
-    const cutOff = !goesOn && state !== "broken" && !OVER.includes(state);
+    // One that failed, at a limit or for want of its model, may go on as well.
+    const mayGoOn = !goesOn && !["broken", "done", "cancelled"].includes(state);
     return el(
       "li",
       { "data-run": run },
@@ -69,7 +70,7 @@ export class History {
         { class: "row start" },
         button("view", () => this.step(run, task)),
         el("a", { href: address, download: `${run}.html`, class: "button" }, t("export")),
-        cutOff ? button("continue", () => this.goOn(run)) : null,
+        mayGoOn ? button("continue", () => this.goOn(run)) : null,
       ),
     );
   }
