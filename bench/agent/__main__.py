@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import statistics
 import tempfile
 import time
@@ -17,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import httpx
-import uvicorn
 
 from pagoda.agent.dialogue import ChatModel, Reply, Usage
 from pagoda.agent.drivers.registry import make_driver
@@ -25,9 +25,10 @@ from pagoda.agent.operator import Operator
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.service.app import Service
 from pagoda.agent.service.gate import Gate
+from pagoda.agent.service.server import Server
 from pagoda.agent.settings import Settings
 from pagoda.base.machine import cpu_facts
-from tests.agent.rig.desktop import free_port, start_desktop
+from tests.agent.rig.desktop import start_desktop
 from tests.agent.rig.target import Target, start_target
 
 _PREVIEW_SECONDS = 20.0
@@ -123,12 +124,12 @@ async def _stops(url: str, folder: Path, target: Target) -> list[float]:
 
 async def _served(url: str, folder: Path) -> tuple[float, float]:
     """Shares of a core: with a viewer of the preview, and with nobody."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     async with _operating(url, folder, Clicker(0)) as operator:
-        port = free_port()
         service = Service(operator, Gate("127.0.0.1", port), folder / "agent.json", lambda: None)
-        config = uvicorn.Config(service.app(), "127.0.0.1", port, log_level="error", ws="none")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
+        server = Server(service, service.app())
+        serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.05)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
@@ -136,7 +137,7 @@ async def _served(url: str, folder: Path) -> tuple[float, float]:
             (await client.post("/api/session", json={"token": token})).raise_for_status()
             idle = await _share(asyncio.sleep(_IDLE_SECONDS))
             preview = await _share(_watch(client))
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         await serving
     return preview, idle
 
