@@ -1,12 +1,7 @@
 """What the user is asked about."""
 
-import re
-from pathlib import Path
-
 import pytest
 
-from pagoda import web
-from pagoda.agent import reasons
 from pagoda.agent.actions import Click, HidReset, Key, Move, Point, Power, Type
 from pagoda.agent.keys import chord
 from pagoda.agent.line import Memory
@@ -242,19 +237,6 @@ def test_addresses_outside_of_the_list():
     asked_already = [Type("https://evil.test"), Type("/path\n")]
     assert judged(Policy(allowed_hosts=("a.test",)), *asked_already) is None
     assert judged(Policy(), Type("https://anywhere.test")) is None
-
-
-def test_the_page_words_every_reason_in_both_languages():
-    texts = Path(web.__file__).parent / "assets" / "agent" / "texts.js"
-    words = re.findall(r'^  reason_(\w+): "(.*)",$', texts.read_text(), re.MULTILINE)
-    english, chinese = words[: len(words) // 2], words[len(words) // 2 :]
-    assert dict(english) == reasons.WORDS
-    assert [code for code, _ in chinese] == [code for code, _ in english]
-    for code, text in chinese:
-        assert sorted(re.findall(r"{\w+}", text)) == sorted(
-            re.findall(r"{\w+}", reasons.WORDS[code])
-        )
-        assert not text.isascii()
 
 
 def test_the_user_decides_what_happens():

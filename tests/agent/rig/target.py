@@ -86,6 +86,7 @@ def start_target(desktop: Desktop) -> Iterator[Target]:
     if python is None:
         pytest.skip("no Python with Tk (Debian: python3-tk)")
     file = desktop.folder / "target.json"
+    file.unlink(missing_ok=True)  # of another one on this desktop
     process = desktop.spawn(python, str(_APP), str(file), log="target.log")
     try:
         wait_until("the target", file.exists, process)
