@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 import triton  # noqa: E402 - behind the path
 
-from pagoda.kernels.triton.target import SHARED_MEMORY  # noqa: E402
-from tools.triton_compile import (  # noqa: E402
+from pagoda.kernels.triton.target import SHARED_MEMORY  # noqa: E402 - behind the path
+from tools.triton_compile import (  # noqa: E402 - behind the path
     Form,
     Launch,
     Needs,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pagoda.agent.drivers.address import require_private
 from pagoda.agent.errors import ActionError
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
@@ -165,8 +166,7 @@ def _either_case(text: str) -> str:
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"{file} can be read by others; run chmod 600 {file}.")
+        require_private(file)
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file of secrets {file} cannot be read: {error}.") from error
