@@ -34,6 +34,7 @@ def test_nothing_moves_or_is_covered_on_a_phone(visit) -> None:
     height = header.bounding_box()["height"]
     visitor.send("clean up")
     visitor.state("waiting_consent")
+    page.locator("#meter", has_text="1").wait_for()
     assert header.bounding_box()["height"] == height
     page.click("#refuse")
     visitor.state("waiting_user")
