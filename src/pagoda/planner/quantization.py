@@ -53,7 +53,5 @@ def quantized_tensors(
 
 
 def _is_rounded(rule: WeightRule) -> bool:
-    """Not routers, which are small and choose what all else of a layer is; and not matrices that
-    lie in the file on their side, whose blocks would run across rows."""
-    transposed = rule.experts is not None and rule.experts.layout == "transposed"
-    return rule.param.endswith(".weight") and ".router." not in rule.param and not transposed
+    """Not routers, which are small and choose what all else of a layer is."""
+    return rule.param.endswith(".weight") and ".router." not in rule.param
