@@ -47,8 +47,6 @@ class Scales:
         """fp32 [rows, groups]; of a stack the rows of all matrices behind each other."""
         matrix, row = np.divmod(np.arange(rows.start, rows.stop), self._rows)
         place = matrix * -(-self._rows // self._block_rows) + row // self._block_rows
-        if place.size == 0:
-            return np.empty((0, 1), np.float32)
         first, last = int(place[0]), int(place[-1]) + 1
         if self._flat:
             scales: Floats = numbers(source, self._info).reshape(-1, 1)[first:last]
