@@ -56,8 +56,8 @@ def loaded_bytes(model) -> int:
     return sum(part.nbytes for part in model.modules() if isinstance(part, ExpertMatrices))
 
 
-def planned_bytes(spec, tensors) -> float:
-    held = held_weights(spec, tensors, "float32", ops.packed_storages())
+def planned_bytes(spec, tensors, size: int = 1) -> float:
+    held = held_weights(spec, tensors, "float32", ops.packed_storages(), size)
     return sum(part.nbytes for part in held if part.tensor.role == "experts")
 
 
@@ -90,7 +90,7 @@ def test_rounded_as_they_load(family, method, storage, tmp_path, caplog):
         assert loaded_bytes(model) == planned_bytes(spec, checkpoint.tensors)
         before = files.checkpoint.tensors
         done = Counter(x.type for name, x in checkpoint.tensors.items() if x != before[name])
-        said = re.findall(r"(\d+) to (Q\w+)", caplog.text)
+        said = re.findall(r"(\d+) tensors to (Q\w+)", caplog.text)
         assert {kind: int(count) for count, kind in said} == done
     assert all(torch.equal(found, logits[0]) for found in logits)
 
@@ -108,7 +108,7 @@ def test_what_rounding_leaves_is_said():
     assert re.search(left, said), said
     rounded = quantized_tensors(spec, tensors, "int8")
     assert sum("fc2.weight" in n and x.type == "BF16" for n, x in rounded.items()) == 27
-    assert f" {sum(x.type == 'Q8_0' for x in rounded.values()):,} to Q8_0 tensors" in said
+    assert f" {sum(x.type == 'Q8_0' for x in rounded.values()):,} tensors to Q8_0" in said
 
 
 RANKS = [
@@ -138,6 +138,12 @@ def test_ranks_read_their_own_experts(family, layout, format, tmp_path):
     for logits, read in on_ranks(2, run):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
         assert 0 < read <= bound
+    if ops.packed_storages():
+        options = {"dtype": torch.float32, "device": "cpu", "packed": True}
+        second = build_model(
+            spec, open_model(tmp_path).checkpoint, parallel=Parallel(1, 2), **options
+        )
+        assert loaded_bytes(second) == planned_bytes(spec, tensors, 2)
 
 
 def is_matrix(name: str) -> bool:

@@ -45,8 +45,8 @@ def rounding_in_words(spec: ModelSpec, tensors: Mapping[str, TensorInfo], method
     wanted = _storages(spec, tensors, method)
     rounded = Counter(storage for name, storage in wanted.items() if _fits(tensors[name], storage))
     kept = [name for name, storage in wanted.items() if not _fits(tensors[name], storage)]
-    counts = [f"{count:,} to {storage}" for storage, count in sorted(rounded.items())]
-    said = f"--quantization {method} rounds {' and '.join(counts) or 'no'} tensors."
+    counts = [f"{count:,} tensors to {storage}" for storage, count in sorted(rounded.items())]
+    said = f"--quantization {method} rounds {' and '.join(counts) or 'nothing'}."
     if not kept:
         return said
     named = kept[0] if len(kept) == 1 else f"{kept[0]} and {len(kept) - 1:,} more"

@@ -87,8 +87,9 @@ def _lying(tensors: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def _is_lying(gate_up: TensorInfo, down: TensorInfo) -> bool:
-    if len(gate_up.shape) != 3 or len(down.shape) != 3:
-        return False
+    pair = (gate_up, down)
+    if any(len(x.shape) != 3 or FORMATS[x.type].block_elements > 1 for x in pair):
+        return False  # blocks cannot be turned
     _, hidden, both = gate_up.shape
     return down.shape[1:] == (both // 2, hidden) and both % 2 == 0
 

@@ -1,5 +1,6 @@
 """Matrices of experts that lie on their side in the file, and those that do not."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,17 @@ def test_what_is_no_pair_stays_as_it_is(tensors: dict, tmp_path: Path) -> None:
     for name, x in tensors.items():
         assert found.tensors[PREFIX + name].shape == x.shape
         assert np.array_equal(values(found, name).reshape(x.shape), x)
+
+
+def test_blocks_are_not_turned(tmp_path: Path) -> None:
+    """A row of a matrix on its side has two codes in a byte, of two of its columns."""
+    shapes = {"gate_up_proj": [2, 32, 16], "down_proj": [2, 8, 32]}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 32 * shape[1] * shape[2] // 32
+        header[PREFIX + name] = {"dtype": "F4", "shape": shape, "data_offsets": [start, end]}
+    raw = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(end))
+    found = UprightCheckpoint(SafetensorsCheckpoint(tmp_path))
+    assert {name: list(found.tensors[PREFIX + name].shape) for name in shapes} == shapes
