@@ -1,5 +1,6 @@
 """Tiny mixtures of experts on disk, in each layout and format that such checkpoints are published
-in. What their weights mean is said by the packages that quantize."""
+in. What their weights mean say transformers and compressed-tensors; of FBGEMM and ModelOpt, which
+are not at hand, torch's own fp8."""
 
 import json
 import re
