@@ -1,17 +1,15 @@
 """Mixtures of experts as checkpoints hold them, plain and packed, against transformers."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import ExpertTensors
-from pagoda.base.errors import CheckpointError, UnsupportedModelError
+from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu, ops
 from pagoda.models.loader import build_model
 from pagoda.planner.assumed import Dummy
@@ -101,8 +99,8 @@ def test_mxfp4_is_decoded_as_transformers_does(tmp_path):
         assert whole.numel() == info.nbytes
         decoded = ops.dequantize(whole, "MXFP4").view(info.shape)
         assert torch.equal(decoded, expected)
-        some = torch.from_numpy(checkpoint.read(name, slice(2, 4), slice(32, 64)).copy())
-        assert torch.equal(ops.dequantize(some, "MXFP4"), expected[2:4, :, 32:].flatten(0, 1))
+        some = torch.from_numpy(checkpoint.read(name, slice(50, 150), slice(32, 64)).copy())
+        assert torch.equal(ops.dequantize(some, "MXFP4"), expected.flatten(0, 1)[50:150, 32:])
         checkpoint.release(name)
 
 
@@ -138,55 +136,6 @@ def test_broken_mxfp4_is_an_error(change, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"0\.mlp\.experts\.down_proj_blocks.*no MXFP4"):
         tiny.load(tmp_path)
-
-
-LAYOUTS = {
-    "stacked": lambda gate_up, down: (gate_up, down),
-    "transposed": lambda gate_up, down: (gate_up.transpose(1, 2), down.transpose(1, 2)),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    ("family", "sizes"), [("qwen3_moe", tiny.QWEN3_MOE), ("qwen3_5_moe", tiny.QWEN3_5_MOE)]
-)
-def test_layouts_of_stacked_experts(family, sizes, layout, packed, tmp_path):
-    """As fused files hold them: gate behind up, rows or columns first."""
-    reference = tiny.make(family, **sizes)
-    reference.save_pretrained(tmp_path)
-    singles = tiny.load(tmp_path, packed=packed)
-    path = tmp_path / "model.safetensors"
-    tensors = {k: v for k, v in load_file(path).items() if ".experts." not in k}
-    state = reference.state_dict()
-    for layer in range(reference.config.num_hidden_layers):
-        prefix = f"model.layers.{layer}.mlp.experts."
-        names = [prefix + name for name in ("gate_up_proj", "down_proj")]
-        fused = LAYOUTS[layout](*(state[name] for name in names))
-        tensors |= {name: x.contiguous() for name, x in zip(names, fused, strict=True)}
-    save_file(tensors, path)
-    model = tiny.load(tmp_path, packed=packed)
-    ids = tiny.random_ids(20)
-    assert torch.equal(Driver(model).run(ids, 20), Driver(singles).run(ids, 20))
-
-
-def test_blocks_across_a_transposed_matrix_are_an_error(tmp_path):
-    path = tmp_path / "model.gguf"
-    tiny_gguf.write(path, tiny.make("qwen3_moe", **tiny.QWEN3_MOE), lambda name: Storage.Q8_0)
-    files = open_model(path)
-    spec = tiny.load(path).spec
-    square = ExpertTensors(8, "transposed")
-    rules = [rule if "mlp.down" not in rule.param else replace(rule, experts=square)
-             for rule in spec.weights]  # fmt: skip
-    checkpoint = files.checkpoint
-    checkpoint.tensors = {
-        name: replace(info, shape=(8, 32, 64)) if "down_exps" in name else info
-        for name, info in checkpoint.tensors.items()
-    }
-    with pytest.raises(UnsupportedModelError, match=r"ffn_down_exps.*run across"):
-        build_model(
-            replace(spec, weights=tuple(rules)), checkpoint, dtype=torch.float32, device="cpu"
-        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.gemma4_vision import vision_from_config, vision_from_gguf
-from pagoda.arch.moe import MAX_EXPERTS, gguf_rules
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules
 from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
@@ -317,18 +317,12 @@ def _experts(count: int, top_k: int, size: int) -> MoeSpec:
 
 
 def _config_expert_rules(experts: MoeSpec, layer: str) -> list[WeightRule]:
-    stored = ExpertTensors(experts.num_experts, "stacked")
     param = _LAYER + "experts."
     return [
         WeightRule(_LAYER + "router_norm.weight", (layer + "router.scale",)),
         WeightRule(param + "router.weight", (layer + "router.proj.weight",)),
         WeightRule(param + "scales.weight", (layer + "router.per_expert_scale",)),
-        WeightRule(
-            param + "gate_up.weight",
-            (layer + "experts.gate_up_proj",),
-            experts=replace(stored, parts=2),
-        ),
-        WeightRule(param + "down.weight", (layer + "experts.down_proj",), experts=stored),
+        *expert_rules(experts, "stacked", layer, param),
     ]
 
 

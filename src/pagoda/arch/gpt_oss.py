@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
-from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, with_experts
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, with_experts
 from pagoda.arch.names import Traits, linear_rules
 from pagoda.arch.qwen2 import layer_windows
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
     ClampedSwiglu,
-    ExpertTensors,
     LayerSpec,
     ModelSpec,
     MoeSpec,
@@ -42,9 +41,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
         reader.integer("intermediate_size", MAX_WIDTH),
         ClampedSwiglu(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0)),
     )
-    # In MXFP4 rows are rows; in bf16 matrices lie on their side.
-    quantized = reader.section("quantization_config") is not None
-    spec = with_experts(spec, experts, range(num_layers), _config_rules(count, quantized))
+    spec = with_experts(spec, experts, range(num_layers), _config_rules(experts))
     return _with_sinks(spec, "model.layers.{layer}.self_attn.sinks")
 
 
@@ -78,18 +75,11 @@ def _experts(count: int, top_k: int, size: int, clamped: ClampedSwiglu) -> MoeSp
     return MoeSpec(count, top_k, size, "topk_softmax", clamped=clamped, bias=True)
 
 
-def _config_rules(count: int, quantized: bool) -> list[WeightRule]:
+def _config_rules(experts: MoeSpec) -> list[WeightRule]:
     """Names as the hub's checkpoints have them; gate and up lie row by row in turn."""
-    mlp, param = "model.layers.{layer}.mlp.", _LAYER + "mlp."
-    down = ExpertTensors(count, "stacked" if quantized else "transposed")
-    gate_up = replace(down, parts=2, interleaved=True)
-    rules = linear_rules(param + "router", (mlp + "router",))
-    for name, stored in (("gate_up", gate_up), ("down", down)):
-        source = f"{mlp}experts.{name}_proj"
-        vectors = replace(stored, layout="stacked")
-        rules.append(WeightRule(f"{param}{name}.weight", (source,), experts=stored))
-        rules.append(WeightRule(f"{param}{name}.bias", (source + "_bias",), experts=vectors))
-    return rules
+    mlp = "model.layers.{layer}.mlp."
+    router = linear_rules(_LAYER + "mlp.router", (mlp + "router",))
+    return [*router, *expert_rules(experts, "stacked", mlp, interleaved=True)]
 
 
 def _with_sinks(spec: ModelSpec, source: str) -> ModelSpec:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
-from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, shared_rules, with_experts
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, shared_rules, with_experts
 from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
-    ExpertTensors,
     ModelSpec,
     MoeSpec,
     QueryScaling,
@@ -82,13 +81,9 @@ def _config_rule(rule: WeightRule, spec: ModelSpec) -> WeightRule:
 
 
 def _expert_rules(experts: MoeSpec, source: str) -> list[WeightRule]:
-    param = "layers.{layer}.mlp."
-    down = ExpertTensors(experts.num_experts, "transposed")
-    gate_up = replace(down, parts=2)
     return [
-        WeightRule(param + "router.weight", (source + "router.weight",)),
-        WeightRule(param + "gate_up.weight", (source + "experts.gate_up_proj",), experts=gate_up),
-        WeightRule(param + "down.weight", (source + "experts.down_proj",), experts=down),
+        WeightRule("layers.{layer}.mlp.router.weight", (source + "router.weight",)),
+        *expert_rules(experts, "stacked", source),
         *shared_rules(experts, source + "shared_expert.{part}_proj"),
     ]
 

@@ -1,16 +1,16 @@
 """A dense decoder's spec with experts in place of the feed-forward part of some layers."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
 from pagoda.arch.names import linear_rules
 from pagoda.arch.spec import ExpertTensors, ModelSpec, MoeSpec, WeightRule
-from pagoda.weights.checkpoint import TensorInfo
 
 MAX_EXPERTS = 1 << 16
 
 _PARAM = "layers.{layer}.mlp."
+_LAYOUTS: tuple[Literal["single", "stacked"], ...] = ("stacked", "single")
 
 
 def with_experts(
@@ -35,15 +35,38 @@ def with_experts(
     )
 
 
+def expert_rules(
+    experts: MoeSpec,
+    layout: Literal["single", "stacked"],
+    source: str,
+    param: str = _PARAM,
+    *,
+    interleaved: bool = False,
+) -> list[WeightRule]:
+    """Of the experts' matrices and biases, as most checkpoints of a family have them: a tensor of
+    each expert or one of all (`as_stored`). `source` is what stands before `experts.`;
+    `interleaved` is of one tensor of all."""
+    stored = ExpertTensors(experts.num_experts, layout, interleaved=interleaved)
+    kinds = ("weight", "bias") if experts.bias else ("weight",)
+    params = [f"{param}{name}.{kind}" for name in ("gate_up", "down") for kind in kinds]
+    return [_expert_rule(param, stored, source) for param in params]
+
+
+def _expert_rule(param: str, stored: ExpertTensors, before: str) -> WeightRule:
+    _, name, kind = param.rsplit(".", 2)
+    parts = ("gate", "up") if name == "gate_up" else ("down",)
+    if stored.layout == "single":
+        names = tuple(f"{before}experts.{{expert}}.{part}_proj.{kind}" for part in parts)
+        return WeightRule(param, names, experts=replace(stored, parts=1))
+    fused = f"{before}experts.{name}_proj" + ("" if kind == "weight" else "_bias")
+    return WeightRule(param, (fused,), experts=replace(stored, parts=len(parts)))
+
+
 def single_rules(experts: MoeSpec, prefix: str = "model.layers.{layer}.mlp.") -> list[WeightRule]:
-    """A tensor per expert and matrix, as the hub's Qwen checkpoints have them."""
-    stored = ExpertTensors(experts.num_experts, "single")
-    names = [prefix + "experts.{expert}." + name + "_proj.weight" for name in ("gate", "up")]
-    down = prefix + "experts.{expert}.down_proj.weight"
+    """Names as the hub's Qwen checkpoints have them."""
     return [
         _router_rule(experts, prefix + "gate.weight", prefix + "shared_expert_gate.weight"),
-        WeightRule(_PARAM + "gate_up.weight", tuple(names), experts=stored),
-        WeightRule(_PARAM + "down.weight", (down,), experts=stored),
+        *expert_rules(experts, "single", prefix),
         *shared_rules(experts, prefix + "shared_expert.{part}_proj"),
     ]
 
@@ -65,63 +88,22 @@ def shared_rules(experts: MoeSpec, names: str) -> list[WeightRule]:
     ]
 
 
-def as_stored(spec: ModelSpec, tensors: Collection[str] | Mapping[str, TensorInfo]) -> ModelSpec:
-    """With experts' tensors as they are in a checkpoint of safetensors, whose shapes a mapping
-    tells: a tensor for each expert or one of all, and those upright or on their side."""
-    spec = replace(spec, weights=tuple(_joined(rule, tensors) for rule in spec.weights))
-    layout = _layout(spec, tensors) if isinstance(tensors, Mapping) else None
-    return spec if layout is None else laid(spec, layout)
+def as_stored(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
+    """With experts' tensors as they are in a checkpoint of safetensors: one for each expert or one
+    of all."""
+    return replace(spec, weights=tuple(_as_found(rule, tensors) for rule in spec.weights))
 
 
-def laid(spec: ModelSpec, layout: Literal["stacked", "transposed"]) -> ModelSpec:
-    """With experts upright or on their side, where one tensor holds all."""
-    weights = (
-        replace(rule, experts=replace(rule.experts, layout=layout))
-        if rule.experts is not None and _is_matrix(rule)
-        else rule
-        for rule in spec.weights
-    )
-    return replace(spec, weights=tuple(weights))
-
-
-def _joined(rule: WeightRule, tensors: Collection[str]) -> WeightRule:
-    """Of one tensor of all experts, where the checkpoint has that."""
-    if rule.experts is None or rule.experts.layout != "single":
+def _as_found(rule: WeightRule, tensors: Collection[str]) -> WeightRule:
+    if rule.experts is None:
         return rule
-    before = rule.sources[0].partition("{expert}.")[0]
-    source = before + ("gate_up_proj" if len(rule.sources) == 2 else "down_proj")
-    if _in_first_layer(rule, source) not in tensors:
-        return rule
-    stored = replace(rule.experts, layout="stacked", parts=len(rule.sources))
-    return replace(rule, sources=(source,), experts=stored)
-
-
-def _layout(
-    spec: ModelSpec, tensors: Mapping[str, TensorInfo]
-) -> Literal["stacked", "transposed"] | None:
-    """How matrices of all experts lie; None where there are none, or only square ones."""
-    for rule in spec.weights:
-        info = tensors.get(_in_first_layer(rule, rule.sources[0]))
-        experts = spec.layers[rule.layers[0] if rule.layers else 0].experts
-        if not _is_matrix(rule) or info is None or experts is None:
-            continue
-        assert rule.experts is not None
-        rows, columns = experts.intermediate_size * rule.experts.parts, spec.hidden_size
-        if rule.param.endswith(".down.weight"):
-            rows, columns = columns, rows
-        if rows != columns:
-            return "stacked" if info.shape[1:] == (rows, columns) else "transposed"
-    return None
-
-
-def _is_matrix(rule: WeightRule) -> bool:
-    """Of all experts."""
-    stored = rule.experts
-    return stored is not None and stored.layout != "single" and rule.param.endswith(".weight")
-
-
-def _in_first_layer(rule: WeightRule, source: str) -> str:
-    return source.replace("{layer}", str(rule.layers[0] if rule.layers else 0))
+    before = rule.sources[0].partition("experts.")[0]
+    for layout in _LAYOUTS:
+        found = _expert_rule(rule.param, replace(rule.experts, layout=layout), before)
+        first = found.sources[0].replace("{expert}", "0")
+        if first.replace("{layer}", str(rule.layers[0] if rule.layers else 0)) in tensors:
+            return replace(found, layers=rule.layers)
+    return rule
 
 
 def gguf_rules(experts: MoeSpec) -> list[WeightRule]:

@@ -1,14 +1,13 @@
 """Qwen3-VL as a mixture of experts (arXiv 2511.21631): 30B-A3B, 235B-A22B."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
-from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, with_experts
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, with_experts
 from pagoda.arch.qwen3_moe import sparse_layers
 from pagoda.arch.qwen3_vl import dense_from_config, dense_from_gguf, text_reader
 from pagoda.arch.read import MAX_WIDTH, Reader
-from pagoda.arch.spec import ExpertTensors, ModelSpec, MoeSpec, WeightRule
+from pagoda.arch.spec import ModelSpec, MoeSpec, WeightRule
 
 _NAME = "Qwen3VLMoeForConditionalGeneration"
 
@@ -18,7 +17,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     name = "num_experts" if reader.has("num_experts") else "num_local_experts"
     experts = _experts(reader, name, "num_experts_per_tok", "moe_intermediate_size")
     spec = dense_from_config(config, _NAME)
-    return with_experts(spec, experts, sparse_layers(reader), _config_rules(experts.num_experts))
+    return with_experts(spec, experts, sparse_layers(reader), _config_rules(experts))
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -40,13 +39,8 @@ def _experts(reader: Reader, count_name: str, top_k: str, size: str) -> MoeSpec:
     )
 
 
-def _config_rules(count: int) -> list[WeightRule]:
-    """Names as the hub's checkpoints have them; experts lie on their side."""
-    source, param = "model.language_model.layers.{layer}.mlp.", "layers.{layer}.mlp."
-    down = ExpertTensors(count, "transposed")
-    gate_up = replace(down, parts=2)
-    return [
-        WeightRule(param + "router.weight", (source + "gate.weight",)),
-        WeightRule(param + "gate_up.weight", (source + "experts.gate_up_proj",), experts=gate_up),
-        WeightRule(param + "down.weight", (source + "experts.down_proj",), experts=down),
-    ]
+def _config_rules(experts: MoeSpec) -> list[WeightRule]:
+    """Names as the hub's checkpoints have them."""
+    source = "model.language_model.layers.{layer}.mlp."
+    router = WeightRule("layers.{layer}.mlp.router.weight", (source + "gate.weight",))
+    return [router, *expert_rules(experts, "stacked", source)]

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
-from pagoda.arch.moe import as_stored, laid
+from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
 from pagoda.weights.checkpoint import TensorInfo
-from pagoda.weights.published.select import method_of
+from pagoda.weights.published.select import description_of
 
 CONFIG_ARCHITECTURES = Registry(
     "architecture",
@@ -79,7 +79,8 @@ def spec_for(
 ) -> ModelSpec:
     """The spec of a checkpoint: by its GGUF metadata if it has some, else by its config.json.
 
-    `tensors` are the checkpoint's names, and in a mapping their shapes; empty if there is none.
+    `tensors` are the checkpoint's names, and in a mapping what its headers say of them; empty if
+    there is none.
     Raises CheckpointError for a wrong or missing field, UnsupportedModelError for an
     architecture or a quantization that is not known.
     """
@@ -98,13 +99,7 @@ def spec_for(
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
         spec = with_config_head(spec, name, config_reader(config), tensors)
-    spec = as_stored(spec, tensors)
-    method = method_of(config)
-    if method is None:
-        return spec
-    # On their side they could not be quantized: a scale is for columns of a row.
-    spec = spec if tensors else laid(spec, "stacked")
-    return replace(spec, quantization=method.description)
+    return replace(as_stored(spec, tensors), quantization=description_of(config))
 
 
 def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:

@@ -261,13 +261,13 @@ class ExpertTensors:
     or vectors [rows]."""
 
     count: int
-    layout: Literal["single", "stacked", "transposed"]
-    """A tensor per expert, whose index `{expert}` stands for; one of [count, rows, columns]; or
-    one of [count, columns, rows]."""
+    layout: Literal["single", "stacked"]
+    """A tensor per expert, whose index `{expert}` stands for, or one of [count, rows, columns]
+    (`weights.upright` makes it so of one that lies on its side)."""
     parts: int = 1
     """Matrices that lie in each tensor, one behind the other on rows."""
     interleaved: bool = False
-    """Rows belong to the parts in turn, instead."""
+    """Where one tensor holds several parts, rows belong to them in turn, instead."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from pagoda.arch.registry import spec_for
 from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
+from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.planner.assumed import Dummy, dummy_of
-from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.quantization import quantized_tensors, rounding_in_words
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.files import ModelFiles
 from pagoda.weights.quantized import QuantizedCheckpoint
+
+log = get_logger("engine.model_files")
 
 
 def spec_of(files: ModelFiles, config: ModelConfig) -> ModelSpec:
@@ -28,6 +31,7 @@ def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ModelConfig) -> Ch
     checkpoint = files.checkpoint
     if config.quantization == "none":
         return checkpoint
+    log.info("%s", rounding_in_words(spec, checkpoint.tensors, config.quantization))
     rounded = quantized_tensors(spec, checkpoint.tensors, config.quantization)
     return QuantizedCheckpoint(checkpoint, rounded)
 

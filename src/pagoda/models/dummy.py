@@ -58,8 +58,10 @@ class DummyCheckpoint:
         in_blocks = FORMATS[info.type].block_elements > 1
         make = partial(_blocks, info.type, self._group) if in_blocks else _uniform
         if len(shape) == 3:  # of a stack only what is asked for is made: it may be large
-            stack = range(shape[0])[rows or slice(None)]
-            values = np.concatenate([make((seed, i), shape[1:]) for i in stack])
+            start, stop, _ = (rows or slice(None)).indices(shape[0] * shape[1])
+            first, last = start // shape[1], -(-stop // shape[1])
+            values = np.concatenate([make((seed, i), shape[1:]) for i in range(first, last)])
+            values = values[start - first * shape[1] : stop - first * shape[1]]
         else:
             values = make((seed,), shape)
             values = values.reshape(-1, values.shape[-1])[rows or slice(None)]

@@ -148,11 +148,6 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
     block = FORMATS[info.type].block_elements
-    if piece.transposed and block > 1:
-        raise UnsupportedModelError(
-            f"Tensor {info.name} is stored in blocks of {block} ({info.type}) that run across its "
-            "matrix; take another version of the model."
-        )
     columns = target.columns
     if columns is not None and (columns.start % block or columns.stop % block):
         raise ConfigError(

@@ -11,7 +11,6 @@ from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
 from pagoda.kernels import ops
 from pagoda.layers.loading import LoadTarget
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
-from pagoda.weights.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Piece:
     unpermute: int = 0
     expert: int | None = None
     """Place on the first dimension of a stack; None for a tensor that is one matrix."""
-    transposed: bool = False
     rows: RowPiece | None = None
     """Those of its rows that count (None: all); the target's slice is one of these."""
     value: str = "x"
@@ -37,36 +35,46 @@ class Piece:
 
         DLPack shares the mapped file's read-only pages without a copy (numpy 2.1 and later).
         """
-        if self.expert is not None:
-            span: slice | None = slice(self.expert, self.expert + 1)
-            whole = torch.from_dlpack(checkpoint.read(info.name, span))
-            return _chosen(self._matrix(whole, info), self.rows)
+        if self.expert is not None and len(self.shape) == 2:  # one of a stack of vectors
+            span = slice(self.expert, self.expert + 1)
+            vector = torch.from_dlpack(checkpoint.read(info.name, span))
+            return _chosen(vector.reshape(self.shape[1], -1), self.rows)
         is_vector = len(info.shape) == 1
-        span = None if is_vector else self._together(target)
+        together = None if is_vector else self._together(target)
         columns = None if is_vector else target.columns
-        raw = torch.from_dlpack(checkpoint.read(info.name, span, columns))
-        raw = raw.reshape(self.shape[0], -1) if is_vector else _flat(raw, info)
-        if span is None:
+        raw = torch.from_dlpack(checkpoint.read(info.name, self._span(together, info), columns))
+        raw = raw.reshape(self.shape[0], -1) if is_vector else self._flat(raw, info)
+        if together is None:
             raw = _chosen(raw, self.rows)[target.rows or slice(None)]
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
 
+    @property
+    def _height(self) -> int:
+        """Rows of the matrix, or of each in a stack."""
+        return self.shape[0] if self.expert is None else self.shape[1]
+
     def _together(self, target: LoadTarget) -> slice | None:
-        """The rows of the tensor that are the target's, if they lie together; None reads all."""
+        """The rows of the matrix that are the target's, if they lie together; None reads all."""
         if self.rows is None:
             return target.rows
-        if self.rows.period != self.shape[0]:
+        if self.rows.period != self._height:
             return None
         rows = target.rows or slice(0, self.rows.count)
         return slice(self.rows.first + rows.start, self.rows.first + rows.stop)
 
-    def _matrix(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-        """One expert's bytes, as `read` returns them."""
-        if len(self.shape) == 2:
-            return raw.reshape(self.shape[1], -1)
-        if not self.transposed:
-            return raw
-        size = FORMATS[info.type].block_bytes
-        return raw.unflatten(1, (-1, size)).transpose(0, 1).flatten(1)
+    def _span(self, rows: slice | None, info: TensorInfo) -> slice | None:
+        """Rows of the matrix as those of the tensor, all of whose dimensions but one are folded."""
+        if self.expert is not None:
+            first = self.expert * self._height
+            rows = rows or slice(0, self._height)
+            return slice(first + rows.start, first + rows.stop)
+        inner = prod(info.shape[1:-1])
+        return None if rows is None else slice(rows.start * inner, rows.stop * inner)
+
+    def _flat(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+        """A row for each of the matrix's."""
+        inner = 1 if self.expert is not None else prod(info.shape[1:-1])
+        return raw if inner == 1 else raw.reshape(len(raw) // inner, -1)
 
 
 def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
@@ -114,15 +122,13 @@ def _expert_pieces(
         assert expert is not None, rule.param
         source, part = divmod(index % (per_expert * parts), parts)
         piece = RowPiece(parts * rows, part * rows, rows)
-        if experts.interleaved:
+        if experts.interleaved and parts > 1:
             piece = RowPiece(parts, part, 1)
         shape = (parts * rows, *columns)
         if single:
             yield Piece(rule.sources[expert * per_expert + source], shape, rows=piece)
             continue
-        transposed = experts.layout == "transposed"
-        shape = (experts.count, *(reversed(shape) if transposed else shape))
-        yield Piece(rule.sources[source], shape, 0, expert, transposed, piece)
+        yield Piece(rule.sources[source], (experts.count, *shape), 0, expert, piece)
 
 
 def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
@@ -139,9 +145,3 @@ def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def _flat(raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """One row for each of the first dimension."""
-    inner = prod(info.shape[1:-1])
-    return raw if inner == 1 else raw.reshape(len(raw) // inner, -1)

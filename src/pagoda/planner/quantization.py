@@ -1,5 +1,6 @@
 """What `--quantization` makes of a checkpoint's matrices."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -31,14 +32,38 @@ def quantized_tensors(
     not be what was asked for.
     """
     changed = dict(tensors)
+    for name, storage in _storages(spec, tensors, method).items():
+        info = tensors[name]
+        if _fits(info, storage):
+            nbytes = FORMATS[storage].nbytes(prod(info.shape))
+            changed[name] = replace(info, type=storage, nbytes=nbytes)
+    return changed
+
+
+def rounding_in_words(spec: ModelSpec, tensors: Mapping[str, TensorInfo], method: str) -> str:
+    """What `quantized_tensors` changes and what it leaves, for the log."""
+    wanted = _storages(spec, tensors, method)
+    rounded = Counter(storage for name, storage in wanted.items() if _fits(tensors[name], storage))
+    kept = [name for name, storage in wanted.items() if not _fits(tensors[name], storage)]
+    counts = [f"{count:,} tensors to {storage}" for storage, count in sorted(rounded.items())]
+    said = f"--quantization {method} rounds {' and '.join(counts) or 'nothing'}."
+    if not kept:
+        return said
+    named = kept[0] if len(kept) == 1 else f"{kept[0]} and {len(kept) - 1:,} more"
+    return f"{said} It leaves {named}, whose rows are no whole blocks of 32."
+
+
+def _storages(spec: ModelSpec, tensors: Mapping[str, TensorInfo], method: str) -> Mapping[str, str]:
+    """What each matrix that is to be rounded becomes, if its rows are whole blocks of that."""
+    found = {}
     for rule in spec.expanded_weights():
         if not _is_rounded(rule):
             continue
         wide = rule.param in _TABLES or rule.param.startswith(_VISION)
         storage = _TABLE_STORAGE if wide else _STORAGES[method]
-        for name in set(rule.sources) & tensors.keys():
-            info = tensors[name]
-            if len(info.shape) == 1:
+        for name in dict.fromkeys(rule.sources):
+            info = tensors.get(name)
+            if info is None or len(info.shape) == 1:
                 continue
             if info.type not in _PLAIN:
                 raise ConfigError(
@@ -46,14 +71,14 @@ def quantized_tensors(
                     f"checkpoint is quantized already ({name} is {info.type}): leave it out, or "
                     "take the model's unquantized version."
                 )
-            if info.shape[-1] % FORMATS[storage].block_elements == 0:
-                nbytes = FORMATS[storage].nbytes(prod(info.shape))
-                changed[name] = replace(info, type=storage, nbytes=nbytes)
-    return changed
+            found[name] = storage
+    return found
+
+
+def _fits(info: TensorInfo, storage: str) -> bool:
+    return info.shape[-1] % FORMATS[storage].block_elements == 0
 
 
 def _is_rounded(rule: WeightRule) -> bool:
-    """Not routers, which are small and choose what all else of a layer is; and not matrices that
-    lie in the file on their side, whose blocks would run across rows."""
-    transposed = rule.experts is not None and rule.experts.layout == "transposed"
-    return rule.param.endswith(".weight") and ".router." not in rule.param and not transposed
+    """Not routers, which are small and choose what all else of a layer is."""
+    return rule.param.endswith(".weight") and ".router." not in rule.param

@@ -35,9 +35,9 @@ class Checkpoint(Protocol):
     ) -> "npt.NDArray[np.uint8]":
         """Raw bytes of a tensor or of a slice of it, as a read-only view of the mapped file.
 
-        `rows` slices the first dimension, `columns` the last, both in elements; a column slice of
-        a block format must lie on block boundaries. Returns uint8 of shape
-        [rows (all leading dimensions folded), bytes per row].
+        `columns` slices the last dimension, `rows` all others folded into one (a vector has
+        neither: of it either slices the elements). A column slice of a block format must lie on
+        block boundaries. Returns uint8 [rows, bytes per row].
         """
 
     def release(self, name: str) -> None:

@@ -15,6 +15,7 @@ from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
+from pagoda.weights.upright import UprightCheckpoint
 
 # llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
 _GGUF_SAMPLING = {
@@ -58,7 +59,7 @@ class ModelFiles:
                 return model
             return JoinedCheckpoint(model, GgufCheckpoint(self.projector))
         method = method_of(self.config)
-        plain = SafetensorsCheckpoint(self.path)
+        plain = UprightCheckpoint(SafetensorsCheckpoint(self.path))
         if method is None:
             return Mxfp4Checkpoint(plain)
         from pagoda.weights.published.checkpoint import PublishedCheckpoint  # needs numpy

@@ -4,6 +4,7 @@ import contextlib
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,13 +100,12 @@ class MappedCheckpoint:
         raw = place.file.bytes_at(place.offset, info.nbytes)
         if not info.shape:
             return raw.reshape(1, -1)
+        row_bytes = FORMATS[info.type].nbytes(info.shape[-1])
         if len(info.shape) == 1:
             columns = columns if rows is None else rows
         elif rows is not None:
-            first, last = _span(rows, info.shape[0], name)
-            stride = info.nbytes // info.shape[0] if info.shape[0] else 0
-            raw = raw[first * stride : last * stride]
-        row_bytes = FORMATS[info.type].nbytes(info.shape[-1])
+            first, last = _span(rows, prod(info.shape[:-1]), name)
+            raw = raw[first * row_bytes : last * row_bytes]
         raw = raw.reshape(-1, row_bytes) if raw.size else raw.reshape(0, row_bytes)
         if columns is None:
             return raw

@@ -52,7 +52,9 @@ class Mxfp4Checkpoint:
         import numpy as np
 
         groups = self.tensors[name].shape[-1] // _FORMAT.block_elements
-        raw = self._inner.read(name + _BLOCKS, rows).reshape(-1, groups, _CODE_BYTES)
+        start, stop, _ = (rows or slice(None)).indices(prod(self.tensors[name].shape[:-1]))
+        blocks = slice(start * groups, stop * groups)
+        raw = self._inner.read(name + _BLOCKS, blocks).reshape(-1, groups, _CODE_BYTES)
         scales = self._inner.read(name + _SCALES, rows)
         out = np.empty((*scales.shape, _FORMAT.block_bytes), np.uint8)
         out[..., 0] = scales

@@ -77,9 +77,10 @@ def storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo], run: Run) -> str
     asked, published = run.quantization, spec.quantization
     if asked == "none":
         return ""
-    if _is_mxfp4(spec) and asked in ("auto", "mxfp4"):
-        return "mxfp4"
-    if published:
+    if published == "MXFP4":
+        if asked in ("auto", "mxfp4"):
+            return "mxfp4"
+    elif published:
         if tensors:
             return "checkpoint"
         return "fp8" if "FP8" in published.upper() or "8 bits" in published else "int4"
@@ -88,15 +89,6 @@ def storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo], run: Run) -> str
     raise ConfigError(
         f"--quantization {asked} does not fit: config.json says that the weights are not "
         "quantized. Take fp8, which rounds them while they load, or leave it out."
-    )
-
-
-def _is_mxfp4(spec: ModelSpec) -> bool:
-    """gpt-oss as published: in bf16 its experts' matrices lie on their side."""
-    return any(
-        rule.experts is not None and rule.experts.interleaved and rule.experts.layout == "stacked"
-        for rule in spec.weights
-        if rule.param.endswith(".weight")
     )
 
 

@@ -1,8 +1,10 @@
 """A checkpoint whose quantized layers look like one matrix each."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import TYPE_CHECKING
 
 from pagoda.base.log import get_logger
@@ -11,6 +13,7 @@ from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
 from pagoda.weights.published.matrix import Layer, Matrix
 from pagoda.weights.published.select import Method
+from pagoda.weights.upright import SCALES
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
     import numpy as np
@@ -41,12 +44,15 @@ _LEFT_OUT: Mapping[str, str] = {
 }
 """Parts of quantized checkpoints that no matrix is made of, and why that is right."""
 
+_OF_ALL_EXPERTS = re.compile(r"(.*\.experts\.(?:gate_up|down)_proj)((?:_\w+)?)")
+
 
 class PublishedCheckpoint:
     """`weights.checkpoint.Checkpoint` of another's tensors, read as `method` says.
 
     A quantized layer's tensors become `<layer>.weight` in a storage format that holds just what
-    they say (`weights.formats`). Raises CheckpointError for tensors that do not belong together.
+    they say (`weights.formats`); what holds all experts' keeps its name. Raises CheckpointError for
+    tensors that do not belong together.
     """
 
     def __init__(self, inner: Checkpoint, method: Method):
@@ -66,8 +72,8 @@ class PublishedCheckpoint:
         matrix = self._matrices.get(name)
         if matrix is None:
             return self._inner.read(name, rows, columns)
-        all_rows, all_columns = matrix.info.shape
-        rows = slice(*(rows or slice(None)).indices(all_rows)[:2])
+        *leading, all_columns = matrix.info.shape
+        rows = slice(*(rows or slice(None)).indices(prod(leading))[:2])
         columns = slice(*(columns or slice(None)).indices(all_columns)[:2])
         stored = FORMATS[matrix.info.type]
         if columns.start % stored.block_elements:
@@ -101,13 +107,13 @@ class PublishedCheckpoint:
         """The tensors as they look from outside, in the order of the file."""
         layers: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
         for name, info in self._inner.tensors.items():
-            layer, _, part = name.rpartition(".")
+            layer, part = _layer_and_part(name)
             layers[layer][part] = info
         made = {name: method.matrix(Layer(name, parts)) for name, parts in layers.items()}
         tensors: dict[str, TensorInfo] = {}
         left_out: Counter[str] = Counter()
         for name, info in self._inner.tensors.items():
-            layer, _, part = name.rpartition(".")
+            layer, part = _layer_and_part(name)
             matrix = made[layer]
             if matrix is not None and part in matrix.parts:
                 tensors[matrix.info.name] = matrix.info
@@ -119,3 +125,17 @@ class PublishedCheckpoint:
         for part, count in left_out.items():
             log.info("%d tensors %s are not used: %s.", count, part, _LEFT_OUT[part])
         return tensors
+
+
+def _layer_and_part(name: str) -> tuple[str, str]:
+    """`a.proj.weight_scale` is the `weight_scale` of `a.proj`; and of all experts' tensors, whose
+    names have no `.weight`, `experts.down_proj_scale_inv` the `weight_scale_inv` of
+    `experts.down_proj`."""
+    of_all = _OF_ALL_EXPERTS.fullmatch(name)
+    if of_all is None:
+        layer, _, part = name.rpartition(".")
+        return layer, part
+    layer, suffix = of_all.groups()
+    if suffix in ("", *SCALES):
+        return layer, "weight" + suffix.removeprefix("_weight")
+    return layer, suffix.removeprefix("_")

@@ -39,6 +39,12 @@ class Layer:
     name: str
     parts: Mapping[str, TensorInfo]
 
+    @property
+    def matrix_name(self) -> str:
+        """Of the one matrix that is made of them; experts' in one tensor keep its name."""
+        weight = self.parts.get("weight")
+        return f"{self.name}.weight" if weight is None else weight.name
+
     def part(self, name: str) -> TensorInfo:
         """CheckpointError where it is missing."""
         if name not in self.parts:
@@ -54,6 +60,13 @@ class Layer:
         if len(info.shape) != 2 or 0 in info.shape:
             raise self.misshapen(info, "a matrix")
         return info.shape[0], info.shape[1]
+
+    def stack_sizes(self, name: str) -> tuple[int, ...]:
+        """Of a part that must be a matrix, or one of each expert."""
+        info = self.part(name)
+        if len(info.shape) not in (2, 3) or 0 in info.shape:
+            raise self.misshapen(info, "a matrix, or one of each expert")
+        return info.shape
 
     def check(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         """The part, if it has that shape."""
@@ -84,19 +97,22 @@ class Fields:
 
 
 class Matrix(ABC):
-    """What a method makes of a layer: `<layer>.weight` [out_features, in_features]."""
+    """What a method makes of a layer: one matrix [out_features, in_features], or as many as there
+    are experts."""
 
-    def __init__(self, layer: Layer, shape: tuple[int, int], kind: str, group_size: int):
-        """`kind` is INT4, UINT4, INT8, UINT8 or FP8. `group_size` is the run of columns that share
-        a scale; 0 where these lie scattered."""
+    def __init__(self, layer: Layer, shape: tuple[int, ...], kind: str, group_size: int):
+        """`shape` is [out_features, in_features], of a stack behind [experts]. `kind` is INT4,
+        UINT4, INT8, UINT8 or FP8. `group_size` is the run of columns that share a scale; 0 where
+        these lie scattered."""
         self.layer = layer
         self.kind = kind
-        whole_blocks = group_size == shape[1] or (group_size > 0 and group_size % _BLOCK == 0)
-        fits = kind in FORMATS and whole_blocks and shape[1] % _BLOCK == 0
+        columns = shape[-1]
+        whole_blocks = group_size == columns or (group_size > 0 and group_size % _BLOCK == 0)
+        fits = kind in FORMATS and whole_blocks and columns % _BLOCK == 0
         storage = kind if fits else "DECODED"
         nbytes = FORMATS[storage].nbytes(prod(shape))
         group = group_size if fits else 0
-        self.info = TensorInfo(f"{layer.name}.weight", shape, storage, nbytes, group)
+        self.info = TensorInfo(layer.matrix_name, shape, storage, nbytes, group)
 
     @property
     @abstractmethod
@@ -105,7 +121,8 @@ class Matrix(ABC):
 
     @abstractmethod
     def fields(self, source: Checkpoint, rows: slice, columns: slice) -> Fields:
-        """That slice; `columns` lie on blocks of 32 unless the storage format is DECODED."""
+        """That slice, of a stack with the rows of all experts behind each other; `columns` lie on
+        blocks of 32 unless the storage format is DECODED."""
 
     def read(self, source: Checkpoint, rows: slice, columns: slice) -> Bytes:
         """uint8 [rows, bytes per row] in the storage format of `info`."""

@@ -84,6 +84,15 @@ def nominal_storage(config: Mapping[str, Any] | None) -> str | None:
     return None if method is None else method.storage
 
 
+def description_of(config: Mapping[str, Any] | None) -> str:
+    """How config.json says that the weights are quantized, in words; empty where they are not.
+    Raises as `method_of`."""
+    if nominal_storage(config) == "MXFP4":
+        return "MXFP4"
+    method = method_of(config)
+    return "" if method is None else method.description
+
+
 def left_out(config: Mapping[str, Any] | None) -> Callable[[str], bool]:
     """Whether config.json lists a layer, by its name, among those that are not quantized."""
     values = _quantization(config or {})
