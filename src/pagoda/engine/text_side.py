@@ -12,6 +12,7 @@ from pagoda.base.errors import ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import ImageInput, VideoInput
 from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.images.select import image_processor_for, video_processor_for
@@ -102,6 +103,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
         content_format=cast(ContentFormatName, config.chat_template_content_format),
         image_placeholder=None if processor is None else processor.placeholder,
         video_placeholder=None if film is None else film.placeholder,
+        variables=config.default_chat_template_kwargs,
     )
     parser = parser_for(
         template.source if template is not None else None,
@@ -154,7 +156,25 @@ def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:
             "(`--generation-config vllm` ignores it).",
             ", ".join(f"{name}={value}" for name, value in sorted(defaults.items())),
         )
-    return defaults
+    structure = _default_structure(config)
+    return defaults if structure is None else {**defaults, "structured_outputs": structure}
+
+
+def _default_structure(config: ModelConfig) -> StructuredOutputsParams | None:
+    """What replies follow that were asked for no structure; ConfigError for what cannot be."""
+    if config.grammar is None and config.json_schema is None:
+        return None
+    # Grammars bring llguidance; only who asks for one pays for it.
+    from pagoda.engine.constraint import completion_constraint
+
+    flags = "--grammar and --json-schema" if config.grammar and config.json_schema else "--grammar"
+    try:
+        wanted = StructuredOutputsParams(grammar=config.grammar, json=config.json_schema)
+        completion_constraint(wanted)
+    except RequestError as error:
+        flags = "--json-schema" if config.grammar is None else flags
+        raise ConfigError(f"{flags} can't be enforced: {error}") from error
+    return wanted
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:

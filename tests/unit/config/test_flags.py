@@ -59,6 +59,38 @@ def test_the_model_is_positional_or_a_flag(line):
     assert engine(line).model.model == "./m"
 
 
+@pytest.mark.parametrize("flag", ["-mmproj", "-max-model-len", "-max_model_len", "-ctx-size"])
+def test_a_long_flag_may_have_one_dash(flag):
+    for words in ([flag, "9"], [f"{flag}=9"]):
+        model = flags.engine_config(make_parser().parse_args(["./m", *words])).model
+        assert model.model == "./m"
+        assert "9" in (model.mmproj, str(model.max_model_len))
+
+
+def test_a_short_flag_of_several_letters_is_no_long_one():
+    assert engine("-tp 2 -mm x").parallel.tensor_parallel_size == 2
+
+
+def test_a_context_of_0_is_the_models_own():
+    assert engine("-c 0").model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("-mmprj x", "unknown flag -mmprj; did you mean --mmproj?"),
+        ("-m x -z hi", "unknown flag -z."),
+        ("-m x -po 80", "unknown flag -po; did you mean --port?"),
+        ("-mmodel.gguf", "unknown flag -mmodel.gguf"),
+    ],
+)
+def test_no_beginning_of_a_flag_stands_for_it(line, answer, capsys):
+    """argparse would take `-mmprj x` for `--model mprj`."""
+    with pytest.raises(SystemExit):
+        parse(line)
+    assert answer in capsys.readouterr().err
+
+
 def test_two_different_models_are_refused():
     with pytest.raises(ConfigError, match="Two models"):
         engine("./a --model ./b")
@@ -120,7 +152,7 @@ def test_a_dotted_flag_needs_a_value():
     ],
 )
 def test_spellings(words, plain):
-    assert normalise(words) == plain
+    assert normalise(words, {"-cc"}) == plain
 
 
 @pytest.mark.parametrize(
