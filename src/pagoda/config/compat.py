@@ -63,8 +63,8 @@ class _Means(MergeJson):
         option_string: str | None = None,
     ) -> None:
         if self.nargs == 0:
-            denied = self.entry.takes == "-" and (option_string or "").startswith("--no-")
-            values = not denied
+            denied = map(_denied, self.entry.flags.split())
+            values = self.entry.takes == "0" or option_string not in denied
         means = self.entry.means.get(str(values))
         if means is None:
             super().__call__(parser, namespace, values, option_string)
@@ -108,7 +108,7 @@ def _add(parser: argparse.ArgumentParser, entry: Compat) -> None:
     kwargs: dict[str, Any] = {"nargs": None}
     match entry.takes:
         case "-":
-            flags += ["--no-" + flag.removeprefix("--") for flag in flags if flag[1] == "-"]
+            flags += map(_denied, entry.flags.split())
             kwargs["nargs"] = 0
         case "0":
             kwargs["nargs"] = 0
@@ -128,6 +128,12 @@ def _add(parser: argparse.ArgumentParser, entry: Compat) -> None:
     )
     assert isinstance(action, _Means)
     action.entry = entry
+
+
+def _denied(flag: str) -> str:
+    """`--no-jinja` of `--jinja`, `-no-cnv` of `-cnv`."""
+    dashes = flag[: len(flag) - len(flag.lstrip("-"))]
+    return f"{dashes}no-{flag.lstrip('-')}"
 
 
 def _flag_answers(namespace: argparse.Namespace) -> Iterator[str]:

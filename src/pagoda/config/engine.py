@@ -96,8 +96,8 @@ class ModelConfig(Options):
         "none",
         "Round bf16, fp16 and fp32 weights while they load, for the kernels of a CPU or a GPU: "
         "`int8` (a scale per 32 weights, 8.5 bits each), `int4` (scale and minimum per 32, 5 bits; "
-        "token table and output head in `int8`) or `fp8` (there as `int8`, which is closer). Weights "
-        "that the checkpoint has quantized need no flag.",
+        "token table and output head in `int8`) or `fp8` (there as `int8`, which is closer). "
+        "Weights that the checkpoint has quantized need no flag.",
         choices=("none", "fp8", "int8", "int4"),
     )
     max_model_len: int | str | None = option(
