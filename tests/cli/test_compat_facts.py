@@ -1,5 +1,6 @@
 """What is said of others' flags is so: each fact is held against the code that it speaks of."""
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -13,11 +14,14 @@ from pagoda.base import env
 from pagoda.config import flags
 from pagoda.config.compat_same import SAME
 from pagoda.config.compat_table import TABLE
+from pagoda.config.compat_values import FOREIGN_VALUES
+from pagoda.config.engine import CacheConfig, ModelConfig
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.server import routes as served
 from pagoda.server.protocol.common import Body
 from pagoda.server.routes.unserved import UNSERVED
+from pagoda.text.parsers.select import FAMILIES
 
 FACTS = {entry.why.text: entry.why for entry in TABLE}
 QUOTED = re.compile("`[^`]*`")
@@ -96,6 +100,16 @@ def test_what_a_reason_advises_is_there(known: Known):
 def test_no_flag_of_ours_is_answered_as_another_s(known: Known):
     for entry in TABLE:
         assert known.flags.isdisjoint(entry.flags.split()), entry
+
+
+def test_values_that_only_others_have_are_none_of_ours():
+    for name, foreign in FOREIGN_VALUES.items():
+        section = ServerConfig if name == "log_level" else ModelConfig
+        section = CacheConfig if name == "kv_cache_dtype" else section
+        (field,) = [field for field in dataclasses.fields(section) if field.name == name]
+        ours = field.metadata["choices"] or FAMILIES
+        assert set(ours).isdisjoint(foreign), name
+        assert {instead for instead, _ in foreign.values()} - {None} <= {*ours, "auto"}
 
 
 def test_a_feature_that_is_there_cannot_be_denied(known: Known):

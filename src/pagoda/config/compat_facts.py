@@ -76,6 +76,10 @@ LLGUIDANCE = Fact(
     has=("structured_outputs", "pagoda.core.grammar"),
     lacks=("guided_decoding", "structured_outputs_config"),
 )
+TEMPLATE_FORMS = Fact(
+    "the chat template says what stands around messages; --chat-template gives another",
+    has=("--chat-template",),
+)
 THOUGHT = Fact(
     "the model ends its thought itself; --reasoning-budget 0 asks it for none",
     has=("--chat-template-kwargs",),

@@ -117,6 +117,8 @@ _MODEL = (
     Compat("--model-loader-extra-config", "j", "none", facts.PRELOADED),
     Compat("--ignore-patterns", "*", "none",
            Fact("files of one format are fetched", has=("pagoda.weights.choice",))),
+    Compat("--tokenizer-pool-size", "v", "none",
+           Fact("tokenizing takes threads of the server", has=("pagoda.text.tokenizer",)), ("0",)),
     Compat("--use-tqdm-on-load", "-", "none",
            Fact("progress is shown on a terminal", has=("pagoda.weights.progress",))),
     Compat("--pt-load-map-location", "v", "none",
@@ -209,6 +211,11 @@ _SCHEDULER = (
            Fact("every step is scheduled", has=("pagoda.core.scheduler",)), ("1",)),
     Compat("--use-v2-block-manager", "-", "none",
            Fact("there is one block manager", has=("pagoda.core.kvcache.manager",))),
+    Compat("--disable-async-output-proc", "-", "none",
+           Fact("replies are made in the server's own process", has=("pagoda.engine.outputs",))),
+    Compat("--multi-step-stream-outputs", "-", "none",
+           Fact("every step is scheduled", has=("pagoda.core.scheduler",))),
+    Compat("--num-lookahead-slots", "v", "none", facts.SPECULATION),
     Compat("--preemption-mode", "v", "none", facts.RECOMPUTED),
     Compat("--scheduler-delay-factor", "v", "none",
            Fact("requests start at once", lacks=("delay",))),
@@ -246,6 +253,11 @@ _ADAPTERS = (
     Compat("--lora-target-modules", "*", "later", facts.LORA),
     Compat("--lora-extra-vocab-size", "v", "later", facts.LORA),
     Compat("--lora-dtype", "v", "later", facts.LORA),
+    Compat("--enable-lora-bias", "-", "refused", facts.LORA),
+    Compat("--long-lora-scaling-factors", "v", "later", facts.LORA),
+    Compat("--qlora-adapter-name-or-path", "v", "refused", facts.LORA),
+    Compat("--enable-prompt-adapter", "-", "refused", facts.LORA),
+    Compat("--prompt-adapters", "*", "refused", facts.LORA),
     Compat("--default-mm-loras", "j", "refused", facts.LORA),
 )
 
@@ -253,7 +265,7 @@ _KERNEL = (
     Compat("--compilation-config -cc", "j", "none", facts.GRAPHS),
     Compat("--cudagraph-capture-sizes", "*", "none", facts.GRAPHS),
     Compat("--max-cudagraph-capture-size", "v", "none", facts.GRAPHS),
-    Compat("--max-seq-len-to-capture", "v", "none", facts.GRAPHS),
+    Compat("--max-seq-len-to-capture --max-context-len-to-capture", "v", "none", facts.GRAPHS),
     Compat("--cuda-graph-sizes", "*", "none", facts.GRAPHS),
     Compat("--optimization-level", "v", "none", facts.GRAPHS),
     Compat("--performance-mode", "v", "none",
@@ -269,6 +281,10 @@ _KERNEL = (
 
 _OTHER = (
     Compat("--speculative-config -sc", "j", "later", facts.SPECULATION),
+    *(Compat(flag, "v", "later", facts.SPECULATION) for flag in (
+        "--speculative-draft-tensor-parallel-size", "--speculative-max-model-len",
+        "--speculative-disable-by-batch-size", "--ngram-prompt-lookup-max",
+        "--ngram-prompt-lookup-min", "--spec-decoding-acceptance-method")),
     Compat("--speculative-model", "v", "later", facts.SPECULATION),
     Compat("--num-speculative-tokens", "v", "later", facts.SPECULATION),
     Compat("--spec-method", "v", "later", facts.SPECULATION),

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
 
+_SAID = {"true": True, "false": False}
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 
 
@@ -49,7 +50,8 @@ class FlagParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(normalise(words, self._option_string_actions), namespace)
+        plain = self._switched(normalise(words, self._option_string_actions))
+        return super().parse_known_args(plain, namespace)
 
     def parse_args(  # type: ignore[override]  # as above
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -58,6 +60,26 @@ class FlagParser(argparse.ArgumentParser):
         if left:
             self.error(self._explain(left))
         return parsed
+
+    def _switched(self, words: list[str]) -> list[str]:
+        """`--switch=False` and `--switch False`, as older vLLM had it, are `--no-switch`."""
+        out: list[str] = []
+        for word in words:
+            flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            switch = flag or (out[-1] if out else "")
+            action = self._option_string_actions.get(switch)
+            said = _SAID.get(value.lower())
+            if said is None or action is None or action.nargs != 0:
+                out.append(word)
+                continue
+            if not equals:
+                out.pop()
+            off = "--no-" + switch.removeprefix("--")
+            if said:
+                out.append(switch)
+            elif off in self._option_string_actions:
+                out.append(off)
+        return out
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """No beginning of a flag stands for it, and no value is glued to one: argparse would read

@@ -103,6 +103,14 @@ def test_underscores_are_dashes_but_not_in_values():
     assert config.model.chat_template == "a_b.jinja"
 
 
+def test_switches_may_be_told_their_value():
+    for line in ("--enable-prefix-caching=False", "-enable_prefix_caching false ./m"):
+        assert engine(line).cache.enable_prefix_caching is False
+    config = engine("--enforce-eager True ./m --enable-chunked-prefill=true")
+    assert config.device.enforce_eager is config.scheduler.enable_chunked_prefill is True
+    assert config.model.model == "./m"
+
+
 def test_switches_have_a_no_form():
     assert engine("--no-enable-prefix-caching").cache.enable_prefix_caching is False
     assert engine("--enable-prefix-caching").cache.enable_prefix_caching is True
