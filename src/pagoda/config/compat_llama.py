@@ -191,7 +191,7 @@ _CHAT = (
            Fact("send skip_special_tokens", has=("skip_special_tokens",))),
     Compat("--spm-infill", "0", "later",
            Fact("/infill has the order that the model was trained for", has=("/infill",))),
-    Compat("--prompt -p", "v", "refused",
+    Compat("-p --prompt", "v", "refused",
            Fact("a server takes prompts in requests; `pagoda complete` and `pagoda chat` have -p",
                 has=("pagoda.cli.complete", "pagoda.cli.chat"))),
     Compat("--file -f", "v", "refused",

@@ -152,8 +152,8 @@ def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:
         ) from error
     if defaults:
         log.info(
-            "Default sampling parameters come from the model's generation_config.json: %s "
-            "(`--generation-config vllm` ignores it).",
+            "Default sampling parameters come from the model's generation_config.json "
+            "(`--generation-config vllm` ignores it) and from flags: %s.",
             ", ".join(f"{name}={value}" for name, value in sorted(defaults.items())),
         )
     structure = _default_structure(config)
