@@ -23,7 +23,9 @@ from pagoda.server.protocol.common import Body
 from pagoda.server.routes.unserved import UNSERVED
 from pagoda.text.parsers.select import FAMILIES
 
-FACTS = {entry.why.text: entry.why for entry in TABLE}
+REASONS = [entry.why for entry in TABLE]
+REASONS += [why for values in FOREIGN_VALUES.values() for _, why in values.values()]
+FACTS = {why.text: why for why in REASONS}
 QUOTED = re.compile("`[^`]*`")
 DENIES = re.compile(r"\b(no|not|never|nothing|nobody|none|cannot|only)\b")
 
@@ -110,6 +112,13 @@ def test_values_that_only_others_have_are_none_of_ours():
         ours = field.metadata["choices"] or FAMILIES
         assert set(ours).isdisjoint(foreign), name
         assert {instead for instead, _ in foreign.values()} - {None} <= {*ours, "auto"}
+
+
+def test_what_others_say_is_said_to_fields_of_ours():
+    ours = {field.name for cls in flags.SECTIONS.values() for field in dataclasses.fields(cls)}
+    ours |= {field.name for field in dataclasses.fields(ServerConfig)}
+    assert {same.field for same in SAME} <= ours
+    assert {name for entry in TABLE for value in entry.means.values() for name in value} <= ours
 
 
 def test_a_feature_that_is_there_cannot_be_denied(known: Known):

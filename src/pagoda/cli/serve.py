@@ -18,8 +18,8 @@ from pagoda.config.server import ServerConfig
 
 USAGE = "[MODEL ...] [flags]"
 EPILOG = (
-    "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted; "
-    "each is answered with one line that says why it has no effect here."
+    "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted: what "
+    "says the same as one of these does the same, any other is answered with one line."
 )
 
 prepare = with_config_file

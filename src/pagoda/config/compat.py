@@ -63,7 +63,7 @@ class _Means(MergeJson):
         option_string: str | None = None,
     ) -> None:
         if self.nargs == 0:
-            denied = map(_denied, self.entry.flags.split())
+            denied = [_denied(flag) for flag in self.entry.flags.split()]
             values = self.entry.takes == "0" or option_string not in denied
         means = self.entry.means.get(str(values))
         if means is None:
@@ -184,7 +184,7 @@ def _value_answers(namespace: argparse.Namespace) -> Iterator[str]:
         if value not in foreign:
             continue
         instead, why = foreign[value]
-        yield answer(f"{flag_name(name)} {value}", "later" if instead else "refused", why)
+        yield answer(f"{flag_name(name)} {value}", "later" if instead else "refused", why.text)
         setattr(namespace, name, instead)
 
 

@@ -226,7 +226,7 @@ _CHAT = (
 _SAMPLING = (
     Compat("-n", "v", "refused",
            Fact("llama.cpp means --predict, vLLM --nnodes; write the one that you mean",
-                lacks=("nnodes",)), ("-1", "1")),
+                lacks=("nnodes",)), ("-1",)),
     Compat("-r", "v", "refused",
            Fact("llama.cpp means --reverse-prompt, vLLM --node-rank; write the one that you mean",
                 lacks=("node_rank",))),

@@ -167,12 +167,12 @@ def _default_structure(config: ModelConfig) -> StructuredOutputsParams | None:
     # Grammars bring llguidance; only who asks for one pays for it.
     from pagoda.engine.constraint import completion_constraint
 
-    flags = "--grammar and --json-schema" if config.grammar and config.json_schema else "--grammar"
     try:
         wanted = StructuredOutputsParams(grammar=config.grammar, json=config.json_schema)
         completion_constraint(wanted)
     except RequestError as error:
-        flags = "--json-schema" if config.grammar is None else flags
+        asked = {"--grammar": config.grammar, "--json-schema": config.json_schema}
+        flags = " and ".join(flag for flag, text in asked.items() if text is not None)
         raise ConfigError(f"{flags} can't be enforced: {error}") from error
     return wanted
 

@@ -287,3 +287,10 @@ def test_a_bound_on_steps_that_makes_no_sense(text, capsys):
     with pytest.raises((ConfigError, SystemExit)) as refusal:
         engine(f"--max-step-ms {text}")
     assert "--max-step-ms" in f"{refusal.value}{capsys.readouterr().err}"
+
+
+def test_a_flag_with_one_dash_wins_over_a_config_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("max-model-len: 9000\n")
+    words = flags.with_config_file(["./m", "-max-model-len", "4000", "--config", str(file)])
+    assert flags.engine_config(make_parser().parse_args(words)).model.max_model_len == 4000
