@@ -19,6 +19,7 @@ from pagoda.config.option import flag_name
 from pagoda.config.parser import MergeJson
 
 _PREFIX = "compat "
+_REPO, _FILE = _PREFIX + "repo", _PREFIX + "file"
 
 
 def add_compat_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,9 @@ def add_compat_flags(parser: argparse.ArgumentParser) -> None:
     for same in SAME:
         if same.field in fields:
             _add_same(parser, same)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("-hf", "-hfr", "--hf-repo", dest=_REPO, action=_FromHub, **hidden)
+    parser.add_argument("-hff", "--hf-file", dest=_FILE, action=_FromHub, **hidden)
     for entry in TABLE:
         if known.keys().isdisjoint(entry.flags.split()):  # a command may give one a meaning
             _add(parser, entry)
@@ -43,6 +47,9 @@ def answers(namespace: argparse.Namespace) -> list[str]:
 
     Raises ConfigError for a flag without which the server would not be what was asked for.
     """
+    if hasattr(namespace, _FILE) and not hasattr(namespace, _REPO):
+        file = getattr(namespace, _FILE)
+        raise ConfigError(f"--hf-file {file} is a file of a repository; name that with --hf-repo.")
     return [
         *_flag_answers(namespace),
         *_value_answers(namespace),
@@ -72,6 +79,22 @@ class _Means(MergeJson):
         for name, value in means.items():
             field = MergeJson([], name)
             field(parser, namespace, value)
+
+
+class _FromHub(argparse.Action):
+    """A repository on the hub, and perhaps one of its files, which is then no other."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        repo, file = getattr(namespace, _REPO, None), getattr(namespace, _FILE, None)
+        if repo is not None:
+            namespace.model = f"hf:{repo}" if file is None else f"hf:{repo.split(':')[0]}:{file}"
 
 
 class _Constant(MergeJson):

@@ -52,8 +52,6 @@ _MODEL = (
     Compat("--override-tensor -ot", "v", "later", facts.OFFLOAD),
     Compat("--n-cpu-ffn -ncffn", "v", "later", facts.OFFLOAD),
     Compat("--moe-cache-mib", "v", "later", facts.OFFLOAD),
-    Compat("--hf-file -hff", "v", "refused",
-           Fact("write --model hf:org/name:file", has=("--model",))),
     Compat("--model-url -mu", "v", "refused",
            Fact("download the file and give its path", lacks=("model_url",))),
     Compat("--docker-repo -dr", "v", "refused",

@@ -70,7 +70,6 @@ _TEMPLATE = "default_chat_template_kwargs"
 SAME = (
     Same("-q", "quantization", str),
     Same("-cmoe --cpu-moe", "n_cpu_moe", str, "all"),
-    Same("-hf -hfr --hf-repo", "model", lambda name: f"hf:{name}"),
     Same("--temp --temperature", _SAMPLING, _sampling("temperature", float)),
     Same("--top-k", _SAMPLING, _sampling("top_k", int)),
     Same("--top-p", _SAMPLING, _sampling("top_p", float)),

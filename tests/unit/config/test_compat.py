@@ -129,9 +129,23 @@ def test_dotted_json_flags():
     assert len(answer(line)) == 2
 
 
-def test_hf_repo_of_llama_server_names_the_model():
-    namespace = parse(["-hf", "org/name:Q4_K_M"])
-    assert flags.engine_config(namespace).model.model == "hf:org/name:Q4_K_M"
+@pytest.mark.parametrize(
+    ("line", "model"),
+    [
+        ("-hf org/name:Q4_K_M", "hf:org/name:Q4_K_M"),
+        ("--hf-repo org/name --hf-file a.gguf -c 2048", "hf:org/name:a.gguf"),
+        ("-hff a.gguf -hfr org/name:Q8_0", "hf:org/name:a.gguf"),
+    ],
+)
+def test_hf_repo_of_llama_server_names_the_model(line, model):
+    namespace = parse(line.split())
+    assert compat.answers(namespace) == []
+    assert flags.engine_config(namespace).model.model == model
+
+
+def test_a_file_of_no_repository_is_refused():
+    with pytest.raises(ConfigError, match="name that with --hf-repo"):
+        answer("./m --hf-file a.gguf")
 
 
 def flags_of_llama_server() -> list[list[str]]:
