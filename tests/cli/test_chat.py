@@ -1,9 +1,11 @@
 """`pagoda chat` and `complete` against a server: one shot, and on a terminal."""
 
+import contextlib
 import os
 import pty
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -141,6 +143,23 @@ def test_complete_goes_on_with_the_text(fake_server):
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 128)
 
 
+def test_complete_takes_llama_clis_words(fake_server):
+    line = "-p 'one two' -n 7 --temp 0 --repeat-penalty 1.5 --jinja -no-cnv"
+    done = pagoda("complete", "--url", fake_server.url, *shlex.split(line))
+    assert done.stdout == "one two \n"
+    body = fake_server.bodies[0]
+    assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 7)
+    assert body["repetition_penalty"] == 1.5
+    answered = [line.split()[0] for line in done.stderr.splitlines()]
+    assert answered == ["--jinja", "--no-conversation"]
+
+
+def test_a_prompt_without_a_terminal_is_one_message(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-p", "hello there", "-n", "-1")
+    assert done.stdout.split() == ["hello", "there"]
+    assert "max_tokens" not in fake_server.bodies[0]
+
+
 def test_complete_keeps_thought_apart(fake_server):
     done = pagoda("complete", "--url", fake_server.url, "-q", "<think> hm </think> yes")
     assert done.stdout.strip() == "yes"
@@ -197,15 +216,34 @@ class Terminal:
         os.close(self.fd)
 
 
-@pytest.fixture
-def terminal(fake_server):
+@contextlib.contextmanager
+def chatting(fake_server, *words):
     # NO_CPR: this terminal does not answer where its cursor is.
     env = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    program = Terminal(["chat", "--url", fake_server.url], env)
-    program.wait_for("/help lists the commands")
-    program.wait_for("› ")
-    yield program
-    program.close()
+    program = Terminal(["chat", "--url", fake_server.url, *words], env)
+    try:
+        program.wait_for("/help lists the commands")
+        yield program
+    finally:
+        program.close()
+
+
+@pytest.fixture
+def terminal(fake_server):
+    with chatting(fake_server) as program:
+        program.wait_for("› ")
+        yield program
+
+
+def test_a_prompt_on_a_terminal_is_the_first_message(fake_server):
+    with chatting(fake_server, "-p", "hello you") as terminal:
+        terminal.wait_for(r"\[2 tokens")
+        terminal.send("again\r")
+        terminal.wait_for(r"\[1 tokens")
+        turns = [turn["content"].strip() for turn in fake_server.bodies[1]["messages"]]
+        assert turns == ["hello you", "hello you", "again"]
+        terminal.send("\x04")
+        assert terminal.exit_status() == 0
 
 
 def test_a_conversation_keeps_its_history(terminal, fake_server):

@@ -4,6 +4,7 @@ import pytest
 
 from pagoda.cli.source import Piece, Usage
 from pagoda.cli.source_engine import EngineSource
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
 from tests.server.fakes import FakeClient, served_model
@@ -14,6 +15,7 @@ ANSWER = [("reasoning", "Hm."), ("text", "Well.")]
 
 class Client(FakeClient):
     async def generate(self, request):
+        self.requests.append(request)
         for delta in self.deltas(request):
             yield delta
 
@@ -44,3 +46,13 @@ async def parts(stream) -> list[tuple[str, str]]:
 async def test_thought_and_answer_come_apart(way, prompt, reply):
     source = source_of(reply)
     assert await parts(getattr(source, way)(prompt, {})) == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("way", "prompt"), [("chat", [{"role": "user", "content": "hi"}]), ("complete", "hi")]
+)
+async def test_a_grammar_holds_replies(way, prompt):
+    source = source_of(b"yes")
+    source.served.defaults["structured_outputs"] = StructuredOutputsParams(choice=["yes", "no"])
+    await parts(getattr(source, way)(prompt, {}))
+    assert "yes" in source.served.client.requests[-1].grammar

@@ -1,6 +1,9 @@
 """What people type today parses: every command line of docs/walkthroughs.md."""
 
+import runpy
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -24,16 +27,28 @@ AWQ_27B = (
 GEMMA = "serve google/gemma-4-26B-A4B --max-model-len 4096 --reasoning-parser gemma4"
 
 
+MODULE = "pagoda.entrypoints.openai.api_server"
+PROGRAMS = {f"python3 -m {MODULE} ": "serve ", "python3 -m pagoda ": "", "pagoda ": ""}
+"""How a line begins, and what the command makes of it."""
+
+
 def documented(remark):
     """Pagoda's command lines in the document whose comment begins so, without their program."""
     lines = []
     for line in DOCUMENT.read_text().splitlines():
         command, _, comment = line.partition("   # ")
-        program = next((p for p in ("pagoda ", "python3 -m pagoda ") if line.startswith(p)), None)
+        program = next((p for p in PROGRAMS if line.startswith(p)), None)
         if program and comment.startswith(remark) and bool(comment) == bool(remark):
-            lines.append((command.removeprefix(program), comment.removeprefix(remark)))
+            words = PROGRAMS[program] + command.removeprefix(program)
+            lines.append((words, comment.removeprefix(remark)))
     assert lines, remark
     return lines
+
+
+def typed(beginning):
+    """The one line of the document that begins so, as it stands there."""
+    (line,) = [x for x in DOCUMENT.read_text().splitlines() if x.startswith(beginning)]
+    return line
 
 
 SERVED = [line for line, _ in documented("") if line.startswith("serve ")]
@@ -109,25 +124,51 @@ def test_a_length_of_256k_is_binary():
     assert flags.engine_config(args).model.max_model_len == 262_144
 
 
-def test_the_config_reaches_the_server(monkeypatch):
-    """`main` hands run_server what the flags say."""
-    import sys
-    import types
-
+@pytest.fixture
+def started(monkeypatch):
+    """What `main` hands run_server."""
     seen = {}
 
     def run_server(engine, server, more_models, wrap, advise):
+        assert not more_models
         seen.update(engine=engine, server=server)
         return 7
 
     launch = types.ModuleType("pagoda.server.launch")
     launch.run_server = run_server
     monkeypatch.setitem(sys.modules, "pagoda.server.launch", launch)
+    return seen
+
+
+def test_a_line_of_llama_server_as_it_is_typed(started):
+    program, *words = shlex.split(typed("pagoda serve --host 0.0.0.0 -m Qwen3-VL"))
+    assert (program, main(words)) == ("pagoda", 7)
+    folder = "Qwen3-VL-2B-Thinking-GGUF/"
+    model = started["engine"].model
+    assert model.model == folder + "Qwen3VL-2B-Thinking-Q8_0.gguf"
+    assert model.mmproj == folder + "mmproj-Qwen3VL-2B-Thinking-Q8_0.gguf"
+    assert model.max_model_len is None
+    assert (started["server"].host, started["server"].port) == ("0.0.0.0", 50088)
+
+
+def test_a_line_of_vllms_module_as_it_is_typed(started, monkeypatch):
+    _, _, module, *words = shlex.split(typed(f"python3 -m {MODULE}"))
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 7
+    model = started["engine"].model
+    assert model.model == "./DeepSeek-R1-Distill-Qwen-7B"
+    assert (model.max_model_len, model.dtype) == (2048, "half")
+    assert (started["server"].host, started["server"].port) == ("0.0.0.0", 8080)
+
+
+def test_the_config_reaches_the_server(started):
     line = "serve ./m --port 9 --api-key a --max-model-len 32k --no-enable-prefix-caching"
     assert main(line.split()) == 7
-    assert seen["engine"].model.max_model_len == 32_000
-    assert not seen["engine"].cache.enable_prefix_caching
-    assert (seen["server"].port, seen["server"].api_key) == (9, ("a",))
+    assert started["engine"].model.max_model_len == 32_000
+    assert not started["engine"].cache.enable_prefix_caching
+    assert (started["server"].port, started["server"].api_key) == (9, ("a",))
 
 
 def test_refused_before_a_server_is_imported():

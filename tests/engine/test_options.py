@@ -30,6 +30,18 @@ def test_quantization_at_load_is_taken():
     assert engine_config({"quantization": "int4"}).model.quantization == "int4"
 
 
+@pytest.mark.parametrize(
+    ("options", "task"),
+    [
+        ({"task": "embed"}, "embed"), ({"runner": "pooling"}, "embed"),
+        ({"runner": "generate"}, "generate"), ({"convert": "classify"}, "classify"),
+        ({"reranking": True}, "score"), ({"runner": "auto", "embedding": False}, "auto"),
+    ],
+)  # fmt: skip
+def test_what_others_say_of_tasks_is_ours(options, task):
+    assert engine_config(options).model.task == task
+
+
 def test_a_torch_type_is_a_dtype():
     assert engine_config({"dtype": torch.bfloat16}).model.dtype == "bfloat16"
 

@@ -1,6 +1,5 @@
 """What the server answers for the page, without a browser."""
 
-import argparse
 import importlib.util
 import re
 import sys
@@ -8,11 +7,13 @@ import sys
 import httpx
 import pytest
 
+from pagoda.base.errors import ConfigError
 from pagoda.cli import serve
-from pagoda.config.engine import EngineConfig
+from pagoda.cli.main import parse_command
 from pagoda.config.server import ServerConfig
 from pagoda.server import launch
 from pagoda.web import site
+from pagoda.web.files import Files
 from pagoda.web.site import Site
 from tests.server.conftest import RunningServer, running
 from tests.server.fakes import REPLY, FakeClient
@@ -117,12 +118,31 @@ async def test_below_a_root_path() -> None:
             assert (await client.get(path)).status_code == 200
 
 
-def test_serve_puts_the_page_in_front_of_the_api(monkeypatch) -> None:
-    wraps = []
-    monkeypatch.setattr(launch, "run_server", lambda *args, wrap, **_: wraps.append(wrap) or 0)
-    monkeypatch.setattr(serve, "engine_config", lambda args: EngineConfig())
-    monkeypatch.setattr(serve, "from_namespace", lambda *args: ServerConfig())
-    monkeypatch.setattr(serve, "answers", lambda args: [])
-    monkeypatch.setattr(serve, "setup_logging", lambda *args: None)
-    assert serve.run(argparse.Namespace(more_models=[])) == 0
-    assert isinstance(wraps[0](None), Site)
+@pytest.fixture
+def wrapped(monkeypatch):
+    """What `pagoda serve` with these words puts in front of the API."""
+
+    def run(line: str) -> object:
+        wraps = []
+        monkeypatch.setattr(launch, "run_server", lambda *args, wrap, **_: wraps.append(wrap) or 0)
+        monkeypatch.setattr(serve, "setup_logging", lambda *args: None)
+        _, args = parse_command("serve", line.split())
+        assert serve.run(args) == 0
+        return wraps[0]("the API")
+
+    return run
+
+
+def test_serve_puts_the_page_in_front_of_the_api(wrapped) -> None:
+    assert isinstance(wrapped("./m"), Site)
+
+
+@pytest.mark.parametrize("line", ["./m --no-webui", "-m ./m --no-ui", "./m --webui false"])
+def test_serve_without_a_page(wrapped, line) -> None:
+    assert wrapped(line) == "the API"
+
+
+def test_serve_with_files_of_its_own(wrapped, tmp_path) -> None:
+    assert isinstance(wrapped(f"./m --path {tmp_path}"), Files)
+    with pytest.raises(ConfigError, match="is no folder"):
+        wrapped(f"./m --path {tmp_path}/none")

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
 from pagoda.base.errors import PagodaError
@@ -13,6 +13,7 @@ from pagoda.cli.connect import (
     open_source,
     refuse_text_as_model,
     request_options,
+    say_answers,
 )
 from pagoda.cli.conversation import Conversation
 from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
@@ -21,7 +22,7 @@ from pagoda.cli.source import Source
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-USAGE = "[MODEL] [--url URL] [-q TEXT] [flags]"
+USAGE = "[MODEL] [--url URL] [-p TEXT | -q TEXT] [flags]"
 EPILOG = (
     "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
     "default model runs in this terminal. Text piped in is one message; its reply goes to stdout."
@@ -32,12 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument("-q", "--quick", metavar="TEXT", help="print one reply and leave")
     group.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="say this first; on a terminal the chat goes on"
+    )
+    group.add_argument(
         "-sys", "--system-prompt", metavar="TEXT", help="how the model should behave"
     )
     add_source_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    say_answers(args)
     refuse_text_as_model(args)
     return asyncio.run(_chat(args))
 
@@ -46,11 +51,11 @@ async def _chat(args: argparse.Namespace) -> int:
     chat = Conversation(system=args.system_prompt, options=request_options(args))
     text = args.quick
     if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
+        text = sys.stdin.read() if args.prompt is None else args.prompt
     source = await open_source(args)
     try:
         if text is None:
-            return await _converse(chat, source)
+            return await _converse(chat, source, args.prompt)
         chat.ask(text)
         return await _answer_once(chat, source)
     finally:
@@ -63,13 +68,15 @@ async def _answer_once(chat: Conversation, source: Source) -> int:
     return 130 if reply.stopped else 0
 
 
-async def _converse(chat: Conversation, source: Source) -> int:
+async def _converse(chat: Conversation, source: Source, first: str | None) -> int:
     from pagoda.cli.terminal import make_session, quiet_keys
 
     printer = ReplyPrinter(sys.stdout, color=True)
     session = make_session(env.cache_dir() / "chat_history", lambda: _toolbar(chat, source))
     printer.note(f"{source.model} {source.place} · /help lists the commands, Ctrl-D leaves")
     with quiet_keys():
+        if first is not None:
+            await _say(first, chat, source, printer)
         return await _loop(session, chat, source, printer)
 
 
@@ -95,31 +102,44 @@ async def _loop(
 
 async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPrinter) -> Next:
     """One line of the user: a command or a message. Errors are shown and nothing is lost."""
+    if not line.startswith("/"):
+        await _say(line, chat, source, printer)
+        return Next.PROMPT
     before = list(chat.turns)
-    if line.startswith("/"):
-        try:
-            text, following = run_command(line, chat, source)
-        except PagodaError as error:
-            printer.note(str(error))
-            return Next.PROMPT
-        if text:
-            printer.note(text)
-        if following is not Next.REPLY:
-            return following
-    else:
-        chat.ask(line)
+    try:
+        text, following = run_command(line, chat, source)
+    except PagodaError as error:
+        printer.note(str(error))
+        return Next.PROMPT
+    if text:
+        printer.note(text)
+    if following is not Next.REPLY:
+        return following
+    await _reply(before, chat, source, printer)
+    return Next.PROMPT
+
+
+async def _say(text: str, chat: Conversation, source: Source, printer: ReplyPrinter) -> None:
+    before = list(chat.turns)
+    chat.ask(text)
+    await _reply(before, chat, source, printer)
+
+
+async def _reply(
+    before: list[dict[str, Any]], chat: Conversation, source: Source, printer: ReplyPrinter
+) -> None:
+    """Answer the last turn; where that fails, the chat is as `before` again."""
     try:
         reply = await show(source.chat(chat.messages(), chat.options), printer)
     except PagodaError as error:
         chat.turns = before
         printer.note(str(error))
-        return Next.PROMPT
+        return
     if reply.text or reply.usage:
         chat.answer(reply.text, reply.usage)
     else:
         chat.turns = before
     printer.note(("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]") + "\n")
-    return Next.PROMPT
 
 
 def _toolbar(chat: Conversation, source: Source) -> str:

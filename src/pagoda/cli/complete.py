@@ -11,6 +11,7 @@ from pagoda.cli.connect import (
     open_source,
     refuse_text_as_model,
     request_options,
+    say_answers,
 )
 from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
 from pagoda.cli.source import Source
@@ -18,17 +19,21 @@ from pagoda.cli.source import Source
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-USAGE = "[MODEL] [--url URL] [-q TEXT] [flags]"
+USAGE = "[MODEL] [--url URL] [-p TEXT] [flags]"
 _DEFAULT_TOKENS = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("complete")
-    group.add_argument("-q", "--quick", metavar="TEXT", help="continue this text and leave")
+    group.add_argument(
+        "-p", "--prompt", "-q", "--quick", dest="quick", metavar="TEXT",
+        help="continue this text and leave",
+    )  # fmt: skip
     add_source_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    say_answers(args)
     refuse_text_as_model(args)
     return asyncio.run(_complete(args))
 

@@ -1,6 +1,7 @@
 """Which source `chat` and `complete` talk to, from their flags."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,17 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.cli.conversation import OPTIONS
 from pagoda.cli.source import Source
+from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import add_engine_flags, engine_config
+from pagoda.config.option import flag_name
 
 _DEFAULT_PORT = 8000
+# As llama-cli spells them.
+_OTHER_NAMES = {
+    "temperature": ("--temp",),
+    "repetition_penalty": ("--repeat-penalty",),
+    "max_tokens": ("-n", "--predict", "--n-predict"),
+}
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +35,23 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling", "By default as the model or server has it.")
     for name, kind in OPTIONS.items():
         if name != "seed":
-            flag = "--" + name.replace("_", "-")
-            sampling.add_argument(flag, type=kind, metavar="N" if kind is int else "X")
+            flags = (flag_name(name), *_OTHER_NAMES.get(name, ()))
+            sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X")
     add_engine_flags(parser)
+    add_compat_flags(parser)
+
+
+def say_answers(args: argparse.Namespace) -> None:
+    """One line on stderr for each flag that means nothing here; ConfigError as `answers`."""
+    for line in answers(args):
+        print(line, file=sys.stderr)
 
 
 def request_options(args: argparse.Namespace) -> dict[str, Any]:
     """Sampling options that were given, by their names in requests."""
     given = {name: getattr(args, name, None) for name in OPTIONS}
+    if (given["max_tokens"] or 0) < 0:  # llama-cli's "as many as there are"
+        given["max_tokens"] = None
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -1,9 +1,10 @@
 """`pagoda serve`: a model behind an OpenAI-compatible API."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import (
@@ -17,8 +18,8 @@ from pagoda.config.server import ServerConfig
 
 USAGE = "[MODEL ...] [flags]"
 EPILOG = (
-    "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted; "
-    "each is answered with one line that says why it has no effect here."
+    "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted: what "
+    "says the same as one of these does the same, any other is answered with one line."
 )
 
 prepare = with_config_file
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     lines = answers(args)
     engine, server = engine_config(args), from_namespace(ServerConfig, args)
     setup_logging(server.log_level, server.log_format)
+    if server.path is not None and not Path(server.path).is_dir():
+        raise ConfigError(f"--path {server.path} is no folder; name one that holds the files.")
     log = get_logger("cli.serve")
     for line in lines:
         log.warning("%s", line)
@@ -46,6 +49,12 @@ def run(args: argparse.Namespace) -> int:
 
     def with_page(app: Any) -> Any:
         """Called when the engine has its process: this imports starlette."""
+        if server.path is not None:
+            from pagoda.web.files import Files
+
+            return Files(app, server.path, server.root_path)
+        if not server.webui:
+            return app
         from pagoda.web.site import Site
 
         return Site(app, server.root_path)

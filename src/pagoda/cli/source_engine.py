@@ -12,6 +12,7 @@ from pagoda.base.log import setup_logging
 from pagoda.cli.source import Clock, Piece, Usage, piece_of
 from pagoda.config.engine import EngineConfig
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.directory import ServedModel, start_served_model
 from pagoda.engine.outputs import OutputProcessor
 from pagoda.engine.progress import StartupDisplay
@@ -79,7 +80,11 @@ class EngineSource:
         served = self.served
         ids = served.tokenizer.encode(prompt, add_special_tokens=special)
         sampling = SamplingParams(**({"max_tokens": None} | served.defaults | options))
-        request = served.make_request(f"chat-{next(self._ids)}", ids, sampling)
+        grammar = None
+        if sampling.structured_outputs is not None:
+            grammar = self._grammar(prompt, sampling.structured_outputs, chat=not special)
+        req_id = f"chat-{next(self._ids)}"
+        request = served.make_request(req_id, ids, sampling, grammar=grammar)
         processor = OutputProcessor(served.tokenizer, request.sampling, ids, served.text.markup_ids)
         clock, count, cached, finish = Clock(), 0, 0, None
         deltas = served.client.generate(request)
@@ -98,6 +103,14 @@ class EngineSource:
                 if finish is not None:
                     break
         yield clock.usage(len(ids), count, cached, finish)
+
+    def _grammar(self, prompt: str, wanted: StructuredOutputsParams, *, chat: bool) -> str | None:
+        """What --grammar or --json-schema holds a reply to."""
+        from pagoda.engine.constraint import ToolUse, chat_constraint, completion_constraint
+
+        if chat:
+            return chat_constraint(self.served.text, prompt, wanted, ToolUse()).grammar
+        return completion_constraint(wanted).grammar
 
 
 async def open_served_model(config: EngineConfig) -> ServedModel:

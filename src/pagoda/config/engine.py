@@ -16,6 +16,18 @@ def _length(text: str) -> int | str:
     return "auto" if text in ("auto", "-1") else parse_size(text)
 
 
+def _context(text: str) -> int | str | None:
+    return None if text == "0" else _length(text)
+
+
+_TASKS = {"embedding": "embed", "rerank": "score"}
+"""Other names of tasks, as vLLM had them."""
+
+
+def _task(text: str) -> str:
+    return _TASKS.get(text, text)
+
+
 def _count(text: str) -> int | str | None:
     if text in ("auto", "-1"):
         return None
@@ -29,6 +41,11 @@ _BACKENDS = {
     "triton-attn": "triton",
 }
 """Other names of attention backends, as other engines spell them."""
+
+
+def _device(text: str) -> str:
+    """llama.cpp's `none` offloads nothing."""
+    return "cpu" if text == "none" else text
 
 
 def _backend(text: str) -> str:
@@ -77,18 +94,18 @@ class ModelConfig(Options):
     )
     quantization: str = option(
         "none",
-        "Round bf16, fp16 and fp32 weights while they load, for a CPU's native kernels: `int8` "
-        "(a scale per 32 weights, 8.5 bits each), `int4` (scale and minimum per 32, 5 bits; token "
-        "table and output head in `int8`) or `fp8` (there as `int8`, which is closer). Weights "
-        "that the checkpoint has quantized need no flag.",
+        "Round bf16, fp16 and fp32 weights while they load, for the kernels of a CPU or a GPU: "
+        "`int8` (a scale per 32 weights, 8.5 bits each), `int4` (scale and minimum per 32, 5 bits; "
+        "token table and output head in `int8`) or `fp8` (there as `int8`, which is closer). "
+        "Weights that the checkpoint has quantized need no flag.",
         choices=("none", "fp8", "int8", "int4"),
     )
     max_model_len: int | str | None = option(
         None,
         "Context length: a number, `256K` (262,144), or `auto`, the largest that fits. "
-        "By default the model's own, as far as a few GiB of cache hold it.",
+        "By default, and with 0, the model's own, as far as a few GiB of cache hold it.",
         aliases=("-c", "--ctx-size"),
-        parse=_length,
+        parse=_context,
         bounds=_AT_LEAST_1,
     )
     load_format: str = option(
@@ -100,10 +117,32 @@ class ModelConfig(Options):
         "(F16 first).",
         aliases=("-mm",),
     )
+    task: str = option(
+        "auto",
+        "What the model must be able to do, or it is not served: `generate`, `embed`, `classify` "
+        "or `score`. Whatever this says, all that it can do is served.",
+        choices=("auto", "generate", "embed", "classify", "score"),
+        parse=_task,
+    )
+    pooling: str = option(
+        "auto",
+        "How a text's states become its vector: by default as the model's files say; `rank` is a "
+        "classifier's score. Decoders pool their last token.",
+        choices=("auto", "cls", "last", "max", "mean", "rank"),
+        parse=str.lower,
+    )
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Folder for downloaded models.")
     chat_template: str | None = option(
         None, "File (or text) that replaces the chat template.", aliases=("--chat-template-file",)
+    )
+    default_chat_template_kwargs: dict[str, object] = option(
+        None,
+        'JSON of variables for the chat template, such as {"enable_thinking": false}, where a '
+        "request says nothing else.",
+        aliases=("--chat-template-kwargs",),
+        parse=_json_object,
+        factory=dict,
     )
     chat_template_content_format: str = option(
         "auto", "How message content reaches the template.", choices=("auto", "string", "openai")
@@ -131,7 +170,14 @@ class ModelConfig(Options):
         parse=_json_object,
         factory=dict,
     )
-    seed: int = option(0, "Seed for requests that bring none.")
+    grammar: str | None = option(
+        None,
+        "Grammar (GBNF, EBNF or Lark) that replies follow where a request names no structure.",
+    )
+    json_schema: str | None = option(
+        None, "JSON schema that replies follow where a request names no structure.", aliases=("-j",)
+    )
+    seed: int = option(0, "Seed for requests that bring none.", aliases=("-s",))
     max_logprobs: int = option(
         20, "Most alternatives a request may ask for; -1 is no limit.", bounds=(-1, math.inf)
     )
@@ -238,7 +284,9 @@ class ParallelConfig(Options):
 class DeviceConfig(Options):
     """Where the model runs."""
 
-    device: str = option("auto", "Where to run.", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "Where to run.", choices=("auto", "cpu", "cuda"), aliases=("-dev",), parse=_device
+    )
     threads: int | str = option(
         "auto", "CPU threads; `auto` respects affinity and the container's quota.",
         aliases=("-t",), parse=_length, bounds=_AT_LEAST_1,

@@ -26,7 +26,7 @@ from pagoda.config.parser import MergeJson
 
 T = TypeVar("T")
 _NAME = re.compile(r"[\w][\w.-]*", re.ASCII)
-_SECTIONS = {
+SECTIONS = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """The model as a positional argument, and every engine flag."""
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="same as --model")
-    for cls in _SECTIONS.values():
+    for cls in SECTIONS.values():
         add_flags(parser, cls)
 
 
@@ -69,7 +69,7 @@ def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> 
     if tag and named and tag != named:
         raise ConfigError(f"Two models are given, {tag} and --model {named}; name one.")
     sections: dict[str, Any] = {
-        name: from_namespace(cls, namespace) for name, cls in _SECTIONS.items()
+        name: from_namespace(cls, namespace) for name, cls in SECTIONS.items()
     }
     config = EngineConfig(**sections)
     if tag:
@@ -132,7 +132,8 @@ def with_config_file(words: list[str]) -> list[str]:
             continue
         path = word.partition("=")[2] or "".join(words[index + 1 : index + 2])
         rest = words[:index] + words[index + (1 if "=" in word else 2) :]
-        given = {name.partition("=")[0].replace("_", "-") for name in rest}
+        names = (word.partition("=")[0] for word in rest if word.startswith("-"))
+        given = {"--" + name.lstrip("-").replace("_", "-") for name in names}
         if rest and not rest[0].startswith("-"):
             given.add("--model")
         return rest + read_config_file(path, given)

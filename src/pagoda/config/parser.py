@@ -1,19 +1,21 @@
-"""An argument parser that takes flags the way vLLM's users write them.
+"""An argument parser that takes flags the way users of vLLM and llama.cpp write them.
 
 Underscores are dashes, `--a.b.c v` is a key of the JSON that `--a` takes, `-O3` is
-`--optimization-level 3`, and an unknown flag is answered with the nearest known one.
+`--optimization-level 3`, `-mmproj F` is `--mmproj F`, and an unknown flag is answered with the
+nearest known one.
 """
 
 import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
 
+_SAID = {"true": True, "false": False}
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 
 
@@ -48,7 +50,8 @@ class FlagParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(normalise(words), namespace)
+        plain = self._switched(normalise(words, self._option_string_actions))
+        return super().parse_known_args(plain, namespace)
 
     def parse_args(  # type: ignore[override]  # as above
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -57,6 +60,31 @@ class FlagParser(argparse.ArgumentParser):
         if left:
             self.error(self._explain(left))
         return parsed
+
+    def _switched(self, words: list[str]) -> list[str]:
+        """`--switch=False` and `--switch False`, as older vLLM had it, are `--no-switch`."""
+        out: list[str] = []
+        for word in words:
+            flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            switch = flag or (out[-1] if out else "")
+            action = self._option_string_actions.get(switch)
+            said = _SAID.get(value.lower())
+            if said is None or action is None or action.nargs != 0:
+                out.append(word)
+                continue
+            if not equals:
+                out.pop()
+            off = "--no-" + switch.removeprefix("--")
+            if said:
+                out.append(switch)
+            elif off in self._option_string_actions:
+                out.append(off)
+        return out
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No beginning of a flag stands for it, and no value is glued to one: argparse would read
+        `-mmprj FILE` as `--model mprj`, and `-p TEXT` as `-pp TEXT`."""
+        return []
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
@@ -74,8 +102,8 @@ class FlagParser(argparse.ArgumentParser):
         return f"unknown flag {flag}" + (f"; did you mean {close}?" if close else ".")
 
 
-def normalise(words: Sequence[str]) -> list[str]:
-    """Rewrite vLLM's spellings into plain `--flag-name value`."""
+def normalise(words: Sequence[str], known: Container[str] = ()) -> list[str]:
+    """Rewrite others' spellings into plain `--flag-name value`; `known` are a parser's flags."""
     out: list[str] = []
     pending: tuple[str, list[str]] | None = None
     for index, word in enumerate(words):
@@ -91,9 +119,11 @@ def normalise(words: Sequence[str]) -> list[str]:
             out += ["--optimization-level", level[1]]
             continue
         name, equals, value = word.partition("=")
-        head, *path = name.split(".") if _is_flag(name) else [name]
-        if head.startswith("--"):
-            head = head.replace("_", "-")
+        dotted = _is_flag(name) and name not in known
+        head, *path = name.split(".") if dotted else [name]
+        head = _long(head, known)
+        if path and not head.startswith("--") and head not in known:
+            head, path = name, []
         if not path:
             out.append(head + equals + value if _is_flag(name) else word)
         elif equals:
@@ -107,6 +137,14 @@ def normalise(words: Sequence[str]) -> list[str]:
 
 def _is_flag(name: str) -> bool:
     return name.startswith("-") and len(name) > 1 and name[1] not in "0123456789."
+
+
+def _long(flag: str, known: Container[str]) -> str:
+    """`-long_name` is `--long-name`, unless it is a flag itself."""
+    if not _is_flag(flag):
+        return flag
+    long = "--" + flag.lstrip("-").replace("_", "-")
+    return long if flag.startswith("--") or (flag not in known and long in known) else flag
 
 
 def _nested(path: list[str], text: str) -> str:

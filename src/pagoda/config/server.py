@@ -54,7 +54,11 @@ class ServerConfig(Options):
     )
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that those pages may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that those pages may send.")
-    allow_credentials: bool = option(False, "Those pages may send cookies and client certificates.")
+    allow_credentials: bool = option(
+        False,
+        "Those pages may send cookies and client certificates.",
+        aliases=("--cors-credentials",),
+    )
     startup_timeout: float = option(
         0.0, "Give up when not ready after so many seconds; 0 waits.", bounds=_AT_LEAST_0
     )
@@ -84,6 +88,8 @@ class ServerConfig(Options):
         "info", "Least important level that is logged.",
         choices=("debug", "info", "warning", "error"), aliases=("--uvicorn-log-level",),
     )  # fmt: skip
+    webui: bool = option(True, "A chat page at `/`.", aliases=("--ui",))
+    path: str | None = option(None, "Folder of files to serve at `/` in place of the chat page.")
     models_dir: str | None = option(
         None, "Folder of further models: each GGUF file and each folder in it, by its name."
     )

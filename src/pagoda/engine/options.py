@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.base.near import nearest
-from pagoda.config.compat import quantization_answer
+from pagoda.config.compat import answer, quantization_answer
 from pagoda.config.compat_table import TABLE
 from pagoda.config.engine import EngineConfig
 
@@ -30,15 +30,14 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         if value is None:
             continue  # vLLM's way to say "as you like"
         if name == "quantization":
-            answer = quantization_answer(f"LLM(quantization={value!r})", str(value))
-            if answer is not None:
-                log.warning("%s", answer)
+            line = quantization_answer(f"LLM(quantization={value!r})", str(value))
+            if line is not None:
+                log.warning("%s", line)
                 continue
-        if name in known:
-            section, field = known[name]
-            values.setdefault(section, {})[field.name] = _value(config, section, field, value)
-        else:
-            _answer_foreign(name, value, known)
+        said = {name: value} if name in known else _foreign(name, value, known)
+        for ours, given in said.items():
+            section, field = known[ours]
+            values.setdefault(section, {})[field.name] = _value(config, section, field, given)
     changed = {
         section: dataclasses.replace(getattr(config, section), **fields)
         for section, fields in values.items()
@@ -76,8 +75,11 @@ def _value(config: EngineConfig, section: str, field: Any, value: Any) -> Any:
         raise ConfigError(f"LLM({field.name}={value!r}) is not usable: {error}.") from error
 
 
-def _answer_foreign(name: str, value: Any, known: dict[str, Any]) -> None:
-    """Say in one line what an argument that only others know does here; ConfigError if refused."""
+def _foreign(name: str, value: Any, known: dict[str, Any]) -> Mapping[str, Any]:
+    """What an argument that only others know says in ours; else one line says what it does here.
+
+    ConfigError if it is refused.
+    """
     what = f"LLM({name}={value!r})"
     foreign = {_argument(flag): entry for entry in TABLE for flag in entry.flags.split()}
     entry = foreign.get(name)
@@ -85,9 +87,8 @@ def _answer_foreign(name: str, value: Any, known: dict[str, Any]) -> None:
         close = nearest(name, known, foreign)
         hint = f"; did you mean {close!r}?" if close else "."
         raise ConfigError(f"LLM() has no argument {name!r}{hint}")
-    if not value or str(value) in entry.quiet:
-        return
-    if entry.effect == "refused":
-        raise ConfigError(f"{what} is not supported: {entry.why}.")
-    effect = "has no effect here" if entry.effect == "none" else "is not supported yet"
-    log.warning("%s %s: %s.", what, effect, entry.why)
+    if str(value) in entry.means:
+        return entry.means[str(value)]
+    if value and str(value) not in entry.quiet:
+        log.warning("%s", answer(what, entry.effect, entry.why.text))
+    return {}

@@ -12,6 +12,7 @@ from pagoda.base.errors import ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import ImageInput, VideoInput
 from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.images.select import image_processor_for, video_processor_for
@@ -102,6 +103,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
         content_format=cast(ContentFormatName, config.chat_template_content_format),
         image_placeholder=None if processor is None else processor.placeholder,
         video_placeholder=None if film is None else film.placeholder,
+        variables=config.default_chat_template_kwargs,
     )
     parser = parser_for(
         template.source if template is not None else None,
@@ -150,11 +152,29 @@ def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:
         ) from error
     if defaults:
         log.info(
-            "Default sampling parameters come from the model's generation_config.json: %s "
-            "(`--generation-config vllm` ignores it).",
+            "Default sampling parameters come from the model's generation_config.json "
+            "(`--generation-config vllm` ignores it) and from flags: %s.",
             ", ".join(f"{name}={value}" for name, value in sorted(defaults.items())),
         )
-    return defaults
+    structure = _default_structure(config)
+    return defaults if structure is None else {**defaults, "structured_outputs": structure}
+
+
+def _default_structure(config: ModelConfig) -> StructuredOutputsParams | None:
+    """What replies follow that were asked for no structure; ConfigError for what cannot be."""
+    if config.grammar is None and config.json_schema is None:
+        return None
+    # Grammars bring llguidance; only who asks for one pays for it.
+    from pagoda.engine.constraint import completion_constraint
+
+    try:
+        wanted = StructuredOutputsParams(grammar=config.grammar, json=config.json_schema)
+        completion_constraint(wanted)
+    except RequestError as error:
+        asked = {"--grammar": config.grammar, "--json-schema": config.json_schema}
+        flags = " and ".join(flag for flag, text in asked.items() if text is not None)
+        raise ConfigError(f"{flags} can't be enforced: {error}") from error
+    return wanted
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:

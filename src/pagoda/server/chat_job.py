@@ -5,6 +5,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from pagoda.base.errors import RequestError
 from pagoda.engine.constraint import Constraint, chat_constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
@@ -80,6 +81,12 @@ async def batch_job(
     body: BatchChatRequest, served: ServedModel, head: ReplyHead, metrics: Metrics
 ) -> ChatJob:
     sampling = chat_params(body, served)
+    if sampling.structured_outputs is not None:
+        raise RequestError(
+            "This server holds replies to a grammar or a schema, and a batch can't be; send its "
+            "conversations one by one.",
+            "messages",
+        )
     texts, prompts = [], []
     for messages in body.messages:
         texts.append(await _render(body, served, messages))

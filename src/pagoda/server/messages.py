@@ -6,11 +6,10 @@ from typing import Any
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
+from pagoda.text.chat_template import RESERVED
 
 # More are rendered on a thread (about 10 us each).
 _INLINE_MESSAGES = 256
-# Where a client may name a template's own input, it must not replace the conversation.
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 async def render_prompt(
@@ -28,7 +27,7 @@ async def render_prompt(
             f"{served.names[0]} has no chat template; use /v1/completions, or start the server "
             "with --chat-template.", "messages",
         )  # fmt: skip
-    for name in sorted(_RESERVED & variables.keys()):
+    for name in sorted(RESERVED & variables.keys()):
         raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
     template = served.chat_template
 

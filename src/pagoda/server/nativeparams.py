@@ -9,7 +9,7 @@ from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.constraint import completion_constraint
 from pagoda.engine.directory import ServedModel
-from pagoda.server.params import clamped, stop_strings, with_defaults
+from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
 from pagoda.server.prompts import MAX_PROMPTS, encode
 from pagoda.server.protocol.native import NativeBody
 
@@ -87,13 +87,16 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
     )
 
 
-async def native_grammar(body: NativeBody) -> str | None:
-    """`grammar` or `json_schema`, for the engine. RequestError names what cannot be enforced."""
+async def native_grammar(body: NativeBody, served: ServedModel) -> str | None:
+    """`grammar` or `json_schema`, of the body or the server, for the engine. RequestError names
+    what cannot be enforced."""
     if body.grammar and body.json_schema is not None:
         raise RequestError("Send one of grammar and json_schema.", "json_schema")
-    if not body.grammar and body.json_schema is None:
+    wanted: StructuredOutputsParams | None = served.defaults.get(STRUCTURE)
+    if body.grammar or body.json_schema is not None:
+        wanted = StructuredOutputsParams(grammar=body.grammar or None, json=body.json_schema)
+    if wanted is None:
         return None
-    wanted = StructuredOutputsParams(grammar=body.grammar or None, json=body.json_schema)
     try:
         # Beside the event loop: grammars are anyone's.
         return (await asyncio.to_thread(completion_constraint, wanted)).grammar

@@ -21,6 +21,8 @@ MAX_CHARACTERS = 1 << 16
 # Ids of all lists travel to the engine with every choice.
 MAX_LISTED_IDS = 1 << 20
 
+STRUCTURE = "structured_outputs"
+"""Among a model's defaults, what --grammar and --json-schema say."""
 _COPIED = (
     "n", "seed", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
     "min_tokens", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens",
@@ -41,7 +43,7 @@ def chat_params(body: ChatBody, served: ServedModel) -> SamplingParams:
         served,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structure=wanted_structure(body),
+        structure=wanted_structure(body, served.defaults.get(STRUCTURE)),
     )
 
 
@@ -56,7 +58,7 @@ def completion_params(body: CompletionRequest, served: ServedModel) -> SamplingP
         served,
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
-        structure=wanted_structure(body),
+        structure=wanted_structure(body, served.defaults.get(STRUCTURE)),
     )
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs

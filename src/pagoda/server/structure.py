@@ -17,8 +17,13 @@ from pagoda.server.protocol.common import GenerationBody, ResponseFormat
 _MAX_HEADER = 1000
 
 
-def wanted_structure(body: GenerationBody) -> StructuredOutputsParams | None:
-    """`response_format` or `structured_outputs`. Raises RequestError for both, or a wrong one."""
+def wanted_structure(
+    body: GenerationBody, default: StructuredOutputsParams | None = None
+) -> StructuredOutputsParams | None:
+    """`response_format` or `structured_outputs`, or the server's `default` where the body has
+    neither. Raises RequestError for both, or a wrong one."""
+    if body.response_format is None and body.structured_outputs is None:
+        return default
     asked = _of_format(body.response_format)
     if body.structured_outputs is None:
         return asked

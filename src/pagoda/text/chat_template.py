@@ -19,6 +19,8 @@ from pagoda.weights.files import ModelFiles
 logger = get_logger(__name__)
 
 ContentFormatName = Literal["auto", "string", "openai"]
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What the conversation itself says; nobody's variables may replace it."""
 # What a template's expressions raise on data they were not written for.
 _EXPRESSION_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
@@ -47,9 +49,12 @@ class ChatTemplate:
         content_format: ContentFormatName = "auto",
         image_placeholder: str | None = None,
         video_placeholder: str | None = None,
+        variables: Mapping[str, Any] | None = None,
     ):
         """The placeholders stand for a picture and a video where a template takes strings only;
-        None where the model sees none."""
+        None where the model sees none. `variables` hold where a request has none of their names.
+        """
+        self._variables = dict(variables or {})
         self.source = "\n".join(sources.values())
         """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
@@ -97,6 +102,7 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         shared = {
             **self._names,
+            **self._variables,
             **(variables or {}),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
@@ -153,13 +159,16 @@ def load_chat_template(
     content_format: ContentFormatName = "auto",
     image_placeholder: str | None = None,
     video_placeholder: str | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> ChatTemplate | None:
     """The chat template of a model, or the one of `--chat-template`; None if it has none.
 
-    `override` is a file's path or a template's text; the placeholders as of
-    `ChatTemplate`. Raises ConfigError for an override that can't be used, CheckpointError for a
-    broken template of the model's own.
+    `override` is a file's path or a template's text; the placeholders and `variables` as of
+    `ChatTemplate`. Raises ConfigError for an override or variables that can't be used,
+    CheckpointError for a broken template of the model's own.
     """
+    for name in sorted(RESERVED & (variables or {}).keys()):
+        raise ConfigError(f"--chat-template-kwargs names {name}, which each request sets itself.")
     sources = template_sources(files, override)
     if not sources:
         return None
@@ -171,6 +180,7 @@ def load_chat_template(
             content_format,
             image_placeholder,
             video_placeholder,
+            variables,
         )
     except (jinja2.TemplateError, RecursionError) as error:
         if override is not None:

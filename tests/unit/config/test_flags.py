@@ -59,6 +59,38 @@ def test_the_model_is_positional_or_a_flag(line):
     assert engine(line).model.model == "./m"
 
 
+@pytest.mark.parametrize("flag", ["-mmproj", "-max-model-len", "-max_model_len", "-ctx-size"])
+def test_a_long_flag_may_have_one_dash(flag):
+    for words in ([flag, "9"], [f"{flag}=9"]):
+        model = flags.engine_config(make_parser().parse_args(["./m", *words])).model
+        assert model.model == "./m"
+        assert "9" in (model.mmproj, str(model.max_model_len))
+
+
+def test_a_short_flag_of_several_letters_is_no_long_one():
+    assert engine("-tp 2 -mm x").parallel.tensor_parallel_size == 2
+
+
+def test_a_context_of_0_is_the_models_own():
+    assert engine("-c 0").model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("-mmprj x", "unknown flag -mmprj; did you mean --mmproj?"),
+        ("-m x -z hi", "unknown flag -z."),
+        ("-m x -po 80", "unknown flag -po; did you mean --port?"),
+        ("-mmodel.gguf", "unknown flag -mmodel.gguf"),
+    ],
+)
+def test_no_beginning_of_a_flag_stands_for_it(line, answer, capsys):
+    """argparse would take `-mmprj x` for `--model mprj`."""
+    with pytest.raises(SystemExit):
+        parse(line)
+    assert answer in capsys.readouterr().err
+
+
 def test_two_different_models_are_refused():
     with pytest.raises(ConfigError, match="Two models"):
         engine("./a --model ./b")
@@ -69,6 +101,14 @@ def test_underscores_are_dashes_but_not_in_values():
     assert config.model.max_model_len == 1000
     assert config.model.served_model_name == ("my_model",)
     assert config.model.chat_template == "a_b.jinja"
+
+
+def test_switches_may_be_told_their_value():
+    for line in ("--enable-prefix-caching=False", "-enable_prefix_caching false ./m"):
+        assert engine(line).cache.enable_prefix_caching is False
+    config = engine("--enforce-eager True ./m --enable-chunked-prefill=true")
+    assert config.device.enforce_eager is config.scheduler.enable_chunked_prefill is True
+    assert config.model.model == "./m"
 
 
 def test_switches_have_a_no_form():
@@ -120,7 +160,7 @@ def test_a_dotted_flag_needs_a_value():
     ],
 )
 def test_spellings(words, plain):
-    assert normalise(words) == plain
+    assert normalise(words, {"-cc"}) == plain
 
 
 @pytest.mark.parametrize(
@@ -247,3 +287,10 @@ def test_a_bound_on_steps_that_makes_no_sense(text, capsys):
     with pytest.raises((ConfigError, SystemExit)) as refusal:
         engine(f"--max-step-ms {text}")
     assert "--max-step-ms" in f"{refusal.value}{capsys.readouterr().err}"
+
+
+def test_a_flag_with_one_dash_wins_over_a_config_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("max-model-len: 9000\n")
+    words = flags.with_config_file(["./m", "-max-model-len", "4000", "--config", str(file)])
+    assert flags.engine_config(make_parser().parse_args(words)).model.max_model_len == 4000

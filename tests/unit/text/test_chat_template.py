@@ -298,6 +298,17 @@ def test_the_flag_takes_a_file_or_a_text(tmp_path):
         load_chat_template(model, TOKENIZER, override="{% if %}")
 
 
+def test_variables_hold_where_a_request_has_none(tmp_path):
+    """Those of `--chat-template-kwargs`."""
+    source = "{{ enable_thinking }}{{ mood }}"
+    model = files("gguf", tmp_path, {"tokenizer.chat_template": source})
+    chat = load_chat_template(model, TOKENIZER, variables={"enable_thinking": False, "mood": 1})
+    assert chat.render([USER]) == "False1"
+    assert chat.render([USER], variables={"enable_thinking": True}) == "True1"
+    with pytest.raises(ConfigError, match="names tools, which each request sets itself"):
+        load_chat_template(model, TOKENIZER, variables={"tools": []})
+
+
 def test_a_broken_template_of_the_model_says_what_to_do(tmp_path):
     with pytest.raises(CheckpointError, match="--chat-template"):
         load_chat_template(files("gguf", tmp_path, {"tokenizer.chat_template": "{% if"}), TOKENIZER)

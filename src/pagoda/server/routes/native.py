@@ -97,7 +97,7 @@ async def _reply(
     head = reply_head(request, "native", body.request_id, body.model or served.names[0])
     if not body.cache_prompt:
         body.cache_salt = uuid.uuid4().hex
-    rules = ReplyRules(await native_grammar(body))
+    rules = ReplyRules(await native_grammar(body, served))
     given = [Prompt(ids) for ids in prompts]
     generation = Generation(served, given, sampling, body, head.id, context.metrics, rules)
     job = NativeJob(body, served, generation, head)

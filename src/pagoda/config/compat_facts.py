@@ -1,0 +1,128 @@
+"""Facts that several flags of others rest on."""
+
+from pagoda.config.compat_row import Fact
+
+ONE_DEVICE = Fact(
+    "only --tensor-parallel-size spreads a model over devices",
+    has=("--tensor-parallel-size",),
+    lacks=("data_parallel", "context_parallel", "expert_parallel", "eplb", "node", "rpc", "ray"),
+)
+ONE_PROCESS = Fact("one server process answers all requests", lacks=("server_count", "http_thread"))
+ONE_ENGINE = Fact(
+    "a request is served by one engine", lacks=("transfer_config", "headless", "scale_out")
+)
+GRAPHS = Fact(
+    "steps are captured as graphs when they are first needed; --enforce-eager leaves it out",
+    has=("--enforce-eager", "pagoda.runtime.captured"),
+)
+PARSERS = Fact(
+    "--reasoning-parser and --tool-call-parser say what a reply's parts are, by default as the "
+    "chat template shows",
+    has=("--reasoning-parser", "--tool-call-parser", "pagoda.text.parsers.select"),
+)
+HEAD = Fact("a request line and its headers may have 16 KiB", has=("pagoda.server.http1",))
+REMOTE_MEDIA = Fact(
+    "pictures and videos come inside requests or from --allowed-media-domains, never from the "
+    "server's own files",
+    has=("--allowed-media-domains",),
+    lacks=("local_media", "media_path"),
+)
+MEDIA_FIELDS = Fact(
+    "send media_io_kwargs and mm_processor_kwargs with the request, or limit all with "
+    "--image-max-tokens and --video-max-tokens",
+    has=("media_io_kwargs", "mm_processor_kwargs", "--image-max-tokens", "--video-max-tokens"),
+)
+MEDIA_CACHE = Fact(
+    "prepared pictures are kept in up to 256 MiB of memory", has=("pagoda.engine.media",)
+)
+TOWER = Fact(
+    "the vision tower is loaded where there is one; --limit-mm-per-prompt "
+    """'{"image": 0, "video": 0}' refuses what it would read""",
+    has=("--limit-mm-per-prompt", "pagoda.layers.vision"),
+)
+VISION_CACHED = Fact(
+    "pictures are encoded in slices between steps, and their embeddings kept for a while",
+    has=("pagoda.runtime.media",),
+)
+SPECULATION = Fact("tokens are decoded one by one", lacks=("speculat", "draft", "lookahead"))
+LORA = Fact("adapters are not served; merge one into the checkpoint", lacks=("lora", "adapter"))
+STEERING = Fact("control vectors are not applied", lacks=("control_vector", "steer"))
+DEFAULT_FIELD = Fact(
+    "send it in the request, or give --override-generation-config JSON where it has the name",
+    has=("--override-generation-config",),
+)
+SAMPLERS = Fact(
+    "samplers are penalties, temperature, min-p, top-k and top-p, in this order; there is no other",
+    has=("temperature", "min_p", "top_k", "top_p"),
+    lacks=("mirostat", "xtc", "dry_", "typical", "nsigma", "n_sigma", "dynatemp", "adaptive"),
+)
+KERNELS = Fact("kernels are chosen by device and format", has=("pagoda.kernels.selector",))
+OFFLOAD = Fact(
+    "give --cpu-offload-gb, --n-cpu-moe or --n-gpu-layers",
+    has=("--cpu-offload-gb", "--n-cpu-moe", "--n-gpu-layers"),
+)
+STATES = Fact(
+    "states of recurrent layers are kept where later requests resume, in float32",
+    has=("pagoda.core.kvcache.checkpoints", "pagoda.layers.delta_net"),
+)
+PRELOADED = Fact("weights are mapped from the file and copied once", has=("pagoda.weights.mapped",))
+NO_PLUGINS = Fact(
+    "no code from outside is loaded", lacks=("plugin", "middleware", "cls", "logits_processor")
+)
+NO_REMOTE_CODE = Fact("no code from a checkpoint ever runs", lacks=("remote_code", "code_revision"))
+ROPE = Fact("rope is read from the checkpoint", has=("pagoda.arch.rope",), lacks=("rope", "yarn"))
+LLGUIDANCE = Fact(
+    "llguidance enforces structured output, and has no settings",
+    has=("structured_outputs", "pagoda.core.grammar"),
+    lacks=("guided_decoding", "structured_outputs_config"),
+)
+TEMPLATE_FORMS = Fact(
+    "the chat template says what stands around messages; --chat-template gives another",
+    has=("--chat-template",),
+)
+THOUGHT = Fact(
+    "the model ends its thought itself; --reasoning-budget 0 asks it for none",
+    has=("--chat-template-kwargs",),
+    lacks=("thinking_token", "reasoning_budget"),
+)
+SERVER_TOOLS = Fact(
+    "no tools are called by the server; clients name theirs in `tools`, and `pagoda agent` "
+    "operates a computer",
+    has=("tools",),
+    lacks=("tool_server", "mcp"),
+)
+LOG = Fact("give --log-level and --log-format", has=("--log-level", "--log-format"))
+LOG_STDERR = Fact("the log goes to stderr", lacks=("log_file", "prompts_dir"))
+TRACES = Fact("no traces are sent", lacks=("trace", "otlp"))
+ONE_STEP = Fact(
+    "--max-num-batched-tokens and --max-num-seqs limit a step",
+    has=("--max-num-batched-tokens", "--max-num-seqs"),
+)
+ADMISSION = Fact("admission keeps its own reserve", has=("pagoda.core.admission",))
+RECOMPUTED = Fact("preempted requests are computed again", lacks=("swap", "preemption_mode"))
+KV_ON_DEVICE = Fact(
+    "KV blocks stay on the device while it serves; --kv-disk keeps them between starts",
+    has=("--kv-disk",),
+    lacks=("kv_offload", "cache_ram"),
+)
+AFFINITY = Fact(
+    "--threads says how many there are, and they stay inside the process's affinity",
+    has=("--threads", "pagoda.base.machine"),
+)
+FITS = Fact(
+    "the planner always fits the model, as --gpu-memory-utilization lets it",
+    has=("--gpu-memory-utilization", "pagoda.planner.resolve"),
+)
+WHOLE_CONTEXT = Fact(
+    "a request ends when the context is full", lacks=("context_shift", "n_keep", "sliding_context")
+)
+TYPES = Fact(
+    "give --kv-cache-dtype int8, the smallest that keys and values have",
+    has=("--kv-cache-dtype",),
+    lacks=("int4_per_token", "nvfp4"),
+)
+VECTORS = Fact(
+    "a model that generates gives vectors too, one that classifies scores",
+    has=("--task", "/v1/embeddings", "/classify", "/rerank"),
+    lacks=("reward", "transcription"),
+)

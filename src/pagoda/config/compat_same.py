@@ -1,0 +1,92 @@
+"""Flags of others that say in other words what one of ours says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagoda.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Same:
+    flags: str
+    field: str
+    """The field of ours."""
+    read: Callable[[str], Any]
+    """From the flag's text to what the field takes; a piece of it where that is a mapping."""
+    value: str | None = None
+    """The text that a flag without a value stands for."""
+
+
+def _sampling(name: str, kind: type) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {name: kind(text)}
+
+
+def _length(text: str) -> dict[str, int]:
+    """Below 0, "as long as it likes" and "until the context is full", is no limit."""
+    tokens = int(text)
+    return {"max_tokens": tokens} if tokens >= 0 else {}
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _level(text: str) -> str:
+    """llama-server counts up from what must be said."""
+    levels = ("info", "error", "warning", "info")
+    number = int(text)
+    return levels[number] if 0 <= number < len(levels) else "debug"
+
+
+def _silence(text: str) -> float:
+    return max(0.0, float(text))
+
+
+def _switched(text: str) -> dict[str, bool]:
+    states: dict[str, dict[str, bool]] = {
+        "on": {"enable_thinking": True}, "off": {"enable_thinking": False}, "auto": {},
+    }  # fmt: skip
+    if text not in states:
+        raise ConfigError(f"it is {text!r}; it takes one of: {', '.join(states)}.")
+    return states[text]
+
+
+def _effort(text: str) -> dict[str, str]:
+    return {} if text == "default" else {"reasoning_effort": text}
+
+
+def _file(text: str) -> str:
+    try:
+        return Path(text).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file {text} cannot be read: {error}.") from error
+
+
+_SAMPLING = "override_generation_config"
+_TEMPLATE = "default_chat_template_kwargs"
+
+SAME = (
+    Same("-q", "quantization", str),
+    Same("-cmoe --cpu-moe", "n_cpu_moe", str, "all"),
+    Same("--temp --temperature", _SAMPLING, _sampling("temperature", float)),
+    Same("--top-k", _SAMPLING, _sampling("top_k", int)),
+    Same("--top-p", _SAMPLING, _sampling("top_p", float)),
+    Same("--min-p", _SAMPLING, _sampling("min_p", float)),
+    Same("--repeat-penalty", _SAMPLING, _sampling("repetition_penalty", float)),
+    Same("--presence-penalty", _SAMPLING, _sampling("presence_penalty", float)),
+    Same("--frequency-penalty", _SAMPLING, _sampling("frequency_penalty", float)),
+    Same("--predict --n-predict", _SAMPLING, _length),
+    Same("--grammar-file", "grammar", _file),
+    Same("--json-schema-file -jf", "json_schema", _file),
+    Same("-rea --reasoning", _TEMPLATE, _switched),
+    Same("--reasoning-effort", _TEMPLATE, _effort),
+    Same("-v --verbose --log-verbose", "log_level", str, "debug"),
+    Same("-lv --verbosity --log-verbosity", "log_level", _level),
+    Same("--log-jsonl", "log_format", str, "json"),
+    Same("--cors-origins", "allowed_origins", _listed),
+    Same("--cors-methods", "allowed_methods", _listed),
+    Same("--cors-headers", "allowed_headers", _listed),
+    Same("--sse-ping-interval", "sse_keep_alive_interval", _silence),
+)

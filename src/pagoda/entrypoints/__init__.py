@@ -1,0 +1,1 @@
+"""Commands under the module names that tutorials type."""
