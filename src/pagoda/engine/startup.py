@@ -29,6 +29,7 @@ from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
 from pagoda.engine.measured import fit_to_device, measures_steps
 from pagoda.engine.model_files import checkpoint_of, dummy_in, planned_tensors, spec_of
+from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
@@ -288,7 +289,7 @@ class _Startup:
         place = device.place_of(resolution.plan.placement.params)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
-        with self._timed("load weights"), _memory_guard("loading the weights", resolution):
+        with self._timed(WEIGHTS_PHASE), _memory_guard("loading the weights", resolution):
             model = libraries.build_model(
                 spec,
                 checkpoint,
