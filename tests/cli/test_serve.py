@@ -1,6 +1,7 @@
 """What `pagoda serve` says before anything slow happens."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -44,7 +45,10 @@ def first_line(monkeypatch, capsys):
         assert main(["serve", *words]) == 0
         return capsys.readouterr().err.splitlines()[0]
 
-    return line
+    root = logging.getLogger("pagoda")
+    before = list(root.handlers), root.level, root.propagate
+    yield line
+    root.handlers[:], root.level, root.propagate = before
 
 
 def test_what_was_asked_for_is_one_line(first_line):

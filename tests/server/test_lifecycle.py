@@ -1,6 +1,7 @@
 """The server's process from its first port to its last breath."""
 
 import json
+import logging
 import signal
 import socket
 import threading
@@ -173,6 +174,7 @@ def test_advice_of_several_lines_is_logged_line_by_line(monkeypatch, caplog) -> 
     def fail(*_: object) -> None:
         raise CheckpointError("It is broken:\nERROR forged")
 
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
     monkeypatch.setattr(launch_module, "tls_context", fail)
     monkeypatch.setattr(launch_module, "setup_logging", lambda *_: None)
     advice = ["Raise it:\n    ulimit -v unlimited && pagoda serve", "And again."]

@@ -1,6 +1,7 @@
 """Probes, metrics, documents, log lines, and what the server process imports."""
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -393,7 +394,10 @@ def test_launching_needs_no_web_framework() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_routes_are_listed_for_who_debugs(caplog: pytest.LogCaptureFixture) -> None:
+def test_routes_are_listed_for_who_debugs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
     listed = []
     for level in ("INFO", "DEBUG"):
         with caplog.at_level(level, "pagoda"):
