@@ -44,3 +44,11 @@ async def parts(stream) -> list[tuple[str, str]]:
 async def test_thought_and_answer_come_apart(way, prompt, reply):
     source = source_of(reply)
     assert await parts(getattr(source, way)(prompt, {})) == ANSWER
+
+
+async def test_the_tokens_of_a_chat_are_counted():
+    source = source_of(b"")
+    ids = source.served.tokenizer.encode("hello<think>", add_special_tokens=False)
+    assert await source.count([{"role": "user", "content": "hello"}]) == len(ids) > 0
+    source.served = served_model(source.served.client, chat_template=None)
+    assert await source.count([{"role": "user", "content": "hello"}]) is None

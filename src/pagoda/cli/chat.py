@@ -15,6 +15,7 @@ from pagoda.cli.connect import (
     request_options,
 )
 from pagoda.cli.conversation import Conversation
+from pagoda.cli.piped import with_piped
 from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
 from pagoda.cli.source import Source
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 USAGE = "[MODEL] [--url URL] [-q TEXT] [flags]"
 EPILOG = (
     "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
-    "default model runs in this terminal. Text piped in is one message; its reply goes to stdout."
+    "default model runs in this terminal. Text piped in, and -q's behind it, is one message; its "
+    "reply goes to stdout."
 )
 
 
@@ -44,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _chat(args: argparse.Namespace) -> int:
     chat = Conversation(system=args.system_prompt, options=request_options(args))
-    text = args.quick
-    if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
+    text = with_piped(args.quick)
     source = await open_source(args)
     try:
         if text is None:
@@ -116,9 +116,13 @@ async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPri
         return Next.PROMPT
     if reply.text or reply.usage:
         chat.answer(reply.text, reply.usage)
+        if reply.usage is None:
+            chat.context = await source.count(chat.messages())
     else:
         chat.turns = before
-    printer.note(("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]") + "\n")
+    limits = chat.options.get("max_tokens"), source.max_model_len
+    said = "stopped" if reply.usage is None else describe(reply.usage, *limits)
+    printer.note(f"[{said}]\n")
     return Next.PROMPT
 
 

@@ -114,12 +114,22 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
-def describe(usage: Usage) -> str:
-    """`42 tokens · 31.2 tok/s · first token 0.21 s`."""
+def describe(usage: Usage, max_tokens: int | None = None, context: int | None = None) -> str:
+    """`42 tokens · 31.2 tok/s · first token 0.21 s`, and what cut it off: the `max_tokens` that
+    were asked for, a default, or the end of the `context` (tokens; None: not known)."""
     parts = [f"{usage.completion_tokens} tokens"]
     if usage.tokens_per_second is not None:
         parts.append(f"{usage.tokens_per_second:.1f} tok/s")
     parts.append(f"first token {usage.first_token_seconds:.2f} s")
     if usage.finish_reason == "length":
-        parts.append("cut off: no room for more tokens")
+        parts.append(_what_cut(usage, max_tokens, context))
     return " · ".join(parts)
+
+
+def _what_cut(usage: Usage, max_tokens: int | None, context: int | None) -> str:
+    count = usage.completion_tokens
+    if max_tokens is not None and count >= max_tokens:
+        return f"cut off at max_tokens ({max_tokens})"
+    if context is not None and usage.prompt_tokens + count < context:
+        return f"cut off at {count} tokens, the limit of the model or server"
+    return "cut off: no room for more tokens"

@@ -53,6 +53,13 @@ class EngineSource:
         async for piece in self._reply(prompt, options, special=True):
             yield piece
 
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        template = self.served.chat_template
+        if template is None:
+            return None
+        text = template.render(messages, add_generation_prompt=False)
+        return len(self.served.tokenizer.encode(text, add_special_tokens=False))
+
     async def close(self) -> None:
         await self.served.client.shutdown()
 
