@@ -15,6 +15,7 @@ from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS, SAFETENSORS_NAMES
 from pagoda.weights.jsonfile import parse_json, read_json
 from pagoda.weights.mapped import MappedCheckpoint, MappedFile, Place, count_elements
+from pagoda.weights.pointer import refuse_pointer
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit
@@ -71,7 +72,10 @@ def _shard_paths(path: Path, wanted: dict[str, str] | None) -> list[Path]:
     else:
         shards = weight_files(path)
         if not shards:
-            raise CheckpointError(f"{path} holds no safetensors weights.")
+            raise CheckpointError(
+                f"{path} holds no safetensors weights, and Pagoda loads no pickles (.bin, .pt). "
+                "Choose a converted copy of the model."
+            )
         shards = _complete(shards)
     for shard in shards:
         if not shard.is_file():
@@ -151,6 +155,7 @@ def header_end(path: Path, start: bytes | bytearray, size: int) -> int:
         raise CheckpointError(f"{path} is no safetensors file: it has {size} bytes.")
     length: int = struct.unpack_from("<Q", start)[0]
     if length > min(_MAX_HEADER, size - 8):
+        refuse_pointer(path, start)
         raise CheckpointError(
             f"{path} says that its header has {length} bytes, which it cannot have: it is "
             "broken, cut short or no safetensors file. Fetch it again."
