@@ -7,6 +7,7 @@ from importlib.metadata import requires
 import pytest
 
 from pagoda.base.errors import EngineDeadError, MissingLibraryError
+from pagoda.cli.main import main
 from pagoda.engine.client import EngineClient
 from pagoda.engine.libraries import import_torch
 
@@ -53,6 +54,14 @@ def test_a_torch_that_is_broken(broken_torch, monkeypatch):
     sys.modules.pop("torch", None)
     assert words in str(caught.value)
     assert "--force-reinstall" in advised(str(caught.value))
+
+
+@pytest.mark.parametrize("kind", ["micro", "gpu", "host-overhead"])
+def test_a_bench_says_it_in_one_line(kind, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["bench", kind]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pagoda bench: PyTorch is not installed") and "pip install" in line
 
 
 async def test_the_engine_process_says_it_without_a_traceback(
