@@ -1,6 +1,9 @@
 """The state of a chat, and how replies are shown."""
 
+import asyncio
 import io
+import os
+import signal
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -10,7 +13,7 @@ from prompt_toolkit.output import DummyOutput
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.cli.chat_commands import COMMANDS, Next, context_used, run_command
 from pagoda.cli.conversation import Conversation
-from pagoda.cli.reply import ReplyPrinter, describe, printable
+from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, printable
 from pagoda.cli.source import Piece, Usage
 from pagoda.cli.terminal import make_session
 
@@ -178,6 +181,15 @@ def test_a_model_cannot_drive_the_terminal():
     assert printable("a\x1b[2Jb\r\x07\x9bc\n\td") == "a[2Jbc\n\td"
     family = "👩‍👩‍👧 é 漢字\u00a0x"
     assert printable(family) == family
+
+
+async def test_ctrl_c_is_for_what_runs_and_ends_nothing_else():
+    pressed = []
+    with on_ctrl_c(lambda: pressed.append("C")):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not pressed:
+            await asyncio.sleep(0)
+    assert pressed == ["C"]
 
 
 def test_thought_is_dim_and_apart():

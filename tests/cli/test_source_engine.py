@@ -50,5 +50,8 @@ async def test_the_tokens_of_a_chat_are_counted():
     source = source_of(b"")
     ids = source.served.tokenizer.encode("hello<think>", add_special_tokens=False)
     assert await source.count([{"role": "user", "content": "hello"}]) == len(ids) > 0
+    picky = ChatTemplate({"default": "{{ raise_exception('no answers') }}"}, {})
+    source.served = served_model(source.served.client, chat_template=picky)
+    assert await source.count([{"role": "user", "content": "hello"}]) is None
     source.served = served_model(source.served.client, chat_template=None)
     assert await source.count([{"role": "user", "content": "hello"}]) is None

@@ -16,7 +16,7 @@ from pagoda.cli.connect import (
 )
 from pagoda.cli.conversation import Conversation
 from pagoda.cli.piped import with_piped
-from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
+from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, once_printer, show
 from pagoda.cli.source import Source
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPri
     if reply.text or reply.usage:
         chat.answer(reply.text, reply.usage)
         if reply.usage is None:
-            chat.context = await source.count(chat.messages())
+            with on_ctrl_c(lambda: None):  # one more of those that stopped it
+                chat.context = await source.count(chat.messages())
     else:
         chat.turns = before
     limits = chat.options.get("max_tokens"), source.max_model_len

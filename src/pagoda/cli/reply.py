@@ -1,10 +1,11 @@
 """Showing one reply as it streams in."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 import unicodedata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -83,16 +84,25 @@ async def show(stream: AsyncIterator[Piece | Usage], printer: ReplyPrinter) -> R
     """Print a reply until it ends or Ctrl-C stops it; the program goes on either way."""
     reply = Reply()
     task = asyncio.ensure_future(_consume(stream, printer, reply))
+    with on_ctrl_c(task.cancel):
+        try:
+            await task
+        except asyncio.CancelledError:
+            reply.stopped = True
+        finally:
+            printer.finish()
+    return reply
+
+
+@contextlib.contextmanager
+def on_ctrl_c(react: Callable[[], object]) -> Iterator[None]:
+    """During the block Ctrl-C calls `react`, and ends nothing."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, react)
     try:
-        await task
-    except asyncio.CancelledError:
-        reply.stopped = True
+        yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        printer.finish()
-    return reply
 
 
 async def _consume(

@@ -57,7 +57,10 @@ class EngineSource:
         template = self.served.chat_template
         if template is None:
             return None
-        text = template.render(messages, add_generation_prompt=False)
+        try:
+            text = template.render(messages, add_generation_prompt=False)
+        except PagodaError:
+            return None
         return len(self.served.tokenizer.encode(text, add_special_tokens=False))
 
     async def close(self) -> None:

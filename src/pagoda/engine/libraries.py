@@ -1,6 +1,7 @@
 """What the engine needs torch for, and torch itself: whether it can be loaded, and else how it
 could."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def _broken(origin: str | None, why: str) -> str:
 
 def _install_torch(*flags: str) -> str:
     try:
-        wanted = [name for name in requires(_PACKAGE) or () if name.startswith("torch")]
+        wanted = [line for line in requires(_PACKAGE) or () if re.match(r"torch(?![\w-])", line)]
     except PackageNotFoundError:
         wanted = []
     return shlex.join([sys.executable, "-m", "pip", "install", *flags, *(wanted or ["torch"])])

@@ -18,6 +18,7 @@ from pagoda.weights.mapped import MappedCheckpoint, MappedFile, Place, count_ele
 from pagoda.weights.pointer import refuse_pointer
 
 INDEX_NAME = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth")
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
@@ -72,10 +73,7 @@ def _shard_paths(path: Path, wanted: dict[str, str] | None) -> list[Path]:
     else:
         shards = weight_files(path)
         if not shards:
-            raise CheckpointError(
-                f"{path} holds no safetensors weights, and Pagoda loads no pickles (.bin, .pt). "
-                "Choose a converted copy of the model."
-            )
+            raise CheckpointError(f"{path} holds no safetensors weights{_instead(path)}")
         shards = _complete(shards)
     for shard in shards:
         if not shard.is_file():
@@ -147,6 +145,13 @@ class _Shard:
             position = end
         if position != size:
             raise CheckpointError(f"{path} has {size - position} bytes that belong to no tensor.")
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without safetensors weights has, and what to do."""
+    if any(file.suffix in _PICKLES for file in folder.iterdir()):
+        return ", but pickles, which Pagoda does not load. Choose a converted copy of the model."
+    return "; fetch them, or pass --load-format dummy for random ones."
 
 
 def header_end(path: Path, start: bytes | bytearray, size: int) -> int:

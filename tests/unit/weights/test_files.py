@@ -147,8 +147,10 @@ def test_what_git_left_of_a_large_file_is_named(tmp_path: Path, name: str, folde
         assert open_model(tmp_path if folder else tmp_path / name).checkpoint
 
 
-def test_a_folder_of_pickles_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_weights_that_can_be_read_is_told_what_to_do(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {})
+    with pytest.raises(CheckpointError, match="no safetensors weights; fetch them, or pass --load"):
+        assert open_model(tmp_path).checkpoint
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(CheckpointError, match="loads no pickles.*Choose a converted copy"):
+    with pytest.raises(CheckpointError, match="pickles.*Choose a converted copy"):
         assert open_model(tmp_path).checkpoint
