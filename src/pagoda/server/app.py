@@ -78,7 +78,7 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
 def _log_routes(router: APIRouter) -> None:
     for route in router.routes:
         if isinstance(route, APIRoute):
-            _log.debug("Route: %s, Methods: %s", route.path, ", ".join(sorted(route.methods)))
+            _log.debug("Route: %s, Methods: %s", route.path, ", ".join(sorted(route.methods or ())))
 
 
 def _middleware(context: Context) -> list[Middleware]:
