@@ -67,7 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body):
         if self.path == "/tokenize":
-            words = body["prompt"].split()
+            texts = (
+                [body["prompt"]] if "prompt" in body else [m["content"] for m in body["messages"]]
+            )
+            words = " ".join(texts).split()
             return self._json(200, {"tokens": list(range(len(words))), "count": len(words)})
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":

@@ -41,6 +41,14 @@ def test_piped_text_is_one_message(fake_server):
     ]
 
 
+def test_piped_text_stands_before_the_question_about_it(fake_server):
+    done = pagoda("chat", "--url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n")
+    assert done.returncode == 0
+    assert fake_server.bodies[0]["messages"] == [
+        {"role": "user", "content": "a file\nof words\n\nWhat is it?"}
+    ]
+
+
 def test_thought_is_no_part_of_a_piped_answer(fake_server):
     done = pagoda("chat", "--url", fake_server.url, "-q", "think twice")
     assert done.stdout.split() == ["think", "twice"]
@@ -269,11 +277,33 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(terminal, fake_server):
     assert fake_server.cut_off.wait(SECONDS), "the server still generates"
     terminal.send("next\r")
     terminal.wait_for(r"\[1 tokens")
-    stopped = fake_server.bodies[1]["messages"][1]
+    stopped = fake_server.bodies[-1]["messages"][1]
     assert stopped["role"] == "assistant"
     assert stopped["content"].startswith("slow 0 1 2")
     terminal.send("/exit\r")
     assert terminal.exit_status() == 0
+
+
+def test_text_typed_during_a_reply_outlives_ctrl_c(terminal, fake_server):
+    terminal.send("slow a b c d e f g h\r")
+    terminal.wait_for(r"\nslow a ")
+    terminal.send("typed early")
+    terminal.wait_for("b ")
+    terminal.send("\x03")
+    terminal.wait_for(r"\[stopped\]")
+    terminal.send(" and late\r")
+    terminal.wait_for(r"\[4 tokens")
+    assert fake_server.bodies[-1]["messages"][-1]["content"] == "typed early and late"
+
+
+def test_a_stopped_reply_counts_into_the_context(terminal):
+    terminal.send("slow a b c d e f g h\r")
+    terminal.wait_for(r"\nslow a ")
+    terminal.send("\x03")
+    terminal.wait_for(r"\[stopped\]")
+    terminal.send("/stats\r")
+    used = re.search(r"(\d+) of 4096", terminal.wait_for(r"context +\d+ of 4096"))
+    assert int(used[1]) >= 11  # the question's nine words and two of the answer
 
 
 def test_two_ctrl_c_at_the_prompt_leave(terminal):

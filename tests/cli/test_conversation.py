@@ -1,6 +1,9 @@
 """The state of a chat, and how replies are shown."""
 
+import asyncio
 import io
+import os
+import signal
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -8,9 +11,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from pagoda.base.errors import ConfigError, PagodaError
-from pagoda.cli.chat_commands import COMMANDS, Next, run_command
+from pagoda.cli.chat_commands import COMMANDS, Next, context_used, run_command
 from pagoda.cli.conversation import Conversation
-from pagoda.cli.reply import ReplyPrinter, describe, printable
+from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, printable
 from pagoda.cli.source import Piece, Usage
 from pagoda.cli.terminal import make_session
 
@@ -130,13 +133,63 @@ def test_the_history_is_for_its_user_alone(tmp_path):
 def test_figures_of_a_reply():
     assert describe(USAGE) == "21 tokens · 10.0 tok/s · first token 0.50 s"
     assert "tok/s" not in describe(Usage(1, 1, 0, 0.5, 0.5, "stop"))
-    assert "no room" in describe(Usage(1, 9, 0, 0.5, 1.0, "length"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "context", "said"),
+    [
+        (9, 9, 100, "cut off at max_tokens (9)"),
+        (9, 9, None, "cut off at max_tokens (9)"),
+        (9, None, 100, "cut off at 9 tokens, the limit of the model or server"),
+        (9, 20, 100, "cut off at 9 tokens, the limit of the model or server"),
+        (90, None, 100, "cut off: no room for more tokens"),
+        (90, 200, 100, "cut off: no room for more tokens"),
+        (9, None, None, "cut off: no room for more tokens"),
+    ],
+)
+def test_a_reply_that_is_cut_off_says_by_what(tokens, max_tokens, context, said):
+    usage = Usage(10, tokens, 0, 0.5, 1.0, "length")
+    assert describe(usage, max_tokens, context).endswith(f" · {said}")
+
+
+def test_the_context_in_use():
+    chat = Conversation()
+    assert context_used(chat) == "0"
+    chat.ask("q")
+    chat.answer("a", USAGE)
+    assert context_used(chat) == "31"
+    chat.ask("another")
+    chat.answer("half of an answ", None)  # it was stopped, and nobody has counted
+    assert context_used(chat) == "?"
+    chat.context = 40
+    assert context_used(chat) == "40"
+    chat.clear()
+    assert context_used(chat) == "0"
+
+
+def test_a_loaded_chat_is_not_empty(tmp_path):
+    chat = Conversation()
+    chat.ask("q")
+    chat.answer("a", USAGE)
+    chat.save(tmp_path / "chat.json")
+    other = Conversation()
+    other.load(tmp_path / "chat.json")
+    assert context_used(other) == "?"
 
 
 def test_a_model_cannot_drive_the_terminal():
     assert printable("a\x1b[2Jb\r\x07\x9bc\n\td") == "a[2Jbc\n\td"
     family = "👩‍👩‍👧 é 漢字\u00a0x"
     assert printable(family) == family
+
+
+async def test_ctrl_c_is_for_what_runs_and_ends_nothing_else():
+    pressed = []
+    with on_ctrl_c(lambda: pressed.append("C")):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not pressed:
+            await asyncio.sleep(0)
+    assert pressed == ["C"]
 
 
 def test_thought_is_dim_and_apart():

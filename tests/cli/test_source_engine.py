@@ -56,3 +56,14 @@ async def test_a_grammar_holds_replies(way, prompt):
     source.served.defaults["structured_outputs"] = StructuredOutputsParams(choice=["yes", "no"])
     await parts(getattr(source, way)(prompt, {}))
     assert "yes" in source.served.client.requests[-1].grammar
+
+
+async def test_the_tokens_of_a_chat_are_counted():
+    source = source_of(b"")
+    ids = source.served.tokenizer.encode("hello<think>", add_special_tokens=False)
+    assert await source.count([{"role": "user", "content": "hello"}]) == len(ids) > 0
+    picky = ChatTemplate({"default": "{{ raise_exception('no answers') }}"}, {})
+    source.served = served_model(source.served.client, chat_template=picky)
+    assert await source.count([{"role": "user", "content": "hello"}]) is None
+    source.served = served_model(source.served.client, chat_template=None)
+    assert await source.count([{"role": "user", "content": "hello"}]) is None

@@ -4,11 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from pagoda.base.errors import ConfigError, ContextLengthError, ModelNotFoundError, PagodaError
+from pagoda.base.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineDeadError,
+    ModelNotFoundError,
+    PagodaError,
+)
 from pagoda.config.engine import ModelConfig
+from pagoda.core.messages import EngineProgress
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import start_served_model
+from pagoda.engine.directory import both_sides, start_served_model
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.outputs import OutputProcessor
 from pagoda.engine.text_side import sampling_defaults
@@ -20,10 +28,10 @@ async def test_a_model_is_found_under_its_names_and_answers(tiny_config, tiny_ch
     config = with_model(
         tiny_config, model=str(tiny_chat_model), served_model_name=("first", "second")
     )
-    served = start_served_model(config)
+    phases = []
+    served = await start_served_model(config, lambda step: phases.append(step.phase))
     try:
-        assert served.max_model_len == 0 and served.root == str(tiny_chat_model)
-        await served.client.wait_ready(60)
+        assert served.root == str(tiny_chat_model) and "load weights" in phases
         fleet = Fleet.of([served])
         assert fleet.find("second") is fleet.find(None) is fleet.entries[0]
         assert await fleet.ready(fleet.entries[0]) is fleet.models()[0] is served
@@ -49,7 +57,7 @@ async def complete(served, prompt):
     return text
 
 
-def test_a_broken_text_side_leaves_no_engine(tiny_config, monkeypatch):
+async def test_a_broken_text_side_leaves_no_engine(tiny_config, monkeypatch):
     launched = []
     launch = EngineClient.launch
 
@@ -59,10 +67,60 @@ def test_a_broken_text_side_leaves_no_engine(tiny_config, monkeypatch):
 
     monkeypatch.setattr(EngineClient, "launch", spy)
     with pytest.raises(PagodaError, match="tokenizer"):
-        start_served_model(tiny_config)  # the tiny folder has none
+        await start_served_model(tiny_config, lambda step: None)  # the tiny folder has none
     (client,) = launched
     assert client._child.process.returncode is not None
     assert not client._child.folder.exists()
+
+
+class FakeStart:
+    """An engine that starts as the test says."""
+
+    def __init__(self):
+        self.died = asyncio.get_running_loop().create_future()
+        self.progress = None
+
+    async def wait_ready(self, timeout, progress):
+        self.progress = progress
+        await self.died
+
+
+async def fails(error):
+    raise error
+
+
+NO_TOKENIZER = CheckpointError("There is no tokenizer.json.")
+WRONG_SIZE = EngineDeadError("config.json belongs to another model.")
+
+
+async def test_weights_that_do_not_fit_are_named_before_a_missing_tokenizer():
+    client = FakeStart()
+    both = asyncio.create_task(both_sides(fails(NO_TOKENIZER), client, progress=lambda step: None))
+    while client.progress is None:
+        await asyncio.sleep(0)
+    client.progress(EngineProgress("read headers"))
+    client.progress(EngineProgress("load weights"))
+    client.died.set_exception(WRONG_SIZE)
+    with pytest.raises(EngineDeadError, match="another model"):
+        await both
+
+
+async def test_a_missing_tokenizer_waits_for_no_weights_that_fit():
+    client, seen = FakeStart(), []
+    both = asyncio.create_task(both_sides(fails(NO_TOKENIZER), client, progress=seen.append))
+    while client.progress is None:
+        await asyncio.sleep(0)
+    client.progress(EngineProgress("load weights", 1, 100))
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        await both
+    assert seen == [EngineProgress("load weights", 1, 100)] and client.died.cancelled()
+
+
+async def test_an_engine_that_died_waits_for_no_tokenizer():
+    client, tokenizer = FakeStart(), asyncio.get_running_loop().create_future()
+    client.died.set_exception(WRONG_SIZE)
+    with pytest.raises(EngineDeadError, match="another model"):
+        await both_sides(tokenizer, client, progress=lambda step: None)
 
 
 def test_sampling_defaults(tiny_chat_model, tmp_path, caplog):

@@ -19,6 +19,7 @@ class LaunchedClient(FakeClient):
     """Takes a moment to load; drains like the real one."""
 
     config = EngineConfig(model=ModelConfig(model="fake"))
+    phase = "load weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()

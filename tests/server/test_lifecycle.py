@@ -1,6 +1,7 @@
 """The server's process from its first port to its last breath."""
 
 import json
+import logging
 import signal
 import socket
 import threading
@@ -8,6 +9,11 @@ from pathlib import Path
 
 import httpx
 
+from pagoda.base.errors import CheckpointError
+from pagoda.config.engine import EngineConfig
+from pagoda.config.server import ServerConfig
+from pagoda.server import launch as launch_module
+from pagoda.server.launch import run_server
 from pagoda.server.responses.store import ResponseStore
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
@@ -55,7 +61,7 @@ def test_requests_while_loading(launch) -> None:
     reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODY)
     assert reply.status_code == 503 and "retry-after" in reply.headers
     assert _status(served, "/v1/models") == 503
-    assert "loading" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"] == "The model is still loading (phase: load weights)."
     served.process.send_signal(signal.SIGINT)
     assert served.exit_code(2) == 0
 
@@ -162,3 +168,23 @@ def test_port_in_use(launch) -> None:
         assert served.exit_code() == 1
     assert len(served.log.splitlines()) == 1
     assert f"Port {port} on 127.0.0.1 is in use" in served.log
+
+
+def test_advice_of_several_lines_is_logged_line_by_line(monkeypatch, caplog) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("It is broken:\nERROR forged")
+
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+    monkeypatch.setattr(launch_module, "tls_context", fail)
+    monkeypatch.setattr(launch_module, "setup_logging", lambda *_: None)
+    advice = ["Raise it:\n    ulimit -v unlimited && pagoda serve", "And again."]
+    with caplog.at_level("ERROR", "pagoda"):
+        code = run_server(EngineConfig(), ServerConfig(), advise=lambda error: advice)
+    assert code == 1
+    # What a model's file says stays one line, which the log escapes.
+    assert [record.getMessage() for record in caplog.records] == [
+        "It is broken:\nERROR forged",
+        "Raise it:",
+        "    ulimit -v unlimited && pagoda serve",
+        "And again.",
+    ]

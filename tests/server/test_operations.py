@@ -1,6 +1,7 @@
 """Probes, metrics, documents, log lines, and what the server process imports."""
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.config.engine import SchedulerConfig
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.engine.fleet import Fleet
 from pagoda.engine.queue_limit import QueueLimit
+from pagoda.server.app import create_app
 from pagoda.server.listen import listen
 from pagoda.server.stats import throughput_line
 from pagoda.text.parsers.select import parser_for
@@ -389,3 +392,19 @@ def test_launching_needs_no_web_framework() -> None:
         "sys.exit(any(name in sys.modules for name in ('fastapi', 'uvicorn', 'pydantic')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_routes_are_listed_for_who_debugs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+    listed = []
+    for level in ("INFO", "DEBUG"):
+        with caplog.at_level(level, "pagoda"):
+            create_app(Fleet(), ServerConfig())
+        listed.append([r.getMessage() for r in caplog.records if "Route: " in r.getMessage()])
+    assert listed[0] == []
+    assert "Route: /v1/chat/completions, Methods: POST" in listed[1]
+    assert "Route: /health, Methods: GET" in listed[1]
+    # They only say why there is no such thing here.
+    assert not any("/v1/images/generations" in line for line in listed[1])

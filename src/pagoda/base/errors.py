@@ -9,6 +9,7 @@
       CheckpointError         a model file that is broken, hostile or unknown
         UnsupportedModelError a healthy file of an architecture or format not known here
       SourceError             a model that could not be fetched or found
+      MissingLibraryError     another program's library that is not there, or broken
       CapacityError           memory that does not suffice; says what to lower
       EngineDeadError         the engine process ended; carries the root cause
         EngineKilledError     without a word: its exit status is all that is known
@@ -56,6 +57,10 @@ class UnsupportedModelError(CheckpointError):
 
 class SourceError(PagodaError):
     """A model could not be found or fetched."""
+
+
+class MissingLibraryError(PagodaError, ImportError):
+    """A library cannot be loaded; the message says how to install it."""
 
 
 class CapacityError(PagodaError):

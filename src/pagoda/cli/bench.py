@@ -22,6 +22,9 @@ KINDS = {
     "gpu": "Models of real sizes on this GPU, beside what it can do at best.",
 }
 
+# They compute in this process; others start an engine, which says itself what is wrong with torch.
+_WITH_TORCH = ("micro", "gpu", "host-overhead")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
@@ -42,4 +45,9 @@ def run(args: argparse.Namespace) -> int:
         description=KINDS[kind],
     )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words)))
+    given = parser.parse_args(words)
+    if kind in _WITH_TORCH:
+        from pagoda.engine.libraries import import_torch
+
+        import_torch()
+    return int(module.run(given))

@@ -16,7 +16,8 @@ from pagoda.cli.connect import (
     say_answers,
 )
 from pagoda.cli.conversation import Conversation
-from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
+from pagoda.cli.piped import with_piped
+from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, once_printer, show
 from pagoda.cli.source import Source
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 USAGE = "[MODEL] [--url URL] [-p TEXT | -q TEXT] [flags]"
 EPILOG = (
     "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
-    "default model runs in this terminal. Text piped in is one message; its reply goes to stdout."
+    "default model runs in this terminal. Text piped in, and -q's behind it, is one message; its "
+    "reply goes to stdout."
 )
 
 
@@ -49,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _chat(args: argparse.Namespace) -> int:
     chat = Conversation(system=args.system_prompt, options=request_options(args))
-    text = args.quick
-    if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read() if args.prompt is None else args.prompt
+    on_terminal = sys.stdin is not None and sys.stdin.isatty()
+    text = with_piped(args.prompt if args.quick is None and not on_terminal else args.quick)
     source = await open_source(args)
     try:
         if text is None:
@@ -137,9 +138,14 @@ async def _reply(
         return
     if reply.text or reply.usage:
         chat.answer(reply.text, reply.usage)
+        if reply.usage is None:
+            with on_ctrl_c(lambda: None):  # one more of those that stopped it
+                chat.context = await source.count(chat.messages())
     else:
         chat.turns = before
-    printer.note(("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]") + "\n")
+    limits = chat.options.get("max_tokens"), source.max_model_len
+    said = "stopped" if reply.usage is None else describe(reply.usage, *limits)
+    printer.note(f"[{said}]\n")
 
 
 def _toolbar(chat: Conversation, source: Source) -> str:

@@ -117,11 +117,9 @@ def _exit(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Ne
     return "", Next.EXIT
 
 
-def context_used(chat: Conversation) -> int:
-    """Tokens of the chat so far, as of the last finished reply."""
-    if not chat.usages or not chat.turns:
-        return 0
-    return chat.usages[-1].prompt_tokens + chat.usages[-1].completion_tokens
+def context_used(chat: Conversation) -> str:
+    """Tokens of the chat so far, as of the last reply; `?` where nobody has counted them."""
+    return "?" if chat.context is None else str(chat.context)
 
 
 def _path(argument: str) -> Path:

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import PagodaError
 from pagoda.cli.connect import (
@@ -13,6 +13,7 @@ from pagoda.cli.connect import (
     request_options,
     say_answers,
 )
+from pagoda.cli.piped import with_piped
 from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
 from pagoda.cli.source import Source
 
@@ -40,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _complete(args: argparse.Namespace) -> int:
     options = {"max_tokens": _DEFAULT_TOKENS} | request_options(args)
-    text = args.quick
-    if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
+    text = with_piped(args.quick)
     source = await open_source(args)
     try:
         if text is None:
@@ -53,7 +52,7 @@ async def _complete(args: argparse.Namespace) -> int:
         await source.close()
 
 
-async def _prompt_loop(source: Source, options: dict[str, object]) -> int:
+async def _prompt_loop(source: Source, options: dict[str, Any]) -> int:
     from prompt_toolkit import PromptSession
 
     from pagoda.cli.terminal import quiet_keys
@@ -68,7 +67,7 @@ async def _prompt_loop(source: Source, options: dict[str, object]) -> int:
 async def _loop(
     session: "PromptSession[str]",
     source: Source,
-    options: dict[str, object],
+    options: dict[str, Any],
     printer: ReplyPrinter,
 ) -> int:
     while True:
@@ -83,4 +82,6 @@ async def _loop(
         except PagodaError as error:
             printer.note(str(error))
             continue
-        printer.note("[stopped]" if reply.usage is None else f"[{describe(reply.usage)}]")
+        limits = options["max_tokens"], source.max_model_len
+        said = "stopped" if reply.usage is None else describe(reply.usage, *limits)
+        printer.note(f"[{said}]")

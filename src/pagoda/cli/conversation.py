@@ -32,6 +32,8 @@ class Conversation:
     turns: list[dict[str, Any]] = field(default_factory=list)
     """Messages after the system prompt: user and assistant by turns."""
     usages: list[Usage] = field(default_factory=list)
+    context: int | None = 0
+    """Tokens of it all, as of the last reply; None where they were not counted."""
 
     def messages(self) -> list[dict[str, Any]]:
         start = [{"role": "system", "content": self.system}] if self.system else []
@@ -43,8 +45,10 @@ class Conversation:
     def answer(self, text: str, usage: Usage | None) -> None:
         """Keep a reply; `usage` is None where it was stopped."""
         self.turns.append({"role": "assistant", "content": text})
+        self.context = None
         if usage is not None:
             self.usages.append(usage)
+            self.context = usage.prompt_tokens + usage.completion_tokens
 
     def take_back_answer(self) -> bool:
         """Forget the last reply, keeping its question. False where there is none."""
@@ -55,6 +59,7 @@ class Conversation:
     def clear(self) -> None:
         self.turns.clear()
         self.usages.clear()
+        self.context = 0
 
     def set_option(self, name: str, text: str) -> None:
         """Set a sampling option; `default` removes it. Raises PagodaError for unusable ones."""
@@ -88,3 +93,4 @@ class Conversation:
         systems = [content for role, content in texts if role == "system"]
         self.system = systems[0] if systems else None
         self.turns = [{"role": r, "content": c} for r, c in texts if r != "system"]
+        self.context = None

@@ -1,10 +1,11 @@
 """Showing one reply as it streams in."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 import unicodedata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -83,16 +84,25 @@ async def show(stream: AsyncIterator[Piece | Usage], printer: ReplyPrinter) -> R
     """Print a reply until it ends or Ctrl-C stops it; the program goes on either way."""
     reply = Reply()
     task = asyncio.ensure_future(_consume(stream, printer, reply))
+    with on_ctrl_c(task.cancel):
+        try:
+            await task
+        except asyncio.CancelledError:
+            reply.stopped = True
+        finally:
+            printer.finish()
+    return reply
+
+
+@contextlib.contextmanager
+def on_ctrl_c(react: Callable[[], object]) -> Iterator[None]:
+    """During the block Ctrl-C calls `react`, and ends nothing."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, react)
     try:
-        await task
-    except asyncio.CancelledError:
-        reply.stopped = True
+        yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        printer.finish()
-    return reply
 
 
 async def _consume(
@@ -114,12 +124,22 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
-def describe(usage: Usage) -> str:
-    """`42 tokens · 31.2 tok/s · first token 0.21 s`."""
+def describe(usage: Usage, max_tokens: int | None = None, context: int | None = None) -> str:
+    """`42 tokens · 31.2 tok/s · first token 0.21 s`, and what cut it off: the `max_tokens` that
+    were asked for, a default, or the end of the `context` (tokens; None: not known)."""
     parts = [f"{usage.completion_tokens} tokens"]
     if usage.tokens_per_second is not None:
         parts.append(f"{usage.tokens_per_second:.1f} tok/s")
     parts.append(f"first token {usage.first_token_seconds:.2f} s")
     if usage.finish_reason == "length":
-        parts.append("cut off: no room for more tokens")
+        parts.append(_what_cut(usage, max_tokens, context))
     return " · ".join(parts)
+
+
+def _what_cut(usage: Usage, max_tokens: int | None, context: int | None) -> str:
+    count = usage.completion_tokens
+    if max_tokens is not None and count >= max_tokens:
+        return f"cut off at max_tokens ({max_tokens})"
+    if context is not None and usage.prompt_tokens + count < context:
+        return f"cut off at {count} tokens, the limit of the model or server"
+    return "cut off: no room for more tokens"

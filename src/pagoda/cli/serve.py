@@ -15,6 +15,8 @@ from pagoda.config.flags import (
     with_config_file,
 )
 from pagoda.config.server import ServerConfig
+from pagoda.doctor.command import serve_command, serving_words
+from pagoda.version import __version__
 
 USAGE = "[MODEL ...] [flags]"
 EPILOG = (
@@ -42,6 +44,12 @@ def run(args: argparse.Namespace) -> int:
     if server.path is not None and not Path(server.path).is_dir():
         raise ConfigError(f"--path {server.path} is no folder; name one that holds the files.")
     log = get_logger("cli.serve")
+    serving = serving_words(server, args.more_models)
+    # Before the imports below: they take most of a second, on a cold disk several.
+    log.info(
+        "Pagoda %s, non-default args: %s",
+        __version__, serve_command(engine.model.model, engine, serving),
+    )  # fmt: skip
     for line in lines:
         log.warning("%s", line)
 
@@ -61,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     def advise(error: PagodaError) -> list[str]:
         from pagoda.doctor.after import after_failure
-        from pagoda.doctor.command import serving_words
 
-        return after_failure(engine, error, serving_words(server, args.more_models))
+        return after_failure(engine, error, serving)
 
     return run_server(engine, server, more_models=args.more_models, wrap=with_page, advise=advise)

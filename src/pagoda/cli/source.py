@@ -76,4 +76,7 @@ class Source(Protocol):
 
     def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]: ...
 
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Tokens of a chat; None where that is not known."""
+
     async def close(self) -> None: ...

@@ -1,13 +1,12 @@
 """Replies from an engine of our own: a child process, and no HTTP."""
 
-import asyncio
 import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from pagoda.base.errors import EngineDeadError, PagodaError, RequestError
+from pagoda.base.errors import PagodaError, RequestError
 from pagoda.base.log import setup_logging
 from pagoda.cli.source import Clock, Piece, Usage, piece_of
 from pagoda.config.engine import EngineConfig
@@ -54,6 +53,16 @@ class EngineSource:
     async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]:
         async for piece in self._reply(prompt, options, special=True):
             yield piece
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        template = self.served.chat_template
+        if template is None:
+            return None
+        try:
+            text = template.render(messages, add_generation_prompt=False)
+        except PagodaError:
+            return None
+        return len(self.served.tokenizer.encode(text, add_special_tokens=False))
 
     async def close(self) -> None:
         await self.served.client.shutdown()
@@ -115,15 +124,9 @@ class EngineSource:
 
 async def open_served_model(config: EngineConfig) -> ServedModel:
     """Fetch the model, start its engine and wait until it is ready, with bars on a terminal."""
-    served = start_served_model(config, log_level="warning")
     display = StartupDisplay()
-    waiting = asyncio.ensure_future(served.client.wait_ready(progress=display.update))
     try:
-        await waiting
-    except (EngineDeadError, asyncio.CancelledError):
-        await served.client.shutdown()
-        raise
+        return await start_served_model(config, display.update, log_level="warning")
     finally:
         display.close()
         sys.stderr.flush()
-    return served

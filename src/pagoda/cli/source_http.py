@@ -59,6 +59,16 @@ class HttpSource:
             if isinstance(item, Usage):
                 yield item
 
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """As vLLM's /tokenize counts them; other servers have none."""
+        body = {"model": self.model, "messages": messages, "add_generation_prompt": False}
+        url = self._base_url.removesuffix("/v1") + "/tokenize"
+        try:
+            response = await self._client.post(url, json=body, timeout=_PROBE_SECONDS)
+            return int(response.raise_for_status().json()["count"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
     async def close(self) -> None:
         await self._client.aclose()
 

@@ -45,10 +45,11 @@ class CommandCompleter(Completer):
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
     """Keys pressed while a reply streams are neither echoed into it nor lost: the next prompt
-    reads them. Ctrl-C still interrupts."""
+    reads them, also after the Ctrl-C that still interrupts."""
     before = termios.tcgetattr(sys.stdin)
     quiet = list(before)
     quiet[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
+    quiet[_LOCAL_FLAGS] |= termios.NOFLSH
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
     try:
         yield

@@ -1,18 +1,20 @@
 """A model that is served: its engine and the text side of it."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda.arch.spec import PoolingSpec
 from pagoda.base.errors import RequestError
 from pagoda.config.engine import EngineConfig, MediaConfig
-from pagoda.core.messages import AddRequest, PoolingParams
+from pagoda.core.messages import AddRequest, EngineProgress, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
-from pagoda.engine.client import EngineClient
+from pagoda.engine.client import EngineClient, Progress
 from pagoda.engine.media import PlacedImage, media_items
+from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.requests import fan_out
 from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
 from pagoda.text.chat_template import ChatTemplate
@@ -131,27 +133,56 @@ class ServedModel:
         )
 
 
-def start_served_model(
-    config: EngineConfig,
-    *,
-    log_level: str = "info",
-    log_format: str = "text",
-    startup_timeout: float = 0.0,
+async def start_served_model(
+    config: EngineConfig, progress: Progress, *, log_level: str = "info"
 ) -> ServedModel:
-    """Fetch the model if it is not local, launch its engine, and load the text side meanwhile.
+    """Fetch the model if it is not local, and wait until it serves; `progress` hears of each phase.
 
-    Raises what can be known without the engine: SourceError, CheckpointError, ConfigError.
+    Raises what loading raises: SourceError, CheckpointError, ConfigError, EngineDeadError.
     """
     local = replace(config, model=fetch_model(config.model))
-    client = EngineClient.launch(
-        local, log_level=log_level, log_format=log_format, startup_timeout=startup_timeout
-    )
+    client = EngineClient.launch(local, log_level=log_level)
     try:
-        text = load_text_side(local.model)
+        loading = asyncio.to_thread(load_text_side, local.model)
+        text = await both_sides(loading, client, progress=progress)
     except BaseException:
-        client.kill()
+        await client.shutdown()
         raise
     return served_model(config, client, text)
+
+
+async def both_sides(
+    text: Awaitable[TextSide],
+    client: EngineClient,
+    *,
+    timeout: float | None = None,
+    progress: Progress,
+) -> TextSide:
+    """The text side, once the engine is ready too.
+
+    Raises what either raises. Where both would, the engine's error comes first: a config.json of
+    another model is no reason to go and look for its tokenizer.
+    """
+    weights_fit = asyncio.Event()
+
+    def watch(step: EngineProgress) -> None:
+        if step.phase == WEIGHTS_PHASE and step.total:
+            weights_fit.set()
+        progress(step)
+
+    loading = asyncio.ensure_future(text)
+    engine = asyncio.ensure_future(client.wait_ready(timeout, watch))
+    fitting = asyncio.ensure_future(weights_fit.wait())
+    try:
+        await asyncio.wait((loading, engine), return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait((engine, fitting), return_when=asyncio.FIRST_COMPLETED)
+        if engine.done():
+            engine.result()
+        return loading.result()
+    finally:
+        for task in (loading, engine, fitting):
+            task.cancel()
+        await asyncio.gather(loading, engine, fitting, return_exceptions=True)
 
 
 def served_model(config: EngineConfig, client: EngineClient, text: TextSide) -> ServedModel:

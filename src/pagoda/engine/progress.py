@@ -10,6 +10,8 @@ from pagoda.core.messages import EngineProgress
 
 log = get_logger(__name__)
 
+WEIGHTS_PHASE = "load weights"
+"""Config and headers are checked before the first byte of this phase."""
 # Whatever is done sooner needs no bar.
 _QUIET_SECONDS = 1.0
 _LINE_SECONDS = 10.0

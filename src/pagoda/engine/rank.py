@@ -17,6 +17,7 @@ from pagoda.base.log import get_logger, setup_logging
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
+from pagoda.engine.libraries import import_torch
 from pagoda.engine.model_files import checkpoint_of, dummy_in, spec_of
 from pagoda.engine.process import leave
 from pagoda.engine.rank_link import (
@@ -78,6 +79,7 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog.beat("import torch")
     env.set_default("OMP_WAIT_POLICY", "PASSIVE")
     env.set_default("NCCL_SOCKET_IFNAME", "lo")
+    import_torch()
     from pagoda.runtime.device import make_device
     from pagoda.runtime.rank_group import RankGroup
 

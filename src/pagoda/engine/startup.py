@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
@@ -27,8 +27,10 @@ from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
+from pagoda.engine.libraries import Libraries, import_libraries
 from pagoda.engine.measured import fit_to_device, measures_steps
 from pagoda.engine.model_files import checkpoint_of, dummy_in, planned_tensors, spec_of
+from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
@@ -76,26 +78,6 @@ def start_engine(
         raise
 
 
-class _Libraries(NamedTuple):
-    """What needs torch: 1 s of imports on a warm disk, hidden behind reading the headers."""
-
-    make_device: "Callable[[str], Device]"
-    build_model: "Callable[..., Model]"
-    runner: "type[ModelRunner]"
-    attend_by_torch: Callable[[bool], None]
-    largest_step: Callable[..., None]
-
-
-def _import_libraries() -> _Libraries:
-    from pagoda.kernels.selector import attend_by_torch
-    from pagoda.models.loader import build_model
-    from pagoda.runtime.device import make_device
-    from pagoda.runtime.profile import largest_step
-    from pagoda.runtime.runner import ModelRunner
-
-    return _Libraries(make_device, build_model, ModelRunner, attend_by_torch, largest_step)
-
-
 class _Startup:
     def __init__(
         self,
@@ -124,7 +106,7 @@ class _Startup:
         # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
         env.set_default("OMP_WAIT_POLICY", "PASSIVE")
         pool = ThreadPoolExecutor(1, "import-torch")
-        libraries = pool.submit(_import_libraries)
+        libraries = pool.submit(import_libraries)
         pool.shutdown(wait=False)
         files, spec = self._read_headers()
         self.ranks = start_ranks(self.config, spec, files.path, self._give_up)
@@ -264,14 +246,14 @@ class _Startup:
             files = open_model(path, model.mmproj)
             return files, spec_of(files, model)
 
-    def _find_device(self, libraries: Future[_Libraries]) -> "tuple[DeviceFacts, Device | None]":
+    def _find_device(self, libraries: Future[Libraries]) -> "tuple[DeviceFacts, Device | None]":
         """Facts of the device; a plain CPU's are known without waiting for torch."""
         if self.config.device.device == "cpu":
             return cpu.device_facts(), None
         device = self._import_torch(libraries).make_device(self.config.device.device)
         return device.facts(), device
 
-    def _import_torch(self, libraries: Future[_Libraries]) -> _Libraries:
+    def _import_torch(self, libraries: Future[Libraries]) -> Libraries:
         with self._timed("import torch"):
             return libraries.result()
 
@@ -281,14 +263,14 @@ class _Startup:
         spec: ModelSpec,
         device: "Device",
         resolution: Resolution,
-        libraries: _Libraries,
+        libraries: Libraries,
     ) -> "Model":
         checkpoint = checkpoint_of(files, spec, resolution.config.model)
         libraries.attend_by_torch(resolution.attention == "torch")
         place = device.place_of(resolution.plan.placement.params)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
-        with self._timed("load weights"), _memory_guard("loading the weights", resolution):
+        with self._timed(WEIGHTS_PHASE), _memory_guard("loading the weights", resolution):
             model = libraries.build_model(
                 spec,
                 checkpoint,
@@ -340,7 +322,7 @@ class _Startup:
         spec: ModelSpec,
         device: "Device",
         resolution: Resolution,
-        libraries: _Libraries,
+        libraries: Libraries,
         grammars: Grammars,
         images: ImageProcessor | None,
     ) -> "ModelRunner":

@@ -409,17 +409,21 @@ def _num_slabs(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list
     """Slabs of the pool, the first included; CapacityError if one request would not fit."""
     length = plan.max_model_len
     alone = plan.slabs_for(length)
-    if not cache_is_chosen(config):
-        limit -= plan.tables
-    fits = _fitting_slabs(config, plan, limit)
-    longest = plan.longest(fits, length)
+    needed = f"{format_bytes(alone * plan.slab_bytes)} of KV cache"
+    if cache_is_chosen(config):
+        fits = _fitting_slabs(config, plan, limit)
+        longest, available = plan.longest(fits, length), fits * plan.slab_bytes
+    else:
+        fits = (limit - plan.tables) // plan.slab_bytes
+        longest, available = plan.longest_within(limit, length), limit
+        if plan.tables:
+            needed += f" and {format_bytes(plan.tables)} for positions,"
     if not longest:
         raise CapacityError(_too_few_slabs(config, plan))
     if longest < length:
         raise CapacityError(
-            f"One request of {length:,} tokens needs {format_bytes(alone * plan.slab_bytes)} of "
-            f"KV cache and {format_bytes(fits * plan.slab_bytes)} is available: lower "
-            f"--max-model-len to at most {longest:,}, or {_more_cache(config)}."
+            f"One request of {length:,} tokens needs {needed} and {format_bytes(available)} is "
+            f"available: lower --max-model-len to at most {longest:,}, or {_more_cache(config)}."
         )
     if cache_is_chosen(config):
         return fits

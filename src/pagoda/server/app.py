@@ -1,10 +1,12 @@
 """The HTTP application: routes, and what every request passes before it gets there."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
 from pagoda.engine.fleet import Fleet
 from pagoda.server.auth import AuthMiddleware, configured_keys
@@ -42,6 +44,8 @@ from pagoda.server.routes import (
 )
 from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
+_log = get_logger(__name__)
+
 
 def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
     """An app that answers from the start: 503 until its context has a fleet with models."""
@@ -64,9 +68,17 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
+        if module is not unserved:
+            _log_routes(module.router)
     docs.mount_assets(app)
     app.openapi = lambda: build_openapi(app)  # type: ignore[method-assign]  # FastAPI: override it so
     return app
+
+
+def _log_routes(router: APIRouter) -> None:
+    for route in router.routes:
+        if isinstance(route, APIRoute):
+            _log.debug("Route: %s, Methods: %s", route.path, ", ".join(sorted(route.methods or ())))
 
 
 def _middleware(context: Context) -> list[Middleware]:

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ class Context:
     fleet: Fleet
     """Empty until the server is ready."""
     config: ServerConfig
+    phase: Callable[[], str] = lambda: "launch"
+    """Of the first engine's start; asked while the fleet is empty."""
     metrics: Metrics = field(init=False)
     generations: set[Generation] = field(default_factory=set)
     """Those whose replies are being written."""
@@ -43,7 +46,7 @@ class Context:
     def entries(self) -> list[ModelEntry]:
         """All models, loaded or not; 503 while the server starts."""
         if not self.fleet.entries:
-            raise unavailable("The model is still loading.")
+            raise unavailable(f"The model is still loading (phase: {self.phase()}).")
         return self.fleet.entries
 
     def entry(self, name: str | None) -> ModelEntry:

@@ -84,8 +84,10 @@ def run_server(
             finally:
                 client.kill()
     except PagodaError as error:
-        for line in (str(error), *(advise(error) if advise else ())):
-            _log.error("%s", line)
+        _log.error("%s", error)
+        for advice in advise(error) if advise else ():
+            for line in advice.split("\n"):  # a log line has none of its own
+                _log.error("%s", line)
         return 1
     except KeyboardInterrupt:
         return 130

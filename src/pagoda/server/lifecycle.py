@@ -21,7 +21,7 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ServedModel, served_model
+from pagoda.engine.directory import ServedModel, both_sides, served_model
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.text_side import TextSide, load_text_side
@@ -69,6 +69,7 @@ class Lifecycle:
         self._port: int | None = None if config.uds else listener.getsockname()[1]
         app = create_app(Fleet(), config)
         self._context: Context = app.state.context
+        self._context.phase = lambda: client.phase
         self._responses: Responses = app.state.responses
         self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config, tls))
         self._stop = asyncio.Event()
@@ -100,8 +101,11 @@ class Lifecycle:
         display = StartupDisplay()
         timeout = self._config.startup_timeout or None
         try:
-            text, _ = await asyncio.gather(
-                self._load_text_side(timeout), self._client.wait_ready(timeout, display.update)
+            text = await both_sides(
+                self._load_text_side(timeout),
+                self._client,
+                timeout=timeout,
+                progress=display.update,
             )
         finally:
             display.close()

@@ -12,6 +12,7 @@ from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.text import bytelevel
 from pagoda.text.parts import Pieces, SpecialTokens, TokenizerParts, backend_ids, spm_bytes
 from pagoda.weights.jsonfile import read_json
+from pagoda.weights.pointer import START, refuse_pointer
 
 _NAMED = (
     "bos_token",
@@ -84,6 +85,8 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no other
+        with path.open("rb") as file:
+            refuse_pointer(path, file.read(START))
         raise CheckpointError(f"{path} can't be read: {error}. Fetch the model again.") from error
     backend.no_truncation()
     backend.no_padding()

@@ -16,6 +16,8 @@ _QUANT = re.compile(
 )
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _PREFERRED = ("Q4_K_M", "Q8_0")
+# Other files that a choice names; repositories have up to 30.
+_NAMED = 5
 _PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 # Everything a Hugging Face model may need besides its weights; never pickles (.bin, .pt).
 _COMPANIONS = (".json", ".jinja", ".txt", ".model")
@@ -175,8 +177,22 @@ def _default_gguf(repo: str, ggufs: list[tuple[RemoteFile, ...]]) -> Choice:
     for quant in _PREFERRED:
         for model in ggufs:
             if quant_of(model[0].path) == quant:
-                why = f"{quant} of {len(ggufs)}; write {repo}:QUANT for another"
-                return _gguf_choice(repo, model, why)
+                return _gguf_choice(repo, model, f"{quant} of {_and_others(repo, ggufs, model)}")
     smallest = min(ggufs, key=lambda model: sum(file.nbytes for file in model))
-    why = f"the smallest of {len(ggufs)}; write {repo}:QUANT for another"
+    why = f"the smallest of {_and_others(repo, ggufs, smallest)}"
     return _gguf_choice(repo, smallest, why)
+
+
+def _and_others(
+    repo: str, ggufs: list[tuple[RemoteFile, ...]], taken: tuple[RemoteFile, ...]
+) -> str:
+    """How many there are, and how those are asked for that were not taken."""
+    quants = [quant_of(model[0].path) for model in ggufs]
+    others = [
+        quant if quant and quants.count(quant) == 1 else model[0].path
+        for model, quant in zip(ggufs, quants, strict=True)
+        if model is not taken
+    ]
+    first, *rest = others[:_NAMED]
+    more = f" (or {', '.join(rest)}{', ...' if len(others) > _NAMED else ''})" if rest else ""
+    return f"{len(ggufs)}; write {repo}:{first}{more} for another"

@@ -12,6 +12,7 @@ from pagoda.weights.choice import is_gguf_model
 from pagoda.weights.gguf import GgufCheckpoint, split_paths
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
+from pagoda.weights.pointer import START, refuse_pointer
 from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
@@ -133,10 +134,11 @@ def _open_file(path: Path) -> ModelFiles:
         return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
+            start = file.read(START)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if magic != b"GGUF":
+    if not start.startswith(b"GGUF"):
+        refuse_pointer(path, start)
         raise CheckpointError(
             f"{path} is neither a GGUF nor a .safetensors file; Pagoda reads no other weights."
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import CheckpointError
+from pagoda.weights.pointer import START, refuse_pointer
 
 _MAX_KEYS = 1 << 20
 _MAX_NAME = 1 << 16
@@ -147,6 +148,7 @@ class Cursor:
 def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any]]:
     """The number of tensors, and the key-values; leaves the cursor at the tensor table."""
     if cursor.end < 24 or cursor.map[:4] != b"GGUF":
+        refuse_pointer(cursor.path, cursor.map[:START])
         raise CheckpointError(f"{cursor.path} is not a GGUF file.")
     cursor.take(4)
     version = cursor.u32()

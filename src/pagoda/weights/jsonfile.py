@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import CheckpointError
+from pagoda.weights.pointer import refuse_pointer
 
 # tokenizer.json of the largest vocabularies has about 35 MB.
 _MAX_BYTES = 256 << 20
@@ -52,6 +53,7 @@ def parse_value(text: bytes | bytearray, what: str) -> Any:
     except RecursionError as error:
         raise CheckpointError(f"{what} is nested too deeply; fetch it again.") from error
     except ValueError as error:
+        refuse_pointer(what, text)
         raise CheckpointError(f"{what} is not valid JSON ({error}); fetch it again.") from error
 
 

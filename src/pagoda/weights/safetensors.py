@@ -15,8 +15,10 @@ from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS, SAFETENSORS_NAMES
 from pagoda.weights.jsonfile import parse_json, read_json
 from pagoda.weights.mapped import MappedCheckpoint, MappedFile, Place, count_elements
+from pagoda.weights.pointer import refuse_pointer
 
 INDEX_NAME = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth")
 _MAX_HEADER = 100_000_000  # the safetensors library's own limit
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
@@ -71,7 +73,7 @@ def _shard_paths(path: Path, wanted: dict[str, str] | None) -> list[Path]:
     else:
         shards = weight_files(path)
         if not shards:
-            raise CheckpointError(f"{path} holds no safetensors weights.")
+            raise CheckpointError(f"{path} holds no safetensors weights{_instead(path)}")
         shards = _complete(shards)
     for shard in shards:
         if not shard.is_file():
@@ -145,12 +147,20 @@ class _Shard:
             raise CheckpointError(f"{path} has {size - position} bytes that belong to no tensor.")
 
 
+def _instead(folder: Path) -> str:
+    """What a folder without safetensors weights has, and what to do."""
+    if any(file.suffix in _PICKLES for file in folder.iterdir()):
+        return ", but pickles, which Pagoda does not load. Choose a converted copy of the model."
+    return "; fetch them, or pass --load-format dummy for random ones."
+
+
 def header_end(path: Path, start: bytes | bytearray, size: int) -> int:
     """Where the tensors of a file of `size` bytes begin; `start` are its first 8 or more."""
     if size < 8:
         raise CheckpointError(f"{path} is no safetensors file: it has {size} bytes.")
     length: int = struct.unpack_from("<Q", start)[0]
     if length > min(_MAX_HEADER, size - 8):
+        refuse_pointer(path, start)
         raise CheckpointError(
             f"{path} says that its header has {length} bytes, which it cannot have: it is "
             "broken, cut short or no safetensors file. Fetch it again."

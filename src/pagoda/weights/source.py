@@ -1,5 +1,6 @@
 """What a model reference means, and how it becomes files on this machine."""
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def _in_folder(path: Path, selector: str | None) -> Path:
         return path
     files = [RemoteFile(file.relative_to(path).as_posix(), file.stat().st_size) for file in models]
     choice = choose_files(str(path), files, selector)
-    log.info("%s", choice.reason)
+    # Chosen for its user, who may have meant another: also where only warnings are shown.
+    log.log(logging.INFO if selector else logging.WARNING, "%s", choice.reason)
     return path / choice.entry
 
 

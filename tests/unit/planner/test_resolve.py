@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,24 @@ def test_what_does_not_fit_says_what_to_lower():
     config = configure(model={"max_model_len": 8192}, cache={"kv_cache_memory_bytes": 64 << 20})
     with pytest.raises(CapacityError, match="lower --max-model-len to at most 2,896"):
         resolve(config, smollm2(), {}, machine())
+
+
+@pytest.mark.parametrize("length", [1_000_000, 100_000_000])
+def test_a_context_that_is_too_long_is_what_is_too_long(length):
+    """Also where its tables by position alone are larger than the memory."""
+    facts = machine(4 * GIB)
+    with pytest.raises(CapacityError) as caught:
+        resolve(configure(model={"max_model_len": length}), smollm2(), {}, facts)
+    text = str(caught.value)
+    assert f"One request of {length:,} tokens" in text and "for positions" in text
+    assert "--block-size" not in text
+    advised = int(
+        text.partition("--max-model-len to at most ")[2].partition(", or")[0].replace(",", "")
+    )
+    for tokens, fits in ((advised, True), (advised + 1, False)):
+        config = configure(model={"max_model_len": tokens})
+        with nullcontext() if fits else pytest.raises(CapacityError):
+            resolve(config, smollm2(), {}, facts)
 
 
 @pytest.mark.parametrize("length", [None, "auto", 16])

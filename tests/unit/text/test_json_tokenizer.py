@@ -194,6 +194,11 @@ def test_broken_and_missing_files_are_named(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json can't be read"):
         load_tokenizer(files(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:"
+    )
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is a Git LFS pointer"):
+        load_tokenizer(files(tmp_path))
     backend, _ = byte_level()
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text("[]")

@@ -39,7 +39,30 @@ def test_default_gguf() -> None:
     assert paths(names) == ["m-Q4_K_M.gguf"]
     assert paths(names[:3]) == ["m-Q8_0.gguf"]
     assert paths(names[:2]) == ["m-F16.gguf"], "the smallest"
-    assert "Q4_K_M of 4" in choose_files("org/name", files(*names), None).reason
+
+
+@pytest.mark.parametrize(
+    ("names", "taken", "advice"),
+    [
+        (["a-Q4_1.gguf", "b-Q8_0.gguf"], "b-Q8_0.gguf", "Q8_0 of 2; write org/name:Q4_1 for"),
+        # A quantization that two have, and none, name nothing.
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "a-Q8_0.gguf", "Q8_0 of 2; write org/name:b-Q8_0.gguf"),
+        (["a.gguf", "b.gguf"], "a.gguf", "smallest of 2; write org/name:b.gguf for another"),
+        (
+            ["m-F16.gguf", "m-Q2_K.gguf", "x/m-Q8_0.gguf", "m-Q4_K_M.gguf"], "m-Q4_K_M.gguf",
+            "Q4_K_M of 4; write org/name:F16 (or Q2_K, Q8_0) for another",
+        ),
+        (
+            [f"m-Q{bits}_0.gguf" for bits in range(1, 9)], "m-Q8_0.gguf",
+            "Q8_0 of 8; write org/name:Q1_0 (or Q2_0, Q3_0, Q4_0, Q5_0, ...) for another",
+        ),
+    ],
+)  # fmt: skip
+def test_the_one_that_is_taken_is_named_and_how_to_take_another(names, taken, advice) -> None:
+    choice = choose_files("org/name", files(*names), None)
+    assert choice.entry == taken and taken in choice.reason and advice in choice.reason
+    selector = advice.partition("org/name:")[2].split()[0]
+    assert choose_files("org/name", files(*names), selector).entry != taken
 
 
 def test_selected_gguf() -> None:

@@ -132,3 +132,25 @@ def test_a_pipe_is_said_to_be_none(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="neither a file nor a folder"):
         open_model(tmp_path / "pipe")
+
+
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 12345678\n"
+)
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "model.safetensors", "config.json"])
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_git_left_of_a_large_file_is_named(tmp_path: Path, name: str, folder: bool) -> None:
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=f"{name} is a Git LFS pointer.*`git lfs pull`"):
+        assert open_model(tmp_path if folder else tmp_path / name).checkpoint
+
+
+def test_a_folder_without_weights_that_can_be_read_is_told_what_to_do(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {})
+    with pytest.raises(CheckpointError, match="no safetensors weights; fetch them, or pass --load"):
+        assert open_model(tmp_path).checkpoint
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(CheckpointError, match="pickles.*Choose a converted copy"):
+        assert open_model(tmp_path).checkpoint

@@ -6,6 +6,7 @@ The hubs are small servers on 127.0.0.1 that speak as much of each protocol as a
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -212,6 +213,24 @@ def test_what_exists_here_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_references_that_mean_nothing(ref: str, said: str) -> None:
     with pytest.raises(SourceError, match=said):
         parse_ref(ref)
+
+
+def test_a_folder_of_two_ggufs_names_the_one_taken_even_in_a_chat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+    for name in ("a-Q4_1.gguf", "b-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with caplog.at_level("WARNING", "pagoda"):  # as `pagoda chat` shows them
+        assert resolve_model(str(tmp_path)) == tmp_path / "b-Q8_0.gguf"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path}: b-Q8_0.gguf (4 B), Q8_0 of 2; write {tmp_path}:Q4_1 for another."
+    )
+    caplog.clear()
+    with caplog.at_level("WARNING", "pagoda"):
+        assert resolve_model(f"{tmp_path}:Q4_1") == tmp_path / "a-Q4_1.gguf"
+    assert caplog.records == []
 
 
 def test_huggingface_ggufs(hub: type[Hub], tmp_path: Path) -> None:

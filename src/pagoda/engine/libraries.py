@@ -1,0 +1,77 @@
+"""What the engine needs torch for, and torch itself: whether it can be loaded, and else how it
+could."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagoda.base.errors import MissingLibraryError
+from pagoda.engine.core import describe
+
+if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
+    from pagoda.models.base import Model
+    from pagoda.runtime.device import Device
+    from pagoda.runtime.runner import ModelRunner
+
+_PACKAGE = "pagoda-llm"
+
+
+class Libraries(NamedTuple):
+    """What needs torch: 1 s of imports on a warm disk, hidden behind reading the headers."""
+
+    make_device: "Callable[[str], Device]"
+    build_model: "Callable[..., Model]"
+    runner: "type[ModelRunner]"
+    attend_by_torch: Callable[[bool], None]
+    largest_step: Callable[..., None]
+
+
+def import_libraries() -> Libraries:
+    """Raises as `import_torch`."""
+    import_torch()
+    from pagoda.kernels.selector import attend_by_torch
+    from pagoda.models.loader import build_model
+    from pagoda.runtime.device import make_device
+    from pagoda.runtime.profile import largest_step
+    from pagoda.runtime.runner import ModelRunner
+
+    return Libraries(make_device, build_model, ModelRunner, attend_by_torch, largest_step)
+
+
+def import_torch() -> None:
+    """Load torch. Raises MissingLibraryError, with the command that mends it, where it is not
+    installed or broken."""
+    found = find_spec("torch")
+    if found is None:
+        raise MissingLibraryError(
+            "PyTorch is not installed, and the engine needs it. Install it with "
+            f"`{_install_torch()}`."
+        )
+    try:
+        import torch
+    # A library that is not there is an OSError, of CUDA's own packages a ValueError.
+    except (ImportError, OSError, ValueError) as error:
+        raise MissingLibraryError(_broken(found.origin, describe(error))) from error
+    if not hasattr(torch, "__version__"):
+        # What an uninstallation left behind is a package without code.
+        raise MissingLibraryError(_broken(None, "it has no code"))
+
+
+def _broken(origin: str | None, why: str) -> str:
+    where = f" of {origin}" if origin else ""
+    return (
+        f"PyTorch{where} cannot be loaded ({why}). Install it anew with "
+        f"`{_install_torch('--force-reinstall')}`."
+    )
+
+
+def _install_torch(*flags: str) -> str:
+    try:
+        wanted = [line for line in requires(_PACKAGE) or () if re.match(r"torch(?![\w-])", line)]
+    except PackageNotFoundError:
+        wanted = []
+    return shlex.join([sys.executable, "-m", "pip", "install", *flags, *(wanted or ["torch"])])
