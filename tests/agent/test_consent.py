@@ -6,10 +6,19 @@ import pytest
 
 from pagoda.agent.control import State
 from pagoda.agent.journal import JOURNAL
-from pagoda.agent.policy import Category, Decision, Policy
+from pagoda.agent.policy import Category, Decision, Policy, decisions
 from pagoda.agent.replay import ReplayError, replay
 from tests.agent.fake_computer import FakeComputer
-from tests.agent.test_operator import PATIENCE, QUICK, computer, journal, make, run, until
+from tests.agent.test_operator import (
+    PATIENCE,
+    QUICK,
+    computer,
+    entered,
+    journal,
+    make,
+    run,
+    until,
+)  # fmt: skip
 
 __all__ = ["computer", "make"]
 
@@ -18,7 +27,7 @@ async def test_where_nobody_is_there_the_model_decides(make, computer):
     replies = ["typestr reboot\nkeyboard Enter", "$ Which printer?", "Done"]
     operator, script = make(*replies, consent_seconds=0, answer_seconds=0)
     control = await run(operator)
-    assert control.state is State.DONE and not computer.done("down")
+    assert control.state is State.DONE and not entered(computer)
     assert "nobody is there to be asked" in script.told(1) and "Refused" not in script.told()
     assert "Nobody is there to answer; decide yourself" in script.told(2)
     assert "nobody" in [event.get("verdict") for event in journal(operator)]
@@ -83,7 +92,7 @@ async def test_replay_asks_for_consent_again(make, computer):
     again = FakeComputer()
     with pytest.raises(ReplayError, match="Step 2 was not allowed: Enter would run 'reboot'"):
         await replay(operator.folder, again, str, QUICK)
-    assert again.typed == "reboot" and not again.done("down")
+    assert again.typed == "" and not entered(again)
 
     asked = []
 
@@ -94,6 +103,6 @@ async def test_replay_asks_for_consent_again(make, computer):
     again = FakeComputer()
     assert await replay(operator.folder, again, str, QUICK, allow=allow) == 2
     assert asked == [(2, "enteredCommand")] and again.log == computer.log
-    never = Policy({Category.COMMAND: Decision.DENY})
+    never = Policy({**decisions(), Category.COMMAND: Decision.DENY})
     with pytest.raises(ReplayError, match="not allowed"):
         await replay(operator.folder, FakeComputer(), str, QUICK, policy=never, allow=allow)

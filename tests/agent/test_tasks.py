@@ -24,6 +24,7 @@ from pagoda.agent.drivers.registry import make_driver
 from pagoda.agent.export import export_html
 from pagoda.agent.journal import read
 from pagoda.agent.operator import Operator
+from pagoda.agent.policy import Category, Decision, Level
 from pagoda.agent.replay import ReplayError, replay
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.settings import Settings
@@ -47,9 +48,10 @@ def model():
 
 
 def settings(model, **changes):
-    return Settings(
-        base_url=f"{model.url}/v1", model="scripted", profile="nanokvm", max_rounds=60, **changes
-    )
+    return Settings(**{
+        "base_url": f"{model.url}/v1", "model": "scripted", "profile": "nanokvm",
+        "max_rounds": 60, "consent": Level.TRUSTING, **changes,
+    })  # fmt: skip
 
 
 @asynccontextmanager
@@ -203,7 +205,11 @@ async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path, cap
     ]  # fmt: skip
     with zenity(desktop, "--entry", "--hide-text", "--text=Password?") as dialog:
         async with operating(
-            url_of(desktop), model, tmp_path, {"login": secret}, policy={"secret": "allow"}
+            url_of(desktop),
+            model,
+            tmp_path,
+            {"login": secret},
+            policy={Category.SECRET: Decision.ALLOW},
         ) as operator:
             control = await operator.start("Log in")
             await until(lambda: control.state is State.WAITING_USER)

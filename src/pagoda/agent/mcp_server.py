@@ -35,7 +35,8 @@ from pagoda.agent.keys import chord
 from pagoda.agent.observe import settled
 from pagoda.agent.operator import Operator
 from pagoda.agent.perform import perform
-from pagoda.agent.policy import Category, Decision, Policy
+from pagoda.agent.policy import Category, Decision, Judgement, Policy
+from pagoda.agent.refused import take_back
 from pagoda.base.errors import PagodaError
 from pagoda.version import __version__
 
@@ -142,17 +143,14 @@ class Tools:
 
     async def _do(self, action: InputAction) -> str:
         actions.check(action)
-        judgement = self.policy.judge(action)
-        if judgement.decision is not Decision.ALLOW:
-            raise ActionError(
-                f"Refused: {judgement.reason} It needs a person's consent; start the server with "
-                f"--allow {judgement.category} where that is meant to be possible."
-            )
         driver = self.operator.driver
         async with self._acting:
             control = self.operator.control
             if self.operator.busy and (control is None or control.state is not State.PAUSED):
                 raise ActionError("A task of the agent is going on; pause or cancel it first.")
+            judgement = self.policy.judge(action, program=await driver.focused_program())
+            if judgement.decision is not Decision.ALLOW:
+                raise ActionError(await self._refusal(judgement))
             try:
                 with self.policy.noting(action):
                     await perform(driver, action, self.operator.secrets.reveal)
@@ -163,6 +161,16 @@ class Tools:
             self._size = None
             return "Done. The screen's size changed; take a new screenshot."
         return "Done."
+
+    async def _refusal(self, judgement: Judgement) -> str:
+        assert judgement.category is not None, "who refuses says why"
+        left = await take_back(
+            self.operator.driver, self.policy, self.operator.settle, judgement.category
+        )
+        return (
+            f"Refused: {judgement.reason} It needs a person's consent; start the server with "
+            f"--allow {judgement.category} where that is meant to be possible.{left}"
+        )
 
 
 def make_server(operator: Operator, allowed: Sequence[Category] = ()) -> MCPServer:

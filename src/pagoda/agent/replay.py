@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from pagoda.agent import actions
-from pagoda.agent.actions import InputAction
+from pagoda.agent.actions import InputAction, Type
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import changed_at, compare
 from pagoda.agent.frame import Frame
@@ -18,6 +18,7 @@ from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
 from pagoda.agent.policy import Decision, Judgement, Policy
 from pagoda.agent.reasons import Reason
+from pagoda.agent.refused import take_back
 from pagoda.base.errors import PagodaError
 
 _NO_FRAME = {"file": "", "size": [0, 0]}
@@ -86,17 +87,20 @@ async def replay(
     `policy` asks it, and raises or answers no to end here.
     """
     policy = policy or Policy()
+    settle = settle or Settle()
     count = 0
     try:
         for step in recorded_steps(folder):
-            now = await settled(driver, settle or Settle())
+            now = await settled(driver, settle)
             _compare(step, _load(step.frame), now)
             report(step)
-            for judgement in _unsure(step, policy):
-                assert judgement.reason is not None, "who asks says why"
-                denied = judgement.decision is Decision.DENY
-                if denied or not await allow(step, judgement.reason):
-                    raise ReplayError(f"Step {step.number} was not allowed: {judgement.reason}")
+            for judgement in _unsure(step, policy, await driver.focused_program()):
+                category, reason = judgement.category, judgement.reason
+                assert category is not None and reason is not None, "who asks says why"
+                if judgement.decision is Decision.DENY or not await allow(step, reason):
+                    said = f"Step {step.number} was not allowed: {reason}"
+                    left = await take_back(driver, policy, settle, category)
+                    raise ReplayError(said + left)
             for action in step.actions:
                 with policy.noting(action):
                     await perform(driver, action, reveal)
@@ -106,14 +110,16 @@ async def replay(
     return count
 
 
-def _unsure(step: RecordedStep, policy: Policy) -> list[Judgement]:
+def _unsure(step: RecordedStep, policy: Policy, program: str | None) -> list[Judgement]:
     """What a user is asked, or refuses, about the step's actions."""
     trial = replace(policy, memory=Memory())
     trial.memory.keep(policy.memory.line)
     found = []
     for action in step.actions:
-        found.append(trial.judge(action, step.thought))
+        found.append(trial.judge(action, step.thought, program))
         trial.note(action)
+        # What has the focus then is seen only when it is done.
+        program = program if isinstance(action, Type) and action.text.isprintable() else None
     return [judgement for judgement in found if judgement.decision is not Decision.ALLOW]
 
 
