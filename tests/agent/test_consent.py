@@ -33,6 +33,45 @@ async def test_where_nobody_is_there_the_model_decides(make, computer):
     assert "nobody" in [event.get("verdict") for event in journal(operator)]
 
 
+@pytest.mark.parametrize("moved", ["mouse 10 10 1", "keyboard Left", "keyboard Tab"])
+async def test_what_may_stand_elsewhere_is_not_removed_but_told(make, computer, moved):
+    operator, script = make(f"typestr make it\n{moved}\nkeyboard Enter", "Done", consent_seconds=0)
+    await run(operator)
+    assert ("down", "Backspace") not in computer.log and not entered(computer)
+    assert "What stands on that line is still there: remove it before" in script.told()
+
+
+async def test_a_line_that_backspace_did_not_visibly_remove_is_told(make, computer):
+    computer.deaf = True
+    operator, script = make("typestr make it\nkeyboard Enter", "Done", consent_seconds=0)
+    await run(operator)
+    assert "What stands on that line is still there: remove it before" in script.told()
+
+
+async def test_nothing_is_removed_from_a_screen_that_changed_while_the_user_thought(make, computer):
+    operator, script = make("typestr make it\nkeyboard Enter", "Done")
+    control = await operator.start("x")
+    await until(lambda: control.state is State.WAITING_CONSENT)
+    computer.paint((0, 0, 640, 300))
+    control.consent(control.consent_request.id, False)
+    await asyncio.wait_for(control.wait(), PATIENCE)
+    assert ("down", "Backspace") not in computer.log
+    assert "What stands on that line is still there: remove it before" in script.told()
+
+
+async def test_a_person_may_have_typed_during_a_pause(make, computer):
+    operator, script = make("keyboard ctrl+c\ntypestr ls\nkeyboard Enter", asyncio.Event())
+    control = await operator.start("x")
+    await until(lambda: len(script.requests) == 2)
+    assert entered(computer)
+    script.replies = ["typestr ls\nkeyboard Enter", "Done"]
+    await control.pause()
+    control.resume()
+    await until(lambda: control.state is State.WAITING_CONSENT)
+    assert "'ls', and nobody knows what else" in control.consent_request.reason
+    await operator.close()
+
+
 async def test_the_model_is_not_answered_in_time(make):
     operator, script = make("$ Which printer?", "Done", answer_seconds=0.01)
     control = await run(operator)

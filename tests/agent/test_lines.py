@@ -167,6 +167,16 @@ def test_a_browser_is_no_terminal():
     assert asks(Type("rm -rf x\n"), program="firefox") is Category.COMMAND
 
 
+def test_what_a_browser_was_sent_begins_no_line_of_a_terminal():
+    policy = Policy()
+    policy.note(ENTER)
+    assert policy.judge(ENTER).decision is Decision.ALLOW
+    policy.note(Type("rm x; "))
+    policy.note(Click(AT))
+    policy.note(Type("weather\n"), "firefox")
+    assert policy.judge(ENTER).category is Category.LINE
+
+
 def test_levels():
     strict, trusting = (Policy(decisions(level)) for level in (Level.STRICT, Level.TRUSTING))
     for action in (Type("ls\n"), Type("x"), press("a"), Click(AT), Drag((AT,))):

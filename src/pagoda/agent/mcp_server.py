@@ -148,11 +148,12 @@ class Tools:
             control = self.operator.control
             if self.operator.busy and (control is None or control.state is not State.PAUSED):
                 raise ActionError("A task of the agent is going on; pause or cancel it first.")
-            judgement = self.policy.judge(action, program=await driver.focused_program())
+            program = await driver.focused_program()
+            judgement = self.policy.judge(action, program=program)
             if judgement.decision is not Decision.ALLOW:
                 raise ActionError(await self._refusal(judgement))
             try:
-                with self.policy.noting(action):
+                with self.policy.noting(action, program):
                     await perform(driver, action, self.operator.secrets.reveal)
             finally:
                 await driver.release_all()

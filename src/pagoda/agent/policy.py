@@ -139,13 +139,12 @@ class Policy:
         """A person may use the computer now."""
         self.memory.keep(self.memory.line.left())
 
-    def note(self, action: Action) -> None:
-        """The action was carried out."""
-        line, _ = self.memory.line.after_action(action)
-        self.memory.keep(line)
+    def note(self, action: Action, program: str | None = None) -> None:
+        """The action was carried out, while `program` had the focus."""
+        self.memory.keep(_after(self.memory.line, action, program))
 
     @contextmanager
-    def noting(self, action: Action) -> Iterator[None]:
+    def noting(self, action: Action, program: str | None = None) -> Iterator[None]:
         """Around carrying it out: of an action that ends in the middle, a part may be done."""
         line = self.memory.line
         self.memory.keep(line.amid_action(action))
@@ -154,7 +153,7 @@ class Policy:
         except ActionError:
             self.memory.keep(line)  # nothing was sent
             raise
-        self.memory.keep(line.after_action(action)[0])
+        self.memory.keep(_after(line, action, program))
 
     def _found(
         self, action: Action, thought: str, program: str | None
@@ -218,6 +217,12 @@ class Policy:
 
 def _strictness(judgement: Judgement) -> int:
     return [Decision.ALLOW, Decision.CONFIRM, Decision.DENY].index(judgement.decision)
+
+
+def _after(line: Line, action: Action, program: str | None) -> Line:
+    after, _ = line.after_action(action)
+    # A terminal's line is not begun anew by what a browser was sent.
+    return after.left() if program in BROWSERS and not after.text else after
 
 
 def _sending(sent: list[Line], code: str, program: str | None) -> Iterator[tuple[Category, Reason]]:

@@ -102,7 +102,7 @@ async def replay(
                     left = await take_back(driver, policy, settle, category)
                     raise ReplayError(said + left)
             for action in step.actions:
-                with policy.noting(action):
+                with policy.noting(action, await driver.focused_program()):
                     await perform(driver, action, reveal)
             count += 1
     finally:

@@ -237,12 +237,14 @@ class Stepper:
             raise PauseRequest(_TAKEN_OVER)
         if actions.points(action) and await self._moved(frame):
             return "Not executed: the screen's size changed after you saw it.", False
-        if refusal := await self._refusal(control, action, thought, frame):
+        typed = isinstance(action, Type | Key)
+        program = await self.driver.focused_program() if typed else None
+        if refusal := await self._refusal(control, action, thought, frame, program):
             return refusal, False
         self.recorder.record("acting", step=self.number, index=index)
         self._acting = True
         try:
-            with self.policy.noting(action):
+            with self.policy.noting(action, program):
                 await perform(self.driver, action, self.secrets.reveal)
             self._acting = False
         except ActionError as error:
@@ -252,11 +254,14 @@ class Stepper:
         return "Done.", True
 
     async def _refusal(
-        self, control: Control, action: InputAction, thought: str, frame: Frame
+        self,
+        control: Control,
+        action: InputAction,
+        thought: str,
+        frame: Frame,
+        program: str | None,
     ) -> str:
         """Why it may not be done; empty where it may."""
-        sends = isinstance(action, Type | Key)
-        program = await self.driver.focused_program() if sends else None
         judgement = self.policy.judge(action, thought, program)
         if judgement.decision is Decision.ALLOW:
             return ""
@@ -265,7 +270,7 @@ class Stepper:
         asked = None
         refusal = f"Refused by the settings: {reason}"
         if judgement.decision is Decision.CONFIRM:
-            asked = await self.driver.screenshot() if sends else None
+            asked = await self.driver.screenshot()
             verdict = await control.ask_consent(action, reason, category)
             refusal = "" if verdict is Consent.ALLOW else _REFUSED[verdict].format(reason)
         if refusal:
