@@ -147,6 +147,7 @@ def test_keys_that_run_a_part_to_complete_it(typed):
 
 def test_keys_that_run_a_line_once_it_was_edited():
     for keys in (press("ctrl+e"), press("e"), Type("e")):
+        assert asks(Type("ls ("), press("ctrl+e")) is None
         assert asks(Type("ls"), press("ctrl+x"), keys) is Category.LINE
         assert asks(Type("ls"), keys) is None
 
@@ -219,8 +220,9 @@ def test_what_removes_a_line_for_certain(actions, keys):
     policy = Policy()
     for action in actions:
         policy.note(action)
-    assert policy.erasure(Category.LINE) == keys
-    assert policy.erasure(Category.SECRET) == ()
+    assert policy.erasure(ENTER, Category.LINE) == policy.erasure(ENTER, Category.INPUT) == keys
+    assert policy.erasure(ENTER, Category.COMMIT) == ()
+    assert policy.erasure(press("ctrl+v"), Category.LINE) == (), "a paste is no line yet"
 
 
 def test_the_documented_list_is_the_codes():

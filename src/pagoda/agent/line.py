@@ -239,7 +239,7 @@ class Line(msgspec.Struct, frozen=True):
             return self
         control, other = bool(keys & CONTROL), bool(keys & (ALT | META))
         line = msgspec.structs.replace(self, prefix=control and "KeyX" in keys)
-        expands = "Tab" in keys or (control and keys & {"KeyI", "KeyE"})
+        expands = "Tab" in keys or (control and ("KeyI" in keys or (other and "KeyE" in keys)))
         if (self.prefix and "KeyE" in keys) or (expands and _EVALUATED.search(self.text)):
             sent.append(self._unsure())
         if keys & ENTERS:

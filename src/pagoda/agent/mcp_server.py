@@ -151,7 +151,7 @@ class Tools:
             program = await driver.focused_program()
             judgement = self.policy.judge(action, program=program)
             if judgement.decision is not Decision.ALLOW:
-                raise ActionError(await self._refusal(judgement))
+                raise ActionError(await self._refusal(action, judgement))
             try:
                 with self.policy.noting(action, program):
                     await perform(driver, action, self.operator.secrets.reveal)
@@ -163,10 +163,11 @@ class Tools:
             return "Done. The screen's size changed; take a new screenshot."
         return "Done."
 
-    async def _refusal(self, judgement: Judgement) -> str:
+    async def _refusal(self, action: InputAction, judgement: Judgement) -> str:
         assert judgement.category is not None, "who refuses says why"
+        operator = self.operator
         left = await take_back(
-            self.operator.driver, self.policy, self.operator.settle, judgement.category
+            operator.driver, self.policy, operator.settle, action, judgement.category
         )
         return (
             f"Refused: {judgement.reason} It needs a person's consent; start the server with "

@@ -129,11 +129,13 @@ class Policy:
         ]
         return max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
 
-    def erasure(self, category: Category | None) -> tuple[Key, ...] | None:
-        """What removes the line that was not sent, for want of consent to that kind of action; None
-        where that cannot be known, and nothing where nothing of it stands there."""
-        of_line = category in (Category.COMMAND, Category.LINE)
-        return self.memory.line.erasure() if of_line else ()
+    def erasure(self, action: Action, category: Category) -> tuple[Key, ...] | None:
+        """What removes the line that the action would have sent, had that kind not been refused;
+        None where that cannot be known, and nothing where there is nothing to remove."""
+        line = self.memory.line
+        _, sent = line.after_action(action)
+        # What the model means to send or to pay is no line of a shell.
+        return line.erasure() if sent and category is not Category.COMMIT else ()
 
     def interrupted(self) -> None:
         """A person may use the computer now."""

@@ -1,5 +1,6 @@
 """A line that may not be sent does not stay where the next Enter would send it."""
 
+from pagoda.agent.actions import Action
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import compare
 from pagoda.agent.frame import Frame
@@ -14,15 +15,20 @@ _STANDS = " What stands on that line is still there: remove it before you send a
 
 
 async def take_back(
-    driver: Driver, policy: Policy, settle: Settle, category: Category, asked: Frame | None = None
+    driver: Driver,
+    policy: Policy,
+    settle: Settle,
+    action: Action,
+    category: Category,
+    asked: Frame | None = None,
 ) -> str:
-    """Remove what was typed of a line that may not be sent, by as many Backspaces: other keys clear
-    a line in some programs only.
+    """Remove what was typed of the line that `action` may not send, by as many Backspaces: other
+    keys clear a line in some programs only.
 
     `category` is the kind that was refused, `asked` the screen when a person was asked. Returns a
     sentence to append to the refusal, empty where there was nothing to remove. Raises DriverError.
     """
-    keys = policy.erasure(category)
+    keys = policy.erasure(action, category)
     if keys == ():
         return ""
     before = await driver.screenshot()

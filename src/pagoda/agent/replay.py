@@ -21,6 +21,7 @@ from pagoda.agent.reasons import Reason
 from pagoda.agent.refused import take_back
 from pagoda.base.errors import PagodaError
 
+Unsure = tuple[InputAction, Judgement]
 _NO_FRAME = {"file": "", "size": [0, 0]}
 # Keys and text have no target to look at: so much of the screen may differ before them.
 _MAY_DIFFER = 0.05
@@ -94,12 +95,12 @@ async def replay(
             now = await settled(driver, settle)
             _compare(step, _load(step.frame), now)
             report(step)
-            for judgement in _unsure(step, policy, await driver.focused_program()):
+            for action, judgement in _unsure(step, policy, await driver.focused_program()):
                 category, reason = judgement.category, judgement.reason
                 assert category is not None and reason is not None, "who asks says why"
                 if judgement.decision is Decision.DENY or not await allow(step, reason):
                     said = f"Step {step.number} was not allowed: {reason}"
-                    left = await take_back(driver, policy, settle, category)
+                    left = await take_back(driver, policy, settle, action, category)
                     raise ReplayError(said + left)
             for action in step.actions:
                 with policy.noting(action, await driver.focused_program()):
@@ -110,17 +111,17 @@ async def replay(
     return count
 
 
-def _unsure(step: RecordedStep, policy: Policy, program: str | None) -> list[Judgement]:
-    """What a user is asked, or refuses, about the step's actions."""
+def _unsure(step: RecordedStep, policy: Policy, program: str | None) -> list[Unsure]:
+    """Those of the step's actions that a user is asked about, or refuses."""
     trial = replace(policy, memory=Memory())
     trial.memory.keep(policy.memory.line)
     found = []
     for action in step.actions:
-        found.append(trial.judge(action, step.thought, program))
+        found.append((action, trial.judge(action, step.thought, program)))
         trial.note(action)
         # What has the focus then is seen only when it is done.
         program = program if isinstance(action, Type) and action.text.isprintable() else None
-    return [judgement for judgement in found if judgement.decision is not Decision.ALLOW]
+    return [(action, told) for action, told in found if told.decision is not Decision.ALLOW]
 
 
 def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:

@@ -274,7 +274,7 @@ class Stepper:
             verdict = await control.ask_consent(action, reason, category)
             refusal = "" if verdict is Consent.ALLOW else _REFUSED[verdict].format(reason)
         if refusal:
-            left = await take_back(self.driver, self.policy, self.settle, category, asked)
+            left = await take_back(self.driver, self.policy, self.settle, action, category, asked)
             return refusal + left
         if await self._changed_meanwhile(action, frame):
             return "Not executed: what it was aimed at changed before it was allowed."
