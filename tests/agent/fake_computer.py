@@ -27,6 +27,8 @@ class FakeComputer(Driver):
         """Errors to raise, by the kind of the event."""
         self.taken_over_at = 0
         """The user moves the mouse before this look at who has it, counted from 1."""
+        self.program = None
+        """What has the focus."""
         self._frames = 0
         self._at = (0, 0)
 
@@ -42,6 +44,9 @@ class FakeComputer(Driver):
     async def taken_over(self):
         self.taken_over_at -= 1
         return self.taken_over_at == 0
+
+    async def focused_program(self):
+        return self.program
 
     async def screenshot(self):
         self._raise("screenshot")
@@ -75,6 +80,9 @@ class FakeComputer(Driver):
 
     async def _send_key(self, code, pressed):
         self._note("down" if pressed else "up", code)
+        if pressed and code == "Backspace" and not self.deaf:
+            self.typed = self.typed[:-1]
+            self.paint((200, 0, 330, 300), (0, 0, 40 + len(self.typed) % 40))
 
     async def power(self, action):
         self._note("power", action.what)

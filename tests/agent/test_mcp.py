@@ -76,12 +76,14 @@ async def test_dangerous_calls_are_refused_unless_allowed(client, computer):
     async with client() as session:
         assert "--allow command" in await fails(session, "type_text", text="reboot\n")
         await call(session, "type_text", text="reboo")
-        assert "--allow command" in await fails(session, "type_text", text="t\r")
-        await call(session, "press_keys", keys="t")
-        assert "--allow command" in await fails(session, "press_keys", keys="ctrl+j")
-    assert computer.typed == "reboo"
-    computer.typed = ""
-    async with client(allowed=[Category.COMMAND]) as session:
+        refused = await fails(session, "type_text", text="t\r")
+        assert "--allow command" in refused and refused.endswith("was removed again.")
+        assert computer.typed == ""
+        await call(session, "type_text", text="date -s 1")
+        refused = await fails(session, "press_keys", keys="ctrl+j")
+        assert "--allow line" in refused and refused.endswith("was removed again.")
+    assert computer.typed == ""
+    async with client(allowed=[Category.COMMAND, Category.LINE]) as session:
         await call(session, "type_text", text="reboot\n")
     assert computer.typed == "reboot\n"
 

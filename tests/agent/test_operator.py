@@ -89,6 +89,10 @@ async def run(operator, task="do it"):
     return control
 
 
+def entered(computer):
+    return ("down", "Enter") in computer.log
+
+
 def journal(operator):
     return list(read(operator.folder))
 
@@ -250,8 +254,8 @@ async def test_a_model_that_never_makes_sense_ends_the_task(make, computer):
     assert len(script.requests) == 4 and computer.log == []
 
 
-@pytest.mark.parametrize(("allow", "typed"), [(True, "reboot\n"), (False, "")])
-async def test_a_dangerous_action_waits_for_the_user(make, computer, allow, typed):
+@pytest.mark.parametrize(("allow", "left"), [(True, "reboot"), (False, "")])
+async def test_a_dangerous_action_waits_for_the_user(make, computer, allow, left):
     operator, script = make("typestr reboot\\n", "Done")
     script.replies[0] = "typestr reboot\nkeyboard Enter"
     control = await operator.start("x")
@@ -263,14 +267,14 @@ async def test_a_dangerous_action_waits_for_the_user(make, computer, allow, type
         control.consent(request.id + 1, True)
     control.consent(request.id, allow)
     await asyncio.wait_for(control.wait(), PATIENCE)
-    assert bool(computer.done("down")) is allow
+    assert entered(computer) is allow and computer.typed == left
     assert ("Refused by the user" in script.told()) is not allow
 
 
 async def test_nobody_answers_and_it_is_refused(make, computer):
     operator, script = make("typestr reboot\nkeyboard Enter", "Done", consent_seconds=0.01)
     control = await run(operator)
-    assert control.state is State.DONE and not computer.done("down")
+    assert control.state is State.DONE and not entered(computer)
     verdicts = [event for event in journal(operator) if event["event"] == "consent"]
     assert verdicts[0]["verdict"] == "timeout"
     assert "nobody answered in time" in script.told() and "Refused" not in script.told()

@@ -5,10 +5,15 @@ import pytest
 from pagoda.agent.actions import Click, HidReset, Key, Move, Point, Power, Type
 from pagoda.agent.keys import chord
 from pagoda.agent.line import Memory
-from pagoda.agent.policy import Category, Decision, Policy
+from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
 
 AT = Point(0.5, 0.5)
 ENTER = Key(("Enter",))
+
+
+def trusting(**changes):
+    """Asks about what it finds by words; test_lines.py has what else the default asks about."""
+    return Policy(decisions(Level.TRUSTING), **changes)
 
 
 def judged(policy, *actions, thought=""):
@@ -16,7 +21,8 @@ def judged(policy, *actions, thought=""):
     for action in actions[:-1]:
         policy.note(action)
     judgement = policy.judge(actions[-1], thought)
-    assert (judgement.decision is Decision.ALLOW) == (judgement.category in (None, Category.CLOSE))
+    if judgement.decision is Decision.ALLOW:
+        return Category.CLOSE if judgement.category is Category.CLOSE else None
     if judgement.category is not None:
         assert str(judgement.reason), "every code has its words, and every word its value"
     return judgement.category
@@ -34,10 +40,10 @@ def judged(policy, *actions, thought=""):
     ],
 )  # fmt: skip
 def test_dangerous_command_lines(line):
-    assert judged(Policy(), Type(line), ENTER) is Category.COMMAND
-    assert judged(Policy(), Type(line + "\n")) is Category.COMMAND
+    assert judged(trusting(), Type(line), ENTER) is Category.COMMAND
+    assert judged(trusting(), Type(line + "\n")) is Category.COMMAND
     typed_in_parts = [Type(line[:3]), Type(line[3:])]
-    assert judged(Policy(), *typed_in_parts, Key(("NumpadEnter",))) is Category.COMMAND
+    assert judged(trusting(), *typed_in_parts, Key(("NumpadEnter",))) is Category.COMMAND
 
 
 @pytest.mark.parametrize(
@@ -47,22 +53,22 @@ def test_dangerous_command_lines(line):
      "python3 delete_me.py", "8.8.8.8", "information: see page 3"],
 )  # fmt: skip
 def test_harmless_lines(line):
-    assert judged(Policy(), Type(line), ENTER) is None
-    assert judged(Policy(), Type(line + "\n")) is None
+    assert judged(trusting(), Type(line), ENTER) is None
+    assert judged(trusting(), Type(line + "\n")) is None
 
 
 def test_what_was_removed_before_enter_does_not_count():
-    assert judged(Policy(), Type("rm -rf x"), Key(("Backspace",), repeat=8), ENTER) is None
-    assert judged(Policy(), Type("rm -rf x"), Key(("Backspace",)), ENTER) is Category.COMMAND
+    assert judged(trusting(), Type("rm -rf x"), Key(("Backspace",), repeat=8), ENTER) is None
+    assert judged(trusting(), Type("rm -rf x"), Key(("Backspace",)), ENTER) is Category.COMMAND
 
 
 def test_a_line_typed_with_single_keys():
     keys = [Key((f"Key{letter}",)) for letter in "REBOOT"]
-    assert judged(Policy(), *keys, ENTER) is Category.COMMAND
+    assert judged(trusting(), *keys, ENTER) is Category.COMMAND
 
 
 def test_a_dangerous_line_from_the_shells_history():
-    policy = Policy()
+    policy = trusting()
     for action in (Type("rm -rf build"), ENTER, Type("ls"), ENTER):
         policy.note(action)
     assert judged(policy, ENTER) is None
@@ -74,15 +80,15 @@ def test_a_dangerous_line_from_the_shells_history():
     "keys", ["Return", "kp_enter", "linefeed", "ctrl+m", "ctrl+j", "ctrl+o", "ctrl+d", "alt+enter"]
 )
 def test_every_key_that_sends_a_line(keys):
-    assert judged(Policy(), Type("rm -rf x"), Key(chord(keys))) is Category.COMMAND
-    assert judged(Policy(), Type("ls"), Key(chord(keys))) is None
+    assert judged(trusting(), Type("rm -rf x"), Key(chord(keys))) is Category.COMMAND
+    assert judged(trusting(), Type("ls"), Key(chord(keys))) is None
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\v", "\f", "\x0f", "\x85", "\u2028"])
 def test_every_character_that_sends_a_line(end):
-    assert judged(Policy(), Type(f"rm -rf x{end}")) is Category.COMMAND
-    assert judged(Policy(), Type("rm -rf "), Type(f"x{end}ls")) is Category.COMMAND
-    assert judged(Policy(), Type(f"ls{end}cd x{end}")) is None
+    assert judged(trusting(), Type(f"rm -rf x{end}")) is Category.COMMAND
+    assert judged(trusting(), Type("rm -rf "), Type(f"x{end}ls")) is Category.COMMAND
+    assert judged(trusting(), Type(f"ls{end}cd x{end}")) is None
 
 
 def press(keys, times=1):
@@ -117,25 +123,25 @@ def press(keys, times=1):
     ],
 )  # fmt: skip
 def test_a_dangerous_line_however_it_was_edited(actions):
-    assert judged(Policy(), *actions, ENTER) is Category.COMMAND
+    assert judged(trusting(), *actions, ENTER) is Category.COMMAND
 
 
 def test_a_chord_that_types_and_sends_or_closes_and_sends():
-    assert judged(Policy(), Type("reboo"), Key(("KeyT", "Enter"))) is Category.COMMAND
+    assert judged(trusting(), Type("reboo"), Key(("KeyT", "Enter"))) is Category.COMMAND
     keys = Key(("ControlLeft", "KeyW", "Enter"))
-    assert judged(Policy(), Type("reboot"), keys) is Category.COMMAND
+    assert judged(trusting(), Type("reboot"), keys) is Category.COMMAND
 
 
 @pytest.mark.parametrize("keys", ["ctrl+c", "ctrl+u"])
 def test_a_line_that_was_removed_is_not_part_of_the_next(keys):
-    policy = Policy()
+    policy = trusting()
     assert judged(policy, Type("rm -rf x"), press(keys), Type("ls\n")) is None
     assert judged(policy, Type("pwd"), ENTER) is None
     assert judged(policy, Type("rm -rf x"), press("ctrl+a"), press("ctrl+k"), Type("ls\n")) is None
 
 
 def test_a_question_shows_parts_as_parts():
-    policy = Policy()
+    policy = trusting()
     for action in (Type("rm -rf /tmp/a"), press("Escape"), Type("ls")):
         policy.note(action)
     assert "run '/tmp/a'" not in str(policy.judge(ENTER).reason)
@@ -143,7 +149,7 @@ def test_a_question_shows_parts_as_parts():
 
 
 def test_what_is_remembered_does_not_grow_for_ever():
-    policy = Policy()
+    policy = trusting()
     for _ in range(5):
         policy.note(Type("x" * 20_000))
         policy.note(Click(AT))
@@ -153,25 +159,25 @@ def test_what_is_remembered_does_not_grow_for_ever():
 
 def test_a_line_that_is_left_over_outlives_the_process(tmp_path):
     path = tmp_path / "desk.line"
-    judged(Policy(memory=Memory(path)), Type("rm -rf x"), Move(AT), Move(AT))
-    assert judged(Policy(memory=Memory(path)), ENTER) is Category.COMMAND
-    assert judged(Policy(memory=Memory(path)), Type("; ls\n")) is Category.COMMAND
-    judged(Policy(memory=Memory(path)), ENTER, Move(AT))
-    assert judged(Policy(memory=Memory(path)), ENTER) is None
-    judged(Policy(memory=Memory(path)), Type("rm -rf x\n"), Move(AT))
-    assert judged(Policy(memory=Memory(path)), press("down"), ENTER) is None
+    judged(trusting(memory=Memory(path)), Type("rm -rf x"), Move(AT), Move(AT))
+    assert judged(trusting(memory=Memory(path)), ENTER) is Category.COMMAND
+    assert judged(trusting(memory=Memory(path)), Type("; ls\n")) is Category.COMMAND
+    judged(trusting(memory=Memory(path)), ENTER, Move(AT))
+    assert judged(trusting(memory=Memory(path)), ENTER) is None
+    judged(trusting(memory=Memory(path)), Type("rm -rf x\n"), Move(AT))
+    assert judged(trusting(memory=Memory(path)), press("down"), ENTER) is None
     path.write_text("{broken")
-    assert judged(Policy(memory=Memory(path)), ENTER) is None
+    assert judged(trusting(memory=Memory(path)), ENTER) is None
 
 
 def test_what_is_kept_of_a_line_has_no_secrets_and_one_reader(tmp_path):
     path = tmp_path / "desk.line"
-    Policy(memory=Memory(path, lambda text: text.replace("hunter2", "?"))).note(Type("hunter2"))
+    trusting(memory=Memory(path, lambda text: text.replace("hunter2", "?"))).note(Type("hunter2"))
     assert "hunter2" not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_was_interrupted_may_be_there():
-    policy = Policy()
+    policy = trusting()
     for action in (Type("rm -rf x"), Key(("Backspace",), 8)):
         with pytest.raises(KeyboardInterrupt), policy.noting(action):
             raise KeyboardInterrupt
@@ -192,7 +198,7 @@ def test_what_was_interrupted_may_be_there():
     ],
 )
 def test_chords(codes, category):
-    assert judged(Policy(), Key(codes)) is category
+    assert judged(trusting(), Key(codes)) is category
 
 
 @pytest.mark.parametrize(
@@ -208,39 +214,40 @@ def test_chords(codes, category):
     ],
 )
 def test_what_a_click_is_for_by_the_models_own_words(thought, category):
-    assert judged(Policy(), Click(AT), thought=thought) is category
-    assert judged(Policy(), ENTER, thought=thought) is category
-    assert judged(Policy(), Move(AT), thought=thought) is None
+    assert judged(trusting(), Click(AT), thought=thought) is category
+    assert judged(trusting(), ENTER, thought=thought) is category
+    assert judged(trusting(), Move(AT), thought=thought) is None
 
 
 def test_power_is_always_asked_about():
-    assert judged(Policy(), Power("hold")) is Category.POWER
-    assert judged(Policy(), HidReset()) is Category.POWER
+    assert judged(trusting(), Power("hold")) is Category.POWER
+    assert judged(trusting(), HidReset()) is Category.POWER
 
 
 def test_secrets_by_name():
-    policy = Policy(secret_names=("wifi",))
+    policy = trusting(secret_names=("wifi",))
     assert judged(policy, Type("{{secret:wifi}}")) is Category.SECRET
     assert judged(policy, Type("wifi")) is None
-    free = Policy({Category.SECRET: Decision.ALLOW}, secret_names=("wifi",))
+    free = Policy({**decisions(), Category.SECRET: Decision.ALLOW}, secret_names=("wifi",))
     assert judged(free, Type("rm -rf x #{{secret:wifi}}\n")) is Category.COMMAND
 
 
 def test_addresses_outside_of_the_list():
-    policy = Policy(allowed_hosts=("example.com",))
+    policy = trusting(allowed_hosts=("example.com",))
     for address in ("https://example.com/a", "docs.example.com/x", "http://EXAMPLE.com"):
         assert judged(policy, Type(address)) is None
     for address in ("https://example.com.evil.test/", "notexample.com ", "http://user@evil.test"):
         assert judged(policy, Type(address)) is Category.ADDRESS
     assert judged(policy, Type("evil."), Type("test\n")) is Category.ADDRESS
-    assert judged(Policy(allowed_hosts=("a.test",)), Type("10.0.0.5\n")) is Category.ADDRESS
+    assert judged(trusting(allowed_hosts=("a.test",)), Type("10.0.0.5\n")) is Category.ADDRESS
     asked_already = [Type("https://evil.test"), Type("/path\n")]
-    assert judged(Policy(allowed_hosts=("a.test",)), *asked_already) is None
-    assert judged(Policy(), Type("https://anywhere.test")) is None
+    assert judged(trusting(allowed_hosts=("a.test",)), *asked_already) is None
+    assert judged(trusting(), Type("https://anywhere.test")) is None
 
 
 def test_the_user_decides_what_happens():
-    policy = Policy({Category.COMMAND: Decision.DENY, Category.COMMIT: Decision.ALLOW})
+    own = {Category.COMMAND: Decision.DENY, Category.COMMIT: Decision.ALLOW}
+    policy = Policy({**decisions(), **own})
     assert policy.judge(Type("reboot\n")).decision is Decision.DENY
     assert policy.judge(Click(AT), "send it").decision is Decision.ALLOW
     assert policy.judge(Power("reset")).decision is Decision.CONFIRM, "not named: the default"

@@ -74,9 +74,11 @@ async def test_an_action_that_was_under_way_is_not_repeated(make, computer, tmp_
 
 async def test_replay_does_the_same_and_stops_where_the_screen_differs(make, computer):
     operator, _script = make("mouse 500 500 1", "typestr hello", "keyboard Enter", "Done")
+    computer.program = "firefox"
     await run(operator)
     before = list(computer.log)
     again = FakeComputer()
+    again.program = "firefox"
     steps = await replay(operator.folder, again, str, QUICK)
     assert steps == 3 and again.log == before
 

@@ -15,12 +15,13 @@ from PIL import Image
 
 from pagoda.agent.control import State
 from pagoda.agent.journal import JOURNAL
+from pagoda.agent.policy import Category, Decision
 from pagoda.agent.service import gate as gates
 from pagoda.agent.service.app import Service
 from pagoda.agent.service.gate import Gate
 from pagoda.agent.service.server import Server
 from pagoda.agent.settings import load
-from tests.agent.test_operator import PATIENCE, computer, make, until
+from tests.agent.test_operator import PATIENCE, computer, entered, make, until
 
 __all__ = ["computer", "make"]
 
@@ -204,7 +205,7 @@ async def test_consent_over_http(make, serve, computer):
     assert (await client.get("/api/status")).json()["consent"] == asked["id"]
     await client.post("/api/consent", json={"id": asked["id"], "allow": False})
     seen = await events_of(client, is_over, asked["number"] + 1)
-    assert seen[-1]["state"] == "done" and not computer.done("down")
+    assert seen[-1]["state"] == "done" and not entered(computer)
 
 
 async def test_pause_hint_and_reset_over_http(make, serve):
@@ -372,7 +373,8 @@ async def test_a_secret_is_in_no_answer(make, serve, computer, caplog):
     secret = "correct horse"
     operator, _script = make(
         f"# it is {secret}\ntypestr {{{{secret:wifi}}}}", f"keyboard {secret}",
-        f"$ Is it {secret}?", "typestr more", secrets={"wifi": secret}, policy={"secret": "allow"},
+        f"$ Is it {secret}?", "typestr more", secrets={"wifi": secret},
+        policy={Category.SECRET: Decision.ALLOW},
     )  # fmt: skip
     running = await serve(operator)
     client = await running.controller()

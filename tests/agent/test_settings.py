@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pagoda.agent.policy import Category, Decision
+from pagoda.agent.policy import Category, Decision, Level, decisions
 from pagoda.agent.settings import Settings, changed, save
 from pagoda.base.errors import ConfigError
 from pagoda.cli.agent import parse_kind
@@ -11,9 +11,26 @@ from pagoda.cli.agent_flags import load_settings, named_driver, settings_path
 from pagoda.cli.main import main
 
 
-def test_settings_show_the_whole_policy():
+def test_settings_show_every_kind_and_whether_it_follows_the_level():
     shown = Settings(policy={Category.CLOSE: Decision.DENY}).shown()["policy"]
-    assert shown["close"] == "deny" and shown["power"] == "confirm" and len(shown) == len(Category)
+    assert shown["close"] == "deny" and shown["power"] == "" and len(shown) == len(Category)
+
+
+def test_a_kind_that_is_set_goes_before_the_level():
+    own = {Category.CLOSE: Decision.DENY, Category.COMMAND: Decision.ALLOW}
+    for level in Level:
+        decided = Settings(consent=level, policy=own).make_policy(()).decisions
+        assert decided == {**decisions(level), **own} and set(decided) == set(Category)
+
+
+@pytest.mark.parametrize("kind", [["run", "task"], ["resume", "run"], ["serve"], ["mcp"]])
+def test_the_level_of_consent_is_a_flag(monkeypatch, tmp_path, kind):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert load_settings(parse_kind(kind)[1]).consent is Level.DEFAULT
+    settings = load_settings(parse_kind([*kind, "--consent", "strict"])[1])
+    assert settings.consent is Level.STRICT
+    with pytest.raises(ConfigError, match="strict, default or trusting"):
+        load_settings(parse_kind([*kind, "--consent", "lax"])[1])
 
 
 def test_settings_never_show_the_key():

@@ -24,6 +24,7 @@ from pagoda.agent.drivers.registry import make_driver
 from pagoda.agent.export import export_html
 from pagoda.agent.journal import read
 from pagoda.agent.operator import Operator
+from pagoda.agent.policy import BROWSERS, Category, Decision, Level
 from pagoda.agent.replay import ReplayError, replay
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.settings import Settings
@@ -47,9 +48,10 @@ def model():
 
 
 def settings(model, **changes):
-    return Settings(
-        base_url=f"{model.url}/v1", model="scripted", profile="nanokvm", max_rounds=60, **changes
-    )
+    return Settings(**{
+        "base_url": f"{model.url}/v1", "model": "scripted", "profile": "nanokvm",
+        "max_rounds": 60, "consent": Level.TRUSTING, **changes,
+    })  # fmt: skip
 
 
 @asynccontextmanager
@@ -155,10 +157,33 @@ async def test_a_file_in_a_terminal(desktop, model, tmp_path):
         assert file.read_text() == "a  b\n\tc~#é\n"
 
 
+async def test_lines_in_a_terminal_that_only_read_and_one_that_writes(desktop, model, tmp_path):
+    """What is refused does not stand on the line that is sent next."""
+    model.script = [
+        "keyboard ctrl+c", "typestr cd . && cat first", "keyboard Enter",
+        "typestr touch refused", "keyboard Enter", "typestr ls", "keyboard Enter", "Done",
+    ]  # fmt: skip
+    with xterm(desktop, "bash", "--norc"):
+        async with operating(
+            url_of(desktop), model, tmp_path, consent=Level.DEFAULT, consent_seconds=0.0
+        ) as operator:
+            assert (await carry_out(operator)).state is State.DONE
+            told = [
+                event["text"] for event in operator.events.since(0) if event["event"] == "result"
+            ]
+    assert [text for text in told if text != "Done."] == [
+        "Not executed: It would send the line 'touch refused', which is not among those that only "
+        "read. The user must allow it, and nobody is there to be asked. What was typed of it was "
+        "removed again."
+    ]
+    assert not (desktop.folder / "refused").exists()
+
+
 async def test_a_download_in_a_browser(desktop, model, tmp_path):
     with datasheet(desktop, tmp_path) as (file, content):
         model.script = ["mouse 500 600 1", "Done"]
         async with operating(url_of(desktop), model, tmp_path / "runs") as operator:
+            assert await operator.driver.focused_program() in BROWSERS
             assert (await carry_out(operator, "Download the datasheet")).state is State.DONE
         await asyncio.to_thread(wait_until, "the download", file.exists)
         assert file.read_bytes() == content
@@ -203,7 +228,11 @@ async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path, cap
     ]  # fmt: skip
     with zenity(desktop, "--entry", "--hide-text", "--text=Password?") as dialog:
         async with operating(
-            url_of(desktop), model, tmp_path, {"login": secret}, policy={"secret": "allow"}
+            url_of(desktop),
+            model,
+            tmp_path,
+            {"login": secret},
+            policy={Category.SECRET: Decision.ALLOW},
         ) as operator:
             control = await operator.start("Log in")
             await until(lambda: control.state is State.WAITING_USER)

@@ -17,6 +17,7 @@ from pagoda.agent.errors import ConnectionLostError, DriverError
 from pagoda.base.errors import ConfigError
 from tests.agent.rig.desktop import Desktop, require, start_desktop, start_server, wait_until
 from tests.agent.rig.observer import Observer
+from tests.agent.rig.programs import xterm, zenity
 from tests.agent.rig.target import start_target
 
 CHINESE = 0x01000000 | ord("中")
@@ -238,3 +239,16 @@ async def test_open_files_do_not_add_up(desktop):
         await round_trip()
     wait_until("files", lambda: len(os.listdir("/proc/self/fd")) <= before)
     await asyncio.sleep(0)
+
+
+async def test_what_has_the_focus_names_itself(desktop):
+    driver = make_driver(f"x11://{desktop.display}")
+    await driver.open()
+    try:
+        assert await driver.focused_program() is None, "no window"
+        with xterm(desktop):
+            assert await driver.focused_program() == "xterm"
+            with zenity(desktop, "--entry"):
+                assert await driver.focused_program() == "zenity"
+    finally:
+        await driver.close()

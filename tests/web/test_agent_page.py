@@ -210,12 +210,13 @@ def test_settings(visit) -> None:
     page.fill("[data-field=max_minutes]", "1.5")
     page.fill("[data-field=allowed_hosts]", "example.org\nexample.com")
     page.select_option("[data-category=close]", "deny")
+    page.select_option("[data-field=consent]", "strict")
     page.click("#settings [type=submit]")
     page.locator("#settings").wait_for(state="hidden")
     kept = json.loads(visitor.server.settings_path.read_text())
     assert kept["api_key"] == "sk-second-0123456789" and kept["max_rounds"] == 7
     assert kept["max_minutes"] == 1.5 and kept["allowed_hosts"] == ["example.org", "example.com"]
-    assert kept["policy"]["close"] == "deny" and kept["policy"]["power"] == "confirm"
+    assert kept["policy"] == {"close": "deny"} and kept["consent"] == "strict"
     page.click("#open-settings")
     page.locator("#settings").wait_for()
     assert "0123456789" not in page.content() and key.input_value() == ""

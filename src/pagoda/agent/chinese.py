@@ -15,11 +15,16 @@ _REASONS: Mapping[str, str] = {
     "secret": "它会输入机密 {name}。",
     "typedCommand": "它会运行 {line} ({command})。",
     "enteredCommand": "按下回车会运行 {line} ({command})。",
+    "unlistedLine": "它会发送 {line} 这一行，而它不在只读命令之列。",
+    "unsureLine": "它会发送 {line}，但这一行上还有什么无从得知。",
+    "unseenLine": "它会发送一行内容，但这一行上有什么无从得知。",
+    "pasting": "它会粘贴，而粘贴的内容可能会发送命令行。",
     "committingClick": "据它自己所说，这次点击是要 {words}。",
     "committingEnter": "据它自己所说，这次回车是要 {words}。",
     "address": "{address} 不在允许的主机之列。",
     "systemKeys": "{keys} 直接作用于操作系统。",
     "closingKeys": "{keys} 会关闭窗口或程序。",
+    "anyInput": "设置要求每次点击、按键和输入文字都先询问。",
     "warning": "模型提供方警告：{text}",
 }
 SENTENCES: Mapping[str, str] = {
@@ -29,6 +34,10 @@ SENTENCES: Mapping[str, str] = {
     "Waited {seconds} s.": "等待了 {seconds} 秒。",
     "A new picture follows.": "随后是新的画面。",
     "The user says: {text}": "用户说：{text}",
+    "{said} What was typed of it was removed again.": "{said}已输入的部分已删除。",
+    "{said} What stands on that line is still there: remove it before you send anything.": (
+        "{said}那一行上的内容仍在：发送任何内容之前请先删除它。"
+    ),
     "Refused by the user: {reason} Do not try it again.": "被用户拒绝：{reason}不要再次尝试。",
     "Refused by the settings: {reason}": "被设置拒绝：{reason}",
     "Not executed: the screen's size changed after you saw it.": (

@@ -12,9 +12,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from pagoda.agent.actions import MAX_TYPED, Action, Click, Drag, Key, Press, Release, Type
+from pagoda.agent.actions import (
+    MAX_REPEAT,
+    MAX_TYPED,
+    Action,
+    Click,
+    Drag,
+    HidReset,
+    Key,
+    Move,
+    Power,
+    Press,
+    Release,
+    Scroll,
+    Type,
+)
 from pagoda.agent.errors import DriverError
 from pagoda.agent.keys import KEYS, SHIFTED
+from pagoda.agent.readonly import only_reads
 
 DANGEROUS = re.compile(
     r"""
@@ -41,6 +56,9 @@ DANGEROUS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+# Tab and Control+Alt+E may run what is inside to expand a word. Control+X before E runs the line,
+# once it was edited, or keys that were recorded.
+_EVALUATED = re.compile(r"[(`]")
 # Brings back a line of the shell's history by what is typed.
 _RERUNS = re.compile(r"![!\w?#$:-]|\bfc\b")
 _MOST_PARTS = 8
@@ -54,8 +72,8 @@ _CONTROLS = re.compile(r"([\x00-\x08\n-\x1f\x7f\x85\u2028\u2029])")
 ENTERS = frozenset({"Enter", "NumpadEnter"})
 CONTROL = frozenset({"ControlLeft", "ControlRight"})
 ALT = frozenset({"AltLeft", "AltRight"})
-_SHIFT = frozenset({"ShiftLeft", "ShiftRight"})
-_META = frozenset({"MetaLeft", "MetaRight"})
+SHIFT = frozenset({"ShiftLeft", "ShiftRight"})
+META = frozenset({"MetaLeft", "MetaRight"})
 # With Control: carriage return, line feed, readline's operate-and-get-next.
 _SENDS_WITH_CONTROL = frozenset({"KeyM", "KeyJ", "KeyO"})
 # Bring back earlier lines, also with modifiers; the function keys are those of Windows' console.
@@ -90,10 +108,26 @@ class Line(msgspec.Struct, frozen=True):
     """Keys that may bring `earlier` back were pressed since."""
     removed: bool = False
     """`earlier` was here until keys removed it that do something else in some programs."""
+    known: bool = False
+    """Nothing but `text` stands on it: since it began, keys only typed, or did what they do
+    everywhere."""
+    typed: int = 0
+    """So many Backspaces remove what was typed last, and no more."""
+    prefix: bool = False
+    """Control+X was pressed last."""
 
     @property
     def text(self) -> str:
         return self.before + self.after
+
+    @property
+    def shown(self) -> str:
+        """For a user; parts that may not be one line stand beside each other."""
+        return " ... ".join(map(_quoted, filter(None, (*self.parts, self.text))))
+
+    def only_reads(self) -> bool:
+        """Whether it is known, and only has commands of which it is known that they only read."""
+        return self.known and only_reads(self.text)
 
     def danger(self) -> Danger | None:
         """What Enter may run now and a user should know of."""
@@ -105,7 +139,7 @@ class Line(msgspec.Struct, frozen=True):
     def _readings(self) -> Iterator[tuple[str, str]]:
         """(the line for the user, the line)"""
         parts = [part for part in (*self.parts, self.text) if part]
-        shown = " ... ".join(map(_quoted, parts))
+        shown = self.shown
         yield shown, "".join(parts)
         if len(parts) > 1:
             yield shown, " ".join(parts)
@@ -123,27 +157,53 @@ class Line(msgspec.Struct, frozen=True):
             case Type(text):
                 for piece in filter(None, _CONTROLS.split(text.replace("\r\n", "\n"))):
                     line = line._type(piece, sent)
-            case Key(codes, repeat):
+            case Key(codes, repeat, hold):
+                line = line._unsure() if hold else line  # a key that is held repeats itself
                 for _ in range(repeat):
                     line = line._press(codes, sent)
             case Click(button="middle"):
                 line = _recall(line)
             case Click() | Drag() | Press() | Release():
                 line = line.left()
+            case Move() | Scroll() | Power() | HidReset():
+                line = line._unsure()  # the focus follows the pointer on some desktops
         return line._bounded(), sent
 
     def amid_action(self, action: Action) -> "Line":
         """The line when the action ended somewhere in the middle."""
         if isinstance(action, Type):
-            return msgspec.structs.replace(self.after_action(action)[0], recalled=True)
-        return self
+            line = msgspec.structs.replace(self.after_action(action)[0], recalled=True)
+            return line._unsure()
+        return self._unsure()
 
     def left(self) -> "Line":
         """The cursor or the focus may be elsewhere now."""
+        line = self._unsure()
         if not self.text:
-            return self
+            return line
         parts = (*self.parts, self.text)
-        return msgspec.structs.replace(self, before="", after="", parts=parts)
+        return msgspec.structs.replace(line, before="", after="", parts=parts)
+
+    def erasure(self) -> tuple[Key, ...] | None:
+        """What removes all that was typed in any program; None where nothing surely does."""
+        if self.parts or self.recalled or self.typed < len(self.text):
+            return None
+        if not self.text:
+            return () if self.known else None
+        if not (self.text.isascii() and self.text.isprintable()):
+            return None
+        whole, rest = divmod(len(self.text), MAX_REPEAT)
+        counts = [*[MAX_REPEAT] * whole, *[rest] * bool(rest)]
+        return tuple(Key(("Backspace",), count) for count in counts) if whole < 3 else None
+
+    def _unsure(self) -> "Line":
+        """More may stand on it."""
+        return msgspec.structs.replace(self, known=False, typed=0)
+
+    def _add(self, text: str) -> "Line":
+        """Typed at the cursor."""
+        typed = self.typed + len(text)
+        return msgspec.structs.replace(self, before=self.before + text, typed=typed)
 
     def left_over(self) -> "Line":
         """For the next run, before which a person may have used the computer. What was sent or
@@ -160,21 +220,37 @@ class Line(msgspec.Struct, frozen=True):
             return self._sent()
         if piece in ("\b", "\x7f"):
             return _backspace(self)
+        if self.prefix and piece[0] in "e\x05":
+            sent.append(self._unsure())
+        line = msgspec.structs.replace(self, prefix=piece == "\x18")
         if _CONTROLS.fullmatch(piece):
-            return self.left()
-        return msgspec.structs.replace(self, before=self.before + piece)
+            return line.left()
+        line = line._add(piece)
+        if "\t" in piece:
+            line = line._unsure()
+            if _EVALUATED.search(line.text):
+                sent.append(line)
+        return line
 
     def _press(self, codes: tuple[str, ...], sent: list["Line"]) -> "Line":
         keys = frozenset(codes)
         plain = [code for code in codes if not KEYS[code].modifier]
-        control, other = bool(keys & CONTROL), bool(keys & (ALT | _META))
         if not plain:
             return self
+        control, other = bool(keys & CONTROL), bool(keys & (ALT | META))
+        line = msgspec.structs.replace(self, prefix=control and "KeyX" in keys)
+        expands = "Tab" in keys or (control and ("KeyI" in keys or (other and "KeyE" in keys)))
+        if (self.prefix and "KeyE" in keys) or (expands and _EVALUATED.search(self.text)):
+            sent.append(self._unsure())
         if keys & ENTERS:
-            typed = "" if control or other else _typed(keys, plain)
-            line = msgspec.structs.replace(self, before=self.before + typed)
+            line = line if control or other else line._add(_typed(keys, plain))
             sent.append(line)
-            return line._sent()
+            line = line._sent()
+            return line._unsure() if control or other or keys & SHIFT else line
+        return line._edit(keys, plain, sent)
+
+    def _edit(self, keys: frozenset[str], plain: list[str], sent: list["Line"]) -> "Line":
+        control, other = bool(keys & CONTROL), bool(keys & (ALT | META))
         if control and keys & _SENDS_WITH_CONTROL:
             sent.append(self)
             # Elsewhere than in a terminal these send nothing.
@@ -183,18 +259,20 @@ class Line(msgspec.Struct, frozen=True):
             sent.append(self)
         if keys & _RECALLS or ((control or other) and keys & _RECALLS_WITH_CONTROL):
             return _recall(self)
-        line = _recall(self) if keys & _NUMPAD else self
         typed = _typed(keys, plain)
         if typed and not (control or other):
-            return msgspec.structs.replace(line, before=line.before + typed)
+            return _recall(self)._add(typed)._unsure() if keys & _NUMPAD else self._add(typed)
         edit = _EDITS.get((control, plain[0])) if len(plain) == 1 else None
-        return edit(self) if edit and not (other or keys & _SHIFT) else self.left()
+        if edit is None or other or keys & SHIFT:
+            return self.left()
+        # The others mean different things to different shells.
+        return edit(self) if (control, plain[0]) in _EVERYWHERE else edit(self)._unsure()
 
     def _sent(self) -> "Line":
         if self.text.endswith(_CONTINUES):
             return msgspec.structs.replace(self, before=self.text[:-1], after="").left()
         danger = self.danger()
-        return Line(earlier=danger.line if danger else self.earlier)
+        return Line(earlier=danger.line if danger else self.earlier, known=True)
 
     def _bounded(self) -> "Line":
         typed = "".join((*self.parts, self.text))
@@ -202,36 +280,39 @@ class Line(msgspec.Struct, frozen=True):
             return self
         if danger := self.danger():
             return Line(earlier=danger.line, recalled=True)
-        return msgspec.structs.replace(self, before=typed[-_KEPT:], after="", parts=())
+        line = msgspec.structs.replace(self, before=typed[-_KEPT:], after="", parts=())
+        return line._unsure()
 
 
 def _backspace(line: Line) -> Line:
-    return msgspec.structs.replace(line, before=line.before[:-1])
+    typed = max(0, line.typed - 1)
+    return msgspec.structs.replace(line, before=line.before[:-1], typed=typed)
 
 
 def _delete(line: Line) -> Line:
-    return msgspec.structs.replace(line, after=line.after[1:])
+    return msgspec.structs.replace(line, after=line.after[1:], typed=0)
 
 
 def _back(line: Line) -> Line:
     before, char = line.before[:-1], line.before[-1:]
-    return msgspec.structs.replace(line, before=before, after=char + line.after)
+    return msgspec.structs.replace(line, before=before, after=char + line.after, typed=0)
 
 
 def _forward(line: Line) -> Line:
     if not line.after:  # some shells take what they suggest then
         return _recall(line)
-    return msgspec.structs.replace(line, before=line.before + line.after[0], after=line.after[1:])
+    before, after = line.before + line.after[0], line.after[1:]
+    return msgspec.structs.replace(line, before=before, after=after, typed=0)
 
 
 def _to_start(line: Line) -> Line:
-    return msgspec.structs.replace(line, before="", after=line.text)
+    return msgspec.structs.replace(line, before="", after=line.text, typed=0)
 
 
 def _to_end(line: Line) -> Line:
     if not line.after:
         return _forward(line)
-    return msgspec.structs.replace(line, before=line.text, after="")
+    return msgspec.structs.replace(line, before=line.text, after="", typed=0)
 
 
 def _remove_before(line: Line) -> Line:
@@ -253,6 +334,12 @@ def _remove(line: Line) -> Line:
     return Line(earlier=danger.line if danger else line.earlier, removed=danger is not None)
 
 
+def _interrupt(line: Line) -> Line:
+    """A terminal begins a line of nothing then; a field may still have what it had."""
+    empty = not (line.text or line.parts or line.recalled)
+    return msgspec.structs.replace(_remove(line), known=empty)
+
+
 def _tab(line: Line) -> Line:
     return msgspec.structs.replace(line, before=line.before + "\t")
 
@@ -270,13 +357,18 @@ _EDITS: dict[tuple[bool, str], Callable[[Line], Line]] = {
     (False, "Home"): _to_start, (True, "KeyA"): _to_start,
     (False, "End"): _to_end, (True, "KeyE"): _to_end,
     (True, "KeyU"): _remove_before, (True, "KeyK"): _remove_after, (True, "KeyW"): _remove_word,
-    (True, "KeyC"): _remove, (False, "Tab"): _tab,
+    (True, "KeyC"): _interrupt, (False, "Tab"): _tab,
+}  # fmt: skip
+# Those that no shell takes for something else.
+_EVERYWHERE = {
+    (False, "Backspace"), (False, "Delete"), (False, "ArrowLeft"), (False, "ArrowRight"),
+    (False, "Home"), (False, "End"), (True, "KeyC"),
 }  # fmt: skip
 
 
 def _typed(keys: frozenset[str], plain: list[str]) -> str:
     """What the keys type on a US keyboard; nothing for others."""
-    shifted = bool(keys & _SHIFT)
+    shifted = bool(keys & SHIFT)
     return "".join(_letter(SHIFTED.get(c, 0) if shifted else 0, KEYS[c].keysym) for c in plain)
 
 

@@ -35,7 +35,8 @@ from pagoda.agent.keys import chord
 from pagoda.agent.observe import settled
 from pagoda.agent.operator import Operator
 from pagoda.agent.perform import perform
-from pagoda.agent.policy import Category, Decision, Policy
+from pagoda.agent.policy import Category, Decision, Judgement, Policy
+from pagoda.agent.refused import take_back
 from pagoda.base.errors import PagodaError
 from pagoda.version import __version__
 
@@ -142,19 +143,17 @@ class Tools:
 
     async def _do(self, action: InputAction) -> str:
         actions.check(action)
-        judgement = self.policy.judge(action)
-        if judgement.decision is not Decision.ALLOW:
-            raise ActionError(
-                f"Refused: {judgement.reason} It needs a person's consent; start the server with "
-                f"--allow {judgement.category} where that is meant to be possible."
-            )
         driver = self.operator.driver
         async with self._acting:
             control = self.operator.control
             if self.operator.busy and (control is None or control.state is not State.PAUSED):
                 raise ActionError("A task of the agent is going on; pause or cancel it first.")
+            program = await driver.focused_program()
+            judgement = self.policy.judge(action, program=program)
+            if judgement.decision is not Decision.ALLOW:
+                raise ActionError(await self._refusal(action, judgement))
             try:
-                with self.policy.noting(action):
+                with self.policy.noting(action, program):
                     await perform(driver, action, self.operator.secrets.reveal)
             finally:
                 await driver.release_all()
@@ -163,6 +162,17 @@ class Tools:
             self._size = None
             return "Done. The screen's size changed; take a new screenshot."
         return "Done."
+
+    async def _refusal(self, action: InputAction, judgement: Judgement) -> str:
+        assert judgement.category is not None, "who refuses says why"
+        operator = self.operator
+        left = await take_back(
+            operator.driver, self.policy, operator.settle, action, judgement.category
+        )
+        return (
+            f"Refused: {judgement.reason} It needs a person's consent; start the server with "
+            f"--allow {judgement.category} where that is meant to be possible.{left}"
+        )
 
 
 def make_server(operator: Operator, allowed: Sequence[Category] = ()) -> MCPServer:

@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-from pagoda.agent.actions import Action, Click, HidReset, Key, Power, Type
+from pagoda.agent.actions import (
+    Action,
+    Click,
+    HidReset,
+    InputAction,
+    Key,
+    Move,
+    Power,
+    Scroll,
+    Type,
+)
 from pagoda.agent.errors import ActionError
-from pagoda.agent.line import ALT, CONTROL, ENTERS, Danger, Line, Memory
+from pagoda.agent.line import ALT, CONTROL, ENTERS, META, SHIFT, Danger, Line, Memory
 from pagoda.agent.reasons import Reason
 
 
@@ -32,23 +42,38 @@ class Category(StrEnum):
     """Closing a window or leaving a session by keys."""
     COMMAND = "command"
     """Enter behind a command line that deletes, formats, shuts down or runs what it downloads."""
+    LINE = "line"
+    """Enter behind any line but one that is known to only read; pasting, which may send lines."""
     COMMIT = "commit"
     """A click or Enter that, by the model's own words, pays, sends, buys, deletes or installs."""
     SECRET = "secret"
     """Typing a secret."""
     ADDRESS = "address"
     """Typing a web address outside of the allowed hosts, where such a list is set."""
+    INPUT = "input"
+    """Every click, drag, key and text."""
 
 
-DEFAULTS: Mapping[Category, Decision] = {
-    Category.POWER: Decision.CONFIRM,
-    Category.SECURE_KEYS: Decision.CONFIRM,
-    Category.CLOSE: Decision.ALLOW,
-    Category.COMMAND: Decision.CONFIRM,
-    Category.COMMIT: Decision.CONFIRM,
-    Category.SECRET: Decision.CONFIRM,
-    Category.ADDRESS: Decision.CONFIRM,
+class Level(StrEnum):
+    """What becomes of kinds that are not set one by one."""
+
+    STRICT = "strict"
+    DEFAULT = "default"
+    TRUSTING = "trusting"
+
+
+# At each level all else is asked about.
+_ALLOWED: Mapping[Level, tuple[Category, ...]] = {
+    Level.STRICT: (),
+    Level.DEFAULT: (Category.CLOSE, Category.INPUT),
+    Level.TRUSTING: (Category.CLOSE, Category.INPUT, Category.LINE),
 }
+
+
+def decisions(level: Level = Level.DEFAULT) -> dict[Category, Decision]:
+    asked = dict.fromkeys(Category, Decision.CONFIRM)
+    return {**asked, **dict.fromkeys(_ALLOWED[level], Decision.ALLOW)}
+
 
 # Stems in the model's thought about a click or Enter; other languages that the models think in.
 _COMMITS = re.compile(
@@ -66,6 +91,11 @@ _ADDRESS = re.compile(
     r"|\b(?:[a-z0-9-]+\.)+[a-z]{2,}(?=[/:\s]|$)|\b(?:\d{1,3}\.){3}\d{1,3}(?=[/:\s]|$)",
     re.IGNORECASE,
 )
+# WM_CLASS of web browsers, in small letters: what is typed there is no line of a shell.
+BROWSERS = frozenset({
+    "brave-browser", "chromium", "chromium-browser", "epiphany", "firefox", "firefox-esr",
+    "google-chrome", "librewolf", "microsoft-edge", "opera", "org.gnome.epiphany", "vivaldi-stable",
+})  # fmt: skip
 _FUNCTION_KEYS = {f"F{number}" for number in range(1, 13)}
 
 
@@ -85,26 +115,38 @@ class Policy:
     seen whole.
     """
 
-    decisions: Mapping[Category, Decision] = field(default_factory=lambda: DEFAULTS)
+    decisions: Mapping[Category, Decision] = field(default_factory=decisions)
     allowed_hosts: tuple[str, ...] = ()
     """Hosts whose addresses may be typed, with their subdomains; empty allows all."""
     secret_names: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
 
-    def judge(self, action: Action, thought: str = "") -> Judgement:
+    def judge(self, action: Action, thought: str = "", program: str | None = None) -> Judgement:
+        """`program` has the keyboard's focus, as far as the driver knows."""
         judgements = [
-            Judgement(self.decisions.get(category, DEFAULTS[category]), category, reason)
-            for category, reason in self._found(action, thought)
+            Judgement(self.decisions[category], category, reason)
+            for category, reason in self._found(action, thought, program)
         ]
         return max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
 
-    def note(self, action: Action) -> None:
-        """The action was carried out."""
-        line, _ = self.memory.line.after_action(action)
-        self.memory.keep(line)
+    def erasure(self, action: Action, category: Category) -> tuple[Key, ...] | None:
+        """What removes the line that the action would have sent, had that kind not been refused;
+        None where that cannot be known, and nothing where there is nothing to remove."""
+        line = self.memory.line
+        _, sent = line.after_action(action)
+        # What the model means to send or to pay is no line of a shell.
+        return line.erasure() if sent and category is not Category.COMMIT else ()
+
+    def interrupted(self) -> None:
+        """A person may use the computer now."""
+        self.memory.keep(self.memory.line.left())
+
+    def note(self, action: Action, program: str | None = None) -> None:
+        """The action was carried out, while `program` had the focus."""
+        self.memory.keep(_after(self.memory.line, action, program))
 
     @contextmanager
-    def noting(self, action: Action) -> Iterator[None]:
+    def noting(self, action: Action, program: str | None = None) -> Iterator[None]:
         """Around carrying it out: of an action that ends in the middle, a part may be done."""
         line = self.memory.line
         self.memory.keep(line.amid_action(action))
@@ -113,9 +155,11 @@ class Policy:
         except ActionError:
             self.memory.keep(line)  # nothing was sent
             raise
-        self.memory.keep(line.after_action(action)[0])
+        self.memory.keep(_after(line, action, program))
 
-    def _found(self, action: Action, thought: str) -> Iterator[tuple[Category, Reason]]:
+    def _found(
+        self, action: Action, thought: str, program: str | None
+    ) -> Iterator[tuple[Category, Reason]]:
         """All that it may be asked about for, the worst first."""
         match action:
             case Power(what):
@@ -123,18 +167,21 @@ class Policy:
             case HidReset():
                 yield Category.POWER, Reason("replug")
             case Type():
-                yield from self._typing(action)
+                yield from self._typing(action, program)
             case Key():
-                yield from self._pressing(action, thought)
+                yield from self._pressing(action, thought, program)
             case Click(button="left") if committed := _COMMITS.search(thought):
                 yield Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
+            case Click(button="middle"):
+                yield Category.LINE, Reason("pasting")
+        if isinstance(action, InputAction) and not isinstance(action, Move | Scroll):
+            yield Category.INPUT, Reason("anyInput")
 
-    def _typing(self, action: Type) -> Iterator[tuple[Category, Reason]]:
+    def _typing(self, action: Type, program: str | None) -> Iterator[tuple[Category, Reason]]:
         line = self.memory.line
         # The last part has not been entered yet; it is judged with the Enter that follows.
         after, sent = line.after_action(action)
-        if danger := _danger(sent):
-            yield Category.COMMAND, _running("typedCommand", danger)
+        yield from _sending(sent, "typedCommand", program)
         for name in self.secret_names:
             if f"{{{{secret:{name}}}}}" in action.text:
                 yield Category.SECRET, Reason("secret", {"name": repr(name)})
@@ -149,10 +196,11 @@ class Policy:
         host = _host(address)
         return any(host == name or host.endswith(f".{name}") for name in self.allowed_hosts)
 
-    def _pressing(self, action: Key, thought: str) -> Iterator[tuple[Category, Reason]]:
+    def _pressing(
+        self, action: Key, thought: str, program: str | None
+    ) -> Iterator[tuple[Category, Reason]]:
         _, sent = self.memory.line.after_action(action)
-        if danger := _danger(sent):
-            yield Category.COMMAND, _running("enteredCommand", danger)
+        yield from _sending(sent, "enteredCommand", program)
         keys = set(action.codes)
         control, alt = bool(keys & CONTROL), bool(keys & ALT)
         named = {"keys": "+".join(action.codes)}
@@ -164,14 +212,34 @@ class Policy:
             yield Category.CLOSE, Reason("closingKeys", named)
         if keys & ENTERS and (committed := _COMMITS.search(thought)):
             yield Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
+        pastes = ("KeyV" in keys and keys & (CONTROL | META)) or ("Insert" in keys and keys & SHIFT)
+        if pastes and program not in BROWSERS:
+            yield Category.LINE, Reason("pasting")
 
 
 def _strictness(judgement: Judgement) -> int:
     return [Decision.ALLOW, Decision.CONFIRM, Decision.DENY].index(judgement.decision)
 
 
-def _danger(sent: list[Line]) -> Danger | None:
-    return next(filter(None, (line.danger() for line in sent)), None)
+def _after(line: Line, action: Action, program: str | None) -> Line:
+    after, _ = line.after_action(action)
+    # A terminal's line is not begun anew by what a browser was sent.
+    return after.left() if program in BROWSERS and not after.text else after
+
+
+def _sending(sent: list[Line], code: str, program: str | None) -> Iterator[tuple[Category, Reason]]:
+    if danger := next(filter(None, (line.danger() for line in sent)), None):
+        yield Category.COMMAND, _running(code, danger)
+    # Behind the first line, something else may have the focus.
+    to_unknown = sent[1:] if program in BROWSERS else sent
+    if line := next((line for line in to_unknown if not line.only_reads()), None):
+        yield Category.LINE, _unlisted(line)
+
+
+def _unlisted(line: Line) -> Reason:
+    if not line.shown:
+        return Reason("unseenLine")
+    return Reason("unlistedLine" if line.known else "unsureLine", {"line": line.shown})
 
 
 def _running(code: str, danger: Danger) -> Reason:

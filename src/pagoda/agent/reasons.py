@@ -12,11 +12,16 @@ WORDS: Mapping[str, str] = {
     "secret": "It would type the secret {name}.",
     "typedCommand": "It would run {line} ({command}).",
     "enteredCommand": "Enter would run {line} ({command}).",
+    "unlistedLine": "It would send the line {line}, which is not among those that only read.",
+    "unsureLine": "It would send {line}, and nobody knows what else stands on that line.",
+    "unseenLine": "It would send a line, and nobody knows what stands on it.",
+    "pasting": "It would paste, and a paste may send lines.",
     "committingClick": "By its own words this click is to {words}.",
     "committingEnter": "By its own words this Enter is to {words}.",
     "address": "{address} is not among the allowed hosts.",
     "systemKeys": "{keys} speaks to the operating system itself.",
     "closingKeys": "{keys} closes a window or a program.",
+    "anyInput": "The settings say to ask about every click, key and text.",
     "warning": "The model's provider warns: {text}",
 }
 

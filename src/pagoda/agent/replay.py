@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from pagoda.agent import actions
-from pagoda.agent.actions import InputAction
+from pagoda.agent.actions import InputAction, Type
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.effect import changed_at, compare
 from pagoda.agent.frame import Frame
@@ -18,8 +18,10 @@ from pagoda.agent.observe import Settle, settled
 from pagoda.agent.perform import perform
 from pagoda.agent.policy import Decision, Judgement, Policy
 from pagoda.agent.reasons import Reason
+from pagoda.agent.refused import take_back
 from pagoda.base.errors import PagodaError
 
+Unsure = tuple[InputAction, Judgement]
 _NO_FRAME = {"file": "", "size": [0, 0]}
 # Keys and text have no target to look at: so much of the screen may differ before them.
 _MAY_DIFFER = 0.05
@@ -86,19 +88,22 @@ async def replay(
     `policy` asks it, and raises or answers no to end here.
     """
     policy = policy or Policy()
+    settle = settle or Settle()
     count = 0
     try:
         for step in recorded_steps(folder):
-            now = await settled(driver, settle or Settle())
+            now = await settled(driver, settle)
             _compare(step, _load(step.frame), now)
             report(step)
-            for judgement in _unsure(step, policy):
-                assert judgement.reason is not None, "who asks says why"
-                denied = judgement.decision is Decision.DENY
-                if denied or not await allow(step, judgement.reason):
-                    raise ReplayError(f"Step {step.number} was not allowed: {judgement.reason}")
+            for action, judgement in _unsure(step, policy, await driver.focused_program()):
+                category, reason = judgement.category, judgement.reason
+                assert category is not None and reason is not None, "who asks says why"
+                if judgement.decision is Decision.DENY or not await allow(step, reason):
+                    said = f"Step {step.number} was not allowed: {reason}"
+                    left = await take_back(driver, policy, settle, action, category)
+                    raise ReplayError(said + left)
             for action in step.actions:
-                with policy.noting(action):
+                with policy.noting(action, await driver.focused_program()):
                     await perform(driver, action, reveal)
             count += 1
     finally:
@@ -106,15 +111,17 @@ async def replay(
     return count
 
 
-def _unsure(step: RecordedStep, policy: Policy) -> list[Judgement]:
-    """What a user is asked, or refuses, about the step's actions."""
+def _unsure(step: RecordedStep, policy: Policy, program: str | None) -> list[Unsure]:
+    """Those of the step's actions that a user is asked about, or refuses."""
     trial = replace(policy, memory=Memory())
     trial.memory.keep(policy.memory.line)
     found = []
     for action in step.actions:
-        found.append(trial.judge(action, step.thought))
+        found.append((action, trial.judge(action, step.thought, program)))
         trial.note(action)
-    return [judgement for judgement in found if judgement.decision is not Decision.ALLOW]
+        # What has the focus then is seen only when it is done.
+        program = program if isinstance(action, Type) and action.text.isprintable() else None
+    return [(action, told) for action, told in found if told.decision is not Decision.ALLOW]
 
 
 def _compare(step: RecordedStep, then: Frame, now: Frame) -> None:

@@ -12,7 +12,7 @@ from pagoda.agent.budget import Budget, Caps, Price, Spent
 from pagoda.agent.drivers.address import require_private, without_password
 from pagoda.agent.errors import sentence
 from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.policy import DEFAULTS, Category, Decision, Policy
+from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
 from pagoda.agent.profiles import Profile, profile_for
 from pagoda.base.errors import ConfigError
 
@@ -51,8 +51,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reply_tokens: int = 4096
     reply_seconds: float = 600.0
     """For one reply, with what is tried again."""
+    consent: Level = Level.DEFAULT
     policy: dict[Category, Decision] = {}
-    """Where it differs from the defaults."""
+    """Of kinds that do not follow the level."""
     allowed_hosts: list[str] = []
     consent_seconds: float = 120.0
     answer_seconds: float = 3600.0
@@ -94,14 +95,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Budget(caps, price, spent)
 
     def make_policy(self, secret_names: tuple[str, ...]) -> Policy:
-        return Policy({**DEFAULTS, **self.policy}, tuple(self.allowed_hosts), secret_names)
+        decided = {**decisions(self.consent), **self.policy}
+        return Policy(decided, tuple(self.allowed_hosts), secret_names)
 
     def shown(self) -> dict[str, Any]:
         """For the settings page: all but the key, of which only its end, and the computer's
-        password; the whole policy."""
+        password; every kind of action, empty where it follows the level."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         fields["driver"] = without_password(self.driver)
-        fields["policy"] = msgspec.to_builtins({**DEFAULTS, **self.policy})
+        fields["policy"] = {**dict.fromkeys(Category, ""), **self.policy}
         key = fields["api_key"]
         fields["api_key"] = f"...{key[-_SHOWN:]}" if len(key) > 2 * _SHOWN else "set" * bool(key)
         return fields
@@ -145,6 +147,8 @@ def _in_words(error: Exception) -> str:
     if misfit := _MISFIT.fullmatch(text):
         kind, name = misfit.groups()
         text = f"{name} must be {_KINDS[kind]}"
+    elif text.endswith("at `$.consent`"):
+        text = "consent must be strict, default or trusting"
     return text
 
 

@@ -8,7 +8,19 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pagoda.agent import actions
-from pagoda.agent.actions import Action, Ask, CursorPosition, Done, Point, Screenshot, Wait, Zoom
+from pagoda.agent.actions import (
+    Action,
+    Ask,
+    CursorPosition,
+    Done,
+    InputAction,
+    Key,
+    Point,
+    Screenshot,
+    Type,
+    Wait,
+    Zoom,
+)
 from pagoda.agent.budget import Budget
 from pagoda.agent.control import Consent, Control, PauseRequest
 from pagoda.agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
@@ -23,6 +35,7 @@ from pagoda.agent.policy import Decision, Policy
 from pagoda.agent.profiles import Profile
 from pagoda.agent.reasons import Reason
 from pagoda.agent.recorder import Recorder
+from pagoda.agent.refused import take_back
 from pagoda.agent.secrets import Secrets
 from pagoda.agent.stuck import STOP_AT, StuckDetector, Verdict
 
@@ -81,6 +94,13 @@ class Stepper:
     async def step(self, control: Control) -> Done | None:
         """How the task ended, or None while it goes on. May be cancelled anywhere: what was not
         carried out by then never is."""
+        try:
+            return await self._step(control)
+        except (asyncio.CancelledError, PauseRequest):
+            self.policy.interrupted()
+            raise
+
+    async def _step(self, control: Control) -> Done | None:
         self.budget.before_call()
         frame = self._seen
         if frame is None or time.monotonic() - frame.received_at > _FRESH:
@@ -94,7 +114,7 @@ class Stepper:
         if done is not None:
             return done
         await self._act(control, parsed, frame)
-        changing = [action for action in parsed.actions if isinstance(action, actions.InputAction)]
+        changing = [action for action in parsed.actions if isinstance(action, InputAction)]
         targets = tuple(point for action in changing for point in actions.points(action))
         after = await self._look(
             control, lambda now: not changing or compare(frame, now, targets).happened
@@ -217,20 +237,14 @@ class Stepper:
             raise PauseRequest(_TAKEN_OVER)
         if actions.points(action) and await self._moved(frame):
             return "Not executed: the screen's size changed after you saw it.", False
-        judgement = self.policy.judge(action, thought)
-        if judgement.decision is Decision.DENY:
-            return f"Refused by the settings: {judgement.reason}", False
-        if judgement.decision is Decision.CONFIRM:
-            assert judgement.reason is not None, "who asks says why"
-            verdict = await control.ask_consent(action, judgement.reason, judgement.category)
-            if verdict is not Consent.ALLOW:
-                return _REFUSED[verdict].format(judgement.reason), False
-            if await self._changed_meanwhile(action, frame):
-                return "Not executed: what it was aimed at changed before it was allowed.", False
+        typed = isinstance(action, Type | Key)
+        program = await self.driver.focused_program() if typed else None
+        if refusal := await self._refusal(control, action, thought, frame, program):
+            return refusal, False
         self.recorder.record("acting", step=self.number, index=index)
         self._acting = True
         try:
-            with self.policy.noting(action):
+            with self.policy.noting(action, program):
                 await perform(self.driver, action, self.secrets.reveal)
             self._acting = False
         except ActionError as error:
@@ -238,6 +252,33 @@ class Stepper:
         except ConnectionLostError as error:
             return f"The connection was lost, it may be done in part: {error}", False
         return "Done.", True
+
+    async def _refusal(
+        self,
+        control: Control,
+        action: InputAction,
+        thought: str,
+        frame: Frame,
+        program: str | None,
+    ) -> str:
+        """Why it may not be done; empty where it may."""
+        judgement = self.policy.judge(action, thought, program)
+        if judgement.decision is Decision.ALLOW:
+            return ""
+        category, reason = judgement.category, judgement.reason
+        assert category is not None and reason is not None, "who asks says why"
+        asked = None
+        refusal = f"Refused by the settings: {reason}"
+        if judgement.decision is Decision.CONFIRM:
+            asked = await self.driver.screenshot()
+            verdict = await control.ask_consent(action, reason, category)
+            refusal = "" if verdict is Consent.ALLOW else _REFUSED[verdict].format(reason)
+        if refusal:
+            left = await take_back(self.driver, self.policy, self.settle, action, category, asked)
+            return refusal + left
+        if await self._changed_meanwhile(action, frame):
+            return "Not executed: what it was aimed at changed before it was allowed."
+        return ""
 
     async def _moved(self, frame: Frame) -> bool:
         size = await self.driver.screen_size()

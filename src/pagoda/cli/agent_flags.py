@@ -22,6 +22,12 @@ _SETTINGS = {
     "api": ("API", str, "openai, responses, anthropic or dashscope"),
     "profile": ("NAME", str, "how the model speaks and counts; by its name otherwise"),
     "prompt": ("TEXT", str, "what the model should know of the computer"),
+    "consent": (
+        "LEVEL",
+        str,
+        "when you are asked: strict (every action), default (what is not known to only read), "
+        "trusting (what is known to be dangerous)",
+    ),
     "images_kept": ("N", int, "screenshots in each request"),
     "max_rounds": ("N", int, "calls of the model at most"),
     "max_tokens": ("N", int, "tokens at most, in and out"),

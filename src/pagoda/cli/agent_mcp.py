@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="KIND",
-        help="kinds of actions that need no consent: power, secure-keys, close, command, commit, "
-        "secret, address",
+        help="kinds of actions that need no consent: power, secure-keys, close, command, line, "
+        "commit, secret, address, input",
     )
 
 

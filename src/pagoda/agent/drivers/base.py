@@ -122,6 +122,11 @@ class Driver(ABC):
         """Whether somebody else moved the pointer since we did, or since this was asked last."""
         return False
 
+    async def focused_program(self) -> str | None:
+        """What has the keyboard's focus, as it names itself (WM_CLASS, in small letters); None
+        where nobody knows."""
+        return None
+
     @property
     def held(self) -> tuple[str, ...]:
         """Keys and buttons that are down because of us."""

@@ -107,6 +107,9 @@ class X11Driver(Driver):
         self._put = at
         return put is not None and max(abs(at[0] - put[0]), abs(at[1] - put[1])) > _JITTER
 
+    async def focused_program(self) -> str | None:
+        return await self._do(Screen.focused_program)
+
     async def type_text(self, text: str) -> None:
         text = text.replace("\r\n", "\n")
         await self._do(lambda screen: screen.keyboard.check(text))

@@ -11,6 +11,7 @@ import socket
 from PIL import Image
 from Xlib import X, display, error
 from Xlib.protocol.event import event_class
+from Xlib.xobject.drawable import Window
 
 from pagoda.agent.actions import Button
 from pagoda.agent.drivers.x11.keyboard import Keyboard
@@ -129,6 +130,18 @@ class Screen:
         """The pixel that it is on."""
         answer = self._root.query_pointer()
         return answer.root_x, answer.root_y
+
+    def focused_program(self) -> str | None:
+        """The class of the window with the keyboard's focus, in small letters."""
+        window = self._display.get_input_focus().focus
+        try:
+            while isinstance(window, Window) and window != self._root:
+                if names := window.get_wm_class():
+                    return str(names[1]).lower()
+                window = window.query_tree().parent
+        except error.BadWindow:  # it went away meanwhile
+            pass
+        return None
 
     def move(self, x: int, y: int) -> None:
         self._fake(X.MotionNotify, x=x, y=y)

@@ -7,7 +7,12 @@ import { t } from "../words.js";
 import { categoryWords } from "./consent.js";
 import { get, post } from "./link.js";
 
-const DECISIONS = { allow: "allowAlways", confirm: "confirmFirst", deny: "denyAlways" };
+const DECISIONS = {
+  "": "byLevel",
+  allow: "allowAlways",
+  confirm: "confirmFirst",
+  deny: "denyAlways",
+};
 // Errors that name a field by other words than the API.
 const NAMED = [
   [/cap on seconds/, "max_minutes"],
@@ -93,7 +98,8 @@ export class SettingsDialog {
     }
     if (byId("forget-key").checked) changes.api_key = "";
     const choices = [...this.dialog.querySelectorAll("[data-category]")];
-    const policy = Object.fromEntries(choices.map((node) => [node.dataset.category, node.value]));
+    const own = choices.filter((node) => node.value);
+    const policy = Object.fromEntries(own.map((node) => [node.dataset.category, node.value]));
     if (choices.some((node) => this.before.policy[node.dataset.category] !== node.value)) {
       changes.policy = policy;
     }
