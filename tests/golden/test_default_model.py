@@ -7,6 +7,7 @@ than twice the bound, the engine is wrong.
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -21,7 +22,11 @@ from tests.golden.reference import load_reference, logits_after
 BOUND = 1e-3
 OUTPUT = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=1234, max_tokens=48, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=1234, ignore_eos=True)
+
+needs_kernels = pytest.mark.skipif(
+    cpu.native() is None, reason="weights are packed for native kernels, which are not built"
+)
 
 # Minutes where two cores are shared with others.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -102,17 +107,32 @@ def test_after_preemption(smollm2_gguf, reference, prompts):
     check(reference, prompts, answers)
 
 
-def test_seeded_sampling_repeats_however_it_is_scheduled(smollm2_gguf, engine, prompts):
-    some = dict(list(prompts.items())[:8])
+@pytest.mark.parametrize(
+    ("dtype", "num_prompts", "max_tokens", "num_blocks"),
+    [
+        ("float32", 4, 24, 8),  # torch draws, which takes its time
+        pytest.param("auto", 8, 48, 24, marks=needs_kernels),
+    ],
+)
+def test_seeded_sampling_repeats_however_it_is_scheduled(
+    smollm2_gguf, prompts, dtype, num_prompts, max_tokens, num_blocks
+):
+    model = str(smollm2_gguf)
+    seeded = msgspec.structs.replace(SEEDED, max_tokens=max_tokens)
+    some = dict(list(prompts.items())[:num_prompts])
+    roomy = Engine(model, dtype=dtype, enable_prefix_caching=False)
     one_by_one = {}
     for req_id, ids in some.items():
-        one_by_one[req_id] = engine.run({req_id: ids}, SEEDED)[req_id].token_ids
-    together = engine.run(some, SEEDED)
-    cramped = Engine(str(smollm2_gguf), num_gpu_blocks_override=24, long_prefill_token_threshold=7)
-    first = cramped.run(some, SEEDED)
-    hits = cramped.run(some, SEEDED)
+        one_by_one[req_id] = roomy.run({req_id: ids}, seeded)[req_id].token_ids
+    together = roomy.run(some, seeded)
+    cramped = Engine(
+        model, dtype=dtype, num_gpu_blocks_override=num_blocks, long_prefill_token_threshold=7
+    )
+    first = cramped.run(some, seeded)
+    hits = cramped.run(some, seeded)
     assert cramped.core.stats().num_preemptions > 0
     for req_id, tokens in one_by_one.items():
+        assert len(tokens) == max_tokens
         assert together[req_id].token_ids == tokens
         assert first[req_id].token_ids == tokens
         assert hits[req_id].token_ids == tokens
@@ -133,11 +153,6 @@ def divergence(engine: Engine, reference, prompts) -> float:
 
 def test_bfloat16_stays_close(smollm2_gguf, reference, prompts):
     assert divergence(Engine(str(smollm2_gguf), dtype="bfloat16"), reference, prompts) <= 1e-3
-
-
-needs_kernels = pytest.mark.skipif(
-    cpu.native() is None, reason="weights are packed for native kernels, which are not built"
-)
 
 
 @needs_kernels
