@@ -7,15 +7,15 @@ from typing import Any
 
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
-from pagoda.doctor.command import INDENT, differences, fields_of, serve_command
+from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
+from pagoda.planner.addresses import check_addresses
 from pagoda.planner.parallel import machine_part, most_ranks, rank_spec
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
@@ -31,10 +31,6 @@ from pagoda.planner.weights import HeldWeight, held_weights
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
-# Addresses that an engine takes beyond its memory and the checkpoint: libraries, stacks of threads
-# and what the allocator sets aside for each. With two threads and torch's CPU build 755 MiB; with
-# more of them, or CUDA's libraries, more.
-_MORE_ADDRESSES = 640 << 20
 _NO_DRAFT = Reason("speculative_tokens", 0, "")
 
 
@@ -144,23 +140,10 @@ def answer(
         return replace(made, problem=str(error))
     try:
         resolution = _resolved(config, subject, hardware)
+        check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
         return replace(made, problem=str(error))
-    problem = _beyond_addresses(made, resolution)
-    return replace(made, problem=problem) if problem else replace(made, resolution=resolution)
-
-
-def _beyond_addresses(made: Answer, resolution: Resolution) -> str:
-    """Why the engine cannot start with as few addresses as it may have; empty where it can."""
-    space = made.hardware.address_space
-    needed = made.subject.file_bytes + resolution.plan.total + _MORE_ADDRESSES
-    if space is None or needed <= space:
-        return ""
-    return (
-        f"A process may have {format_bytes(space)} of addresses here, and the engine takes about "
-        f"{format_bytes(needed)} of them, those of the mapped checkpoint included. Raise it:\n"
-        f"{INDENT}ulimit -v unlimited && {made.command}"
-    )
+    return replace(made, resolution=resolution)
 
 
 def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pagoda.base.errors import ConfigError, SourceError
+from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import EngineConfig, ModelConfig
@@ -23,6 +24,7 @@ from pagoda.doctor.hardware import elsewhere, this_machine
 from pagoda.doctor.model_report import lines as report_lines
 from pagoda.doctor.plot import draw
 from pagoda.doctor.remedies import remedies
+from pagoda.kernels import cpu
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import (
     GIB,
@@ -186,6 +188,18 @@ def test_this_machine_is_its_gpus_or_its_cpu():
     turing = GpuFacts(0, "Some Card", (7, 5), 8 * GIB, 8 * GIB)
     unknown = this_machine(_with_gpus(turing), "auto")
     assert unknown.gpu is None and not unknown.facts.supports_bf16
+
+
+def test_free_memory_is_what_an_engine_finds(monkeypatch):
+    """Whoever asks counts as free, since plans are of a whole engine; a server stands beside it."""
+    there = DeviceFacts("cpu", 8 * GIB, 4 * GIB, 2)
+    monkeypatch.setattr(cpu, "cpu_facts", lambda: there)
+    monkeypatch.setattr(cpu, "anonymous_bytes", lambda: GIB)
+    assert cpu.device_facts().free_memory == 5 * GIB
+    server = 5 * GIB - this_machine(LAPTOP, "cpu").facts.free_memory
+    assert GIB // 16 < server < GIB // 8
+    monkeypatch.setattr(cpu, "anonymous_bytes", lambda: 6 * GIB)
+    assert cpu.device_facts().free_memory == 8 * GIB
 
 
 @pytest.fixture
