@@ -79,8 +79,9 @@ def inner_levers(case: Case, num_users: int) -> list[list[Change]]:
     if case.config.cache.kv_cache_dtype in _WIDE and case.subject.spec.encoder is None:
         levers.append([Change("an int8 KV cache", 3, _int8_cache, len(levers), 1)])
     asked = case.config.scheduler.max_num_seqs
-    kept = isinstance(asked, int) and "max_num_seqs" not in limiting
-    steps = _smaller_steps(case, num_users, asked if kept else num_users, len(levers))
+    if not isinstance(asked, int) or "max_num_seqs" in limiting:
+        asked = num_users
+    steps = _smaller_steps(case, num_users, asked, len(levers))
     return levers + ([steps] if steps else [])
 
 

@@ -24,6 +24,8 @@ _MOST = 5
 _MOVES = 256 << 20
 # By so much at least, where every MiB counts.
 _MOVES_LEAST = 64 << 20
+# Addresses that a start took beyond those without which none is begun.
+_MORE_ADDRESSES = 256 << 20
 # A context that is so much shorter than the model's own is worth a word, where smaller steps and
 # cache leave room for one that is so much longer.
 _SHORT, _LONGER = 4, 2
@@ -119,8 +121,10 @@ def _later(hardware: Hardware) -> Hardware:
 
 
 def _with_less(hardware: Hardware, nbytes: int) -> Hardware:
-    free = max(0, hardware.facts.free_memory - nbytes)
-    return replace(hardware, facts=replace(hardware.facts, free_memory=free))
+    facts, space = hardware.facts, hardware.address_space
+    facts = replace(facts, free_memory=max(0, facts.free_memory - nbytes))
+    space = None if space is None else max(0, space - _MORE_ADDRESSES)
+    return replace(hardware, facts=facts, address_space=space)
 
 
 def _keeping(
