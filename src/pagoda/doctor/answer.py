@@ -80,6 +80,8 @@ class Answer:
     """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
     findings: tuple[Finding, ...] = ()
     """What is to be known besides, and what loading it will be like here."""
+    mode: str = "auto"
+    """As of `planner.speculation`."""
     serving: str = ""
     """What the command says besides: flags of the HTTP server, ready for a shell."""
 
@@ -132,7 +134,7 @@ def answer(
     notes = plan_notes(subject, hardware, config)
     made = Answer(
         subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft,
-        findings=notes,
+        findings=notes, mode=mode,
     )  # fmt: skip
     try:
         check_parallel(config)

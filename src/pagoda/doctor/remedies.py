@@ -210,10 +210,10 @@ def _remedy(
     again = planned(replace(case, config=typed, own_pool=False), users)
     if again is None or not again.fits:
         return None
-    return Remedy(", with ".join(part for part in (offer, _joined(changes)) if part), made.command)
+    return Remedy(", with ".join(part for part in (offer, joined(changes)) if part), made.command)
 
 
-def _joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
