@@ -1,6 +1,5 @@
 """What can be changed where something does not fit, and what each change costs who asked."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -10,8 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.case import Case, least_bytes
 from pagoda.doctor.command import fields_of
-from pagoda.doctor.subject import Subject, find_subject
-from pagoda.weights.checkpoint import TensorInfo
+from pagoda.doctor.subject import find_subject
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
@@ -30,7 +28,6 @@ _SIZES = {
     "image_max_tokens": "media", "video_max_tokens": "media",
 }  # fmt: skip
 _SECTIONS = {**_BOUNDS, **_SIZES}
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 # What steps have by default (`planner.resolve`).
 _CPU_USUAL, _GPU_USUAL = 512, 2048
 # (tokens of a step, requests at once, tokens of a picture, of a video), from large to small.
@@ -49,26 +46,6 @@ class Change:
     """On one lever a stronger change gives at least what a weaker one does."""
     drops: bool = False
     """Takes back something that was asked for."""
-
-
-def condensed(subject: Subject) -> Subject:
-    """With one expert of each layer for all of them, where they are stored alike: the plan is the
-    same, and a model of thousands of matrices is planned in a tenth of the time."""
-    kept: dict[str, TensorInfo] = {}
-    for name, info in subject.tensors.items():
-        first = _EXPERT.sub(".experts.0.", name)
-        before = kept.get(first)
-        if before is not None:
-            if (before.type, before.shape) != (info.type, info.shape):
-                return subject
-            info = replace(before, nbytes=before.nbytes + info.nbytes)
-        kept[first] = info
-    rules = tuple(
-        replace(rule, experts=replace(rule.experts, count=1))
-        if rule.experts is not None and rule.experts.layout == "single" else rule
-        for rule in subject.spec.weights
-    )  # fmt: skip
-    return replace(subject, tensors=kept, spec=replace(subject.spec, weights=rules))
 
 
 def inner_levers(case: Case, num_users: int) -> list[list[Change]]:

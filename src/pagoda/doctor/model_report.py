@@ -11,8 +11,10 @@ from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.remedies import Remedy
+from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.speed import Range
 
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
@@ -105,14 +107,8 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
         found["max_concurrency"] = round(plan.concurrency, 2)
         found["flags"] = flags_json(_shown(answer))
         found["command"] = answer.command
-    if answer.speed is not None:
-        found["speed"] = {
-            "context": answer.speed_context,
-            "decode_tokens_per_second": round(answer.speed.decode, 1),
-            "decode_bound": answer.speed.decode_bound,
-            "prefill_tokens_per_second": round(answer.speed.prefill, 1),
-            "prefill_bound": answer.speed.prefill_bound,
-        }
+    if answer.speeds is not None:
+        found["speed"] = _speed_json(answer.speeds)
     if answer.users is not None:
         users = answer.users
         found["users"] = {
@@ -185,15 +181,50 @@ def _users(answer: Answer) -> str:
     )
 
 
+def _speed_json(speeds: Speeds) -> dict[str, Any]:
+    one, together = speeds.one, speeds.together
+    found = {
+        "context": speeds.context,
+        "decode_tokens_per_second": round(one.decode, 1),
+        "decode_range": _tenths(one.decode_range),
+        "decode_bound": one.decode_bound,
+        "decode_range_of_empty_context": _tenths(speeds.empty.decode_range),
+        "prefill_tokens_per_second": round(one.prefill, 1),
+        "prefill_range": _tenths(one.prefill_range),
+        "prefill_bound": one.prefill_bound,
+    }
+    if together is not None:
+        found["together"] = {
+            "requests": speeds.requests,
+            "decode_tokens_per_second": round(together.decode, 1),
+            "decode_range": _tenths(together.decode_range),
+        }
+    return found
+
+
+def _tenths(bounds: Range) -> list[float]:
+    return [round(bound, 1) for bound in bounds]
+
+
 def _speed(answer: Answer) -> list[str]:
-    if answer.speed is None:
+    speeds = answer.speeds
+    if speeds is None:
         return []
-    speed = answer.speed
-    return [
-        f"speed (estimate): {_rounded(speed.decode)} tokens/s for one request behind "
-        f"{answer.speed_context:,} tokens, bound by {speed.decode_bound}; prompts "
-        f"{_rounded(speed.prefill)} tokens/s, bound by {speed.prefill_bound}"
+    one = speeds.one
+    out = [
+        f"speed (estimate): {_span(one.decode_range)} tokens/s for one request behind "
+        f"{speeds.context:,} tokens, bound by {one.decode_bound}; "
+        f"{_span(speeds.empty.decode_range)} with an empty context; prompts "
+        f"{_span(one.prefill_range)} tokens/s, bound by {one.prefill_bound}"
     ]
+    if speeds.together is not None:
+        span = _span(speeds.together.decode_range)
+        out.append(f"{speeds.requests:,} requests at once: {span} tokens/s together")
+    return out
+
+
+def _span(bounds: Range) -> str:
+    return " to ".join(_rounded(bound) for bound in bounds)
 
 
 def _draft(answer: Answer) -> list[str]:

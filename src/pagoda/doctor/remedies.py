@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pagoda.base.units import format_bytes
 from pagoda.doctor.answer import Answer
 from pagoda.doctor.case import SHORTEST, Case, planned
+from pagoda.doctor.condensed import condensed
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.levers import (
     Change,
     combinations,
-    condensed,
     inner_levers,
     more_devices,
     other_weights,

@@ -228,7 +228,8 @@ def test_layers_cannot_be_spread_yet(tmp_path, capsys):
     [
         ("3090x3", 1, "1 of 3 GPUs stays idle: The model's heads and experts can be split over 2"),
         ("h100x4", 2, "2 of 4 GPUs stay idle: --tensor-parallel-size 4 uses 4 of them."),
-        ("h100x4", 1, ""),
+        ("3090x4", 1, ""),
+        ("h100x4", 1, "3 of 4 GPUs stay idle: More of them would be slower"),
     ],
 )
 def test_gpus_that_stay_idle_are_named(tmp_path, gpus, size, words):

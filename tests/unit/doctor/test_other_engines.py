@@ -92,11 +92,12 @@ def test_another_engine_may_fit_where_this_one_does_not(tmp_path, capsys):
 
 def test_one_that_does_not_start_gets_commands_that_do(tmp_path, capsys):
     words = ["--gpu", "3090x2", "--engine", "vllm-0.21"]
-    found, status = said(tmp_path, capsys, QWEN3_MOE, *words)
+    large = {**LLAMA, "hidden_size": 8192, "intermediate_size": 22016, "num_hidden_layers": 50}
+    found, status = said(tmp_path, capsys, large, *words)
     assert status == 1 and found["command"] is None and "vLLM will not start" in found["problem"]
     assert found["remedies"]
     for remedy in found["remedies"]:
-        plan = planned(tmp_path, QWEN3_MOE, "3090", vllm_serve(remedy["command"]), "0.21")
+        plan = planned(tmp_path, large, "3090", vllm_serve(remedy["command"]), "0.21")
         assert plan.fits, remedy
     assert main(["doctor", str(tmp_path), *words]) == 1
     out = capsys.readouterr().out

@@ -250,7 +250,7 @@ def test_a_question_is_put_to_all_models_alike(tmp_path):
     subject_of(tmp_path, LLAMA)
     question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
     (made,) = ask.answers(question, [str(tmp_path)], None)
-    assert made.speed is not None and made.speed.decode > 100
+    assert made.speeds is not None and made.speeds.one.decode > 100
 
 
 def test_what_a_small_gpu_lacks_the_host_may_have(tmp_path):

@@ -11,8 +11,8 @@ from pagoda.cli.main import parse_command
 from pagoda.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import Answer, answer
+from pagoda.doctor.condensed import condensed
 from pagoda.doctor.hardware import elsewhere
-from pagoda.doctor.levers import condensed
 from pagoda.doctor.model_report import lines
 from pagoda.doctor.remedies import Remedy, remedies
 from pagoda.doctor.users import Users
