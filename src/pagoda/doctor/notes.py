@@ -64,3 +64,6 @@ def _files(subject: Subject) -> Iterator[Finding]:
     if subject.missing:
         text = f"not here yet: {' and '.join(subject.missing)}"
         yield Finding("files", "WARN", text, "Fetch the model's other files before it is served.")
+    if subject.unreached:
+        text = "planned from the config.json that comes with Pagoda, for the hub was not reached"
+        yield Finding("files", "WARN", text, subject.unreached)
