@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     named = args.model_tag or getattr(args, "model", None)
     if models and named:
         models.insert(0, named)
+    if models and args.engine:
+        raise ConfigError("--engine plans one model; name it without --compare.")
     if models:
         return _compare(args, models)
     if named:

@@ -8,7 +8,8 @@ from pagoda.doctor.answer import Answer
 from pagoda.doctor.command import quoted
 from pagoda.doctor.other import OtherEngine
 from pagoda.doctor.remedies import Remedy
-from pagoda.doctor.vllm_engine import version_named, vllm_engine
+from pagoda.doctor.vllm_engine import vllm_engine
+from pagoda.doctor.vllm_start import version_named
 from pagoda.planner.estimate import Row
 from pagoda.planner.llama_cpp import plan_llama_cpp
 from pagoda.planner.vllm.setup import VERSIONS, version_of

@@ -32,6 +32,13 @@ class Hardware:
     """Bytes of addresses that a process on this CPU may have (`ulimit -v`); None where all."""
 
     @property
+    def used(self) -> int:
+        """Bytes that others hold of one GPU."""
+        if not self.here or self.facts.device == "cpu":
+            return 0
+        return max(0, self.facts.total_memory - self.facts.free_memory - _CUDA_CONTEXT)
+
+    @property
     def name(self) -> str:
         return f"{self.count} x {self.facts.name}" if self.count > 1 else self.facts.name
 

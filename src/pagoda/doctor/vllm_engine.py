@@ -4,24 +4,30 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import ceil
 from typing import Any
 
-from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import differences, fields_of, flag_words, quoted
-from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
 from pagoda.doctor.other import OtherEngine
 from pagoda.doctor.remedies import Remedy, joined
-from pagoda.doctor.subject import ASSUMED
-from pagoda.planner.speculation import speculative_tokens
-from pagoda.planner.vllm.plan import VllmPlan, plan_vllm
-from pagoda.planner.vllm.setup import VERSIONS, VllmSetup, most_ranks, version_of
+from pagoda.doctor.vllm_start import (
+    ALIGNS,
+    SIZES_CACHE,
+    VllmCase,
+    VllmStart,
+    cache_type,
+    flags_for_users,
+    sized_share,
+    start_of,
+    version_named,
+)
+from pagoda.planner.vllm.plan import VllmPlan
+from pagoda.planner.vllm.setup import version_of
 
 SERVER_FLAGS = frozenset(
     ("host", "port", "uds", "root_path", "api_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs",
@@ -40,10 +46,6 @@ _SHARED = frozenset(
 )  # fmt: skip
 """Of the engine."""
 _UNPLANNED = ("block_size", "num_gpu_blocks_override", "cpu_offload_gb", "limit_mm_per_prompt")
-_OWN_CACHE = {"int8": "int8_per_token_head"}
-# The first versions that have them: a size of the cache, and the state of recurrent layers at the
-# ends of blocks.
-_SIZES_CACHE, _ALIGNS = (0, 11), (0, 19)
 _FP8_CACHE = (8, 9)
 _FEW_REQUESTS = 16
 _MOST_REMEDIES = 5
@@ -51,65 +53,10 @@ _MOST_CHANGES = 3
 _COUNTS = (2, 4, 8)
 
 
-@dataclass(frozen=True)
-class _Case:
-    made: Answer
-    name: str
-    hardware: Hardware
-    asked: EngineConfig
-    """With flags as they are called here."""
-
-    @property
-    def version(self) -> str:
-        return version_named(self.name)
-
-    def has(self, first: tuple[int, int]) -> bool:
-        """This version has what came with version `first`."""
-        major, minor = self.version.removeprefix("v").split(".")[:2]
-        return (int(major), int(minor)) >= first
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A case with all that vLLM needs to know."""
-
-    case: _Case
-    plan: VllmPlan
-    ranks: int
-    drafted: int
-    drafted_why: str
-
-    @property
-    def wanted(self) -> int:
-        """Requests of the whole context that have to be held at once."""
-        users = self.case.made.users
-        return 1 if users is None else users.users.count
-
-    @property
-    def fits(self) -> bool:
-        pool = self.plan.pool
-        return self.plan.fits and (pool is None or pool.concurrency >= self.wanted)
-
-    @property
-    def problem(self) -> str:
-        pool = self.plan.pool
-        if self.fits or pool is None or not self.plan.fits:
-            return self.plan.problem
-        return (
-            f"It holds {int(pool.concurrency):,} users of {self.plan.run.length:,} tokens at once, "
-            f"and {self.wanted:,} are asked for."
-        )
-
-
-def version_named(name: str) -> str:
-    """`vllm` alone is the newest that is known."""
-    return name.removeprefix("vllm").lstrip("-=: ") or list(VERSIONS)[-1]
-
-
 def vllm_engine(name: str, made: Answer) -> OtherEngine:
     """ConfigError for what vLLM cannot do."""
-    case = _Case(made, name, made.hardware, made.asked)
-    start = _start(case)
+    case = VllmCase(made, name, made.hardware, made.asked)
+    start = start_of(case)
     flags = _flags(start)
     config = replace(made.config, parallel=replace(
         made.config.parallel, tensor_parallel_size=start.ranks))  # fmt: skip
@@ -140,7 +87,7 @@ def _numbers(plan: VllmPlan) -> dict[str, Any]:
     return found
 
 
-def _lines(start: _Start) -> Iterator[str]:
+def _lines(start: VllmStart) -> Iterator[str]:
     plan, name = start.plan, start.case.name
     asked = version_named(name)
     known = version_of(asked).name
@@ -159,139 +106,43 @@ def _lines(start: _Start) -> Iterator[str]:
     yield from plan.notes
 
 
-def _start(case: _Case) -> _Start:
-    """With as many GPUs as it can be split over, the context that fits where `auto` is asked for,
-    and the utilization that this takes."""
-    made, hardware, parallel = case.made, case.hardware, case.asked.parallel
-    ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    if ranks * stages == 1 and hardware.count > 1:
-        ranks = most_ranks(made.subject.spec, hardware.count)
-    draft = speculative_tokens(made.mode, ranks, made.subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
-    assert hardware.capability is not None
-    setup = VllmSetup(
-        version=case.version,
-        total=hardware.facts.total_memory,
-        capability=hardware.capability,
-        tensor_parallel=ranks,
-        pipeline=stages,
-        speculative_tokens=int(draft.value),
-        mamba_align=case.asked.cache.enable_prefix_caching,
-        **_typed(case),
-    )
-    start = _Start(case, _plan(case, setup), ranks, int(draft.value), draft.why)
-    start = _granted(start, setup)
-    wanted, pool = case.asked.model.max_model_len, start.plan.pool
-    if wanted == "auto" and pool is not None and not start.fits and pool.largest_context:
-        setup = replace(setup, max_model_len=pool.largest_context)
-        start = _granted(replace(start, plan=_plan(case, setup)), setup)
-    return start
-
-
-def _granted(start: _Start, setup: VllmSetup) -> _Start:
-    """With the utilization that the requests take, unless it or the pool's size is given."""
-    plan, pool = start.plan, start.plan.pool
-    if setup.gpu_memory_utilization is not None or setup.kv_cache_memory_bytes is not None:
-        return start
-    needed = 0
-    if pool is not None:
-        needed = start.wanted * pool.request_blocks(plan.run.length) * pool.block_bytes
-    share = plan.utilization_for(needed)
-    if share == plan.run.utilization:
-        return start
-    return replace(start, plan=_plan(start.case, replace(setup, gpu_memory_utilization=share)))
-
-
-def _sized_share(plan: VllmPlan) -> float:
-    """The utilization that gives a pool of the size asked for, where no flag does."""
-    parts = (plan.weights, plan.activations, plan.non_torch)
-    taken = sum(part.likely for part in parts) + (plan.run.pool_bytes or 0)
-    return min(1.0, ceil(1000 * taken / plan.run.total) / 1000)
-
-
-def _plan(case: _Case, setup: VllmSetup) -> VllmPlan:
-    subject = case.made.subject
-    tensors = subject.tensors if subject.basis != ASSUMED else {}
-    return plan_vllm(subject.spec, tensors, setup, subject.config)
-
-
-def _typed(case: _Case) -> dict[str, Any]:
-    """Flags that were given, and what users need; the others are the version's own defaults."""
-    asked, given = case.asked, differences(case.asked)
-    values = {**fields_of(asked), **_for_users(case)}
-    typed: dict[str, Any] = {
-        "dtype": asked.model.dtype,
-        "quantization": "auto" if asked.model.quantization == "none" else asked.model.quantization,
-        "kv_cache_dtype": _cache_type(asked),
-        "enforce_eager": asked.device.enforce_eager,
-        "kv_cache_memory_bytes": asked.cache.kv_cache_memory_bytes,
-    }
-    if typed["quantization"] not in ("auto", "fp8"):
-        raise ConfigError(
-            f"--quantization {typed['quantization']} is not among those with which vLLM rounds "
-            "weights while they load; take fp8, or a checkpoint that is quantized."
-        )
-    if "gpu_memory_utilization" in given:
-        typed["gpu_memory_utilization"] = asked.cache.gpu_memory_utilization
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
-        if isinstance(values[name], int):
-            typed[name] = values[name]
-    return typed
-
-
-def _for_users(case: _Case) -> dict[str, Any]:
-    """All of them at once, unless flags say otherwise."""
-    if case.made.users is None:
-        return {}
-    users, asked = case.made.users.users, case.asked
-    found: dict[str, Any] = {}
-    if not isinstance(asked.model.max_model_len, int):
-        found["max_model_len"] = users.tokens
-    if asked.scheduler.max_num_seqs == "auto":
-        found["max_num_seqs"] = users.count
-    return found
-
-
-def _cache_type(asked: EngineConfig) -> str:
-    return _OWN_CACHE.get(asked.cache.kv_cache_dtype, asked.cache.kv_cache_dtype)
-
-
-def _flags(start: _Start) -> list[Flag]:
+def _flags(start: VllmStart) -> list[Flag]:
     """Every flag of the command but the model and the server's."""
     case, run = start.case, start.plan.run
     given = {name: value for name, value in differences(case.asked).items() if name in _SHARED}
     if "kv_cache_dtype" in given:
-        given["kv_cache_dtype"] = _cache_type(case.asked)
+        given["kv_cache_dtype"] = cache_type(case.asked)
     if given.get("max_model_len") == "auto":
         del given["max_model_len"]
     sized = given.get("kv_cache_memory_bytes") is not None
-    if sized and not case.has(_SIZES_CACHE):
+    if sized and not case.has(SIZES_CACHE):
         del given["kv_cache_memory_bytes"]
     flags = [Flag(name, value, "as you ask", True) for name, value in given.items()]
     chosen: list[tuple[str, Any, str]] = []
     if case.made.users is not None:
-        chosen += [(name, value, "all users") for name, value in _for_users(case).items()]
+        chosen += [(name, value, "all users") for name, value in flags_for_users(case).items()]
     if case.asked.model.max_model_len == "auto" and case.made.users is None:
         chosen.append(("max_model_len", run.length, "the largest that fits"))
     if start.ranks > 1:
         chosen.append(("tensor_parallel_size", start.ranks, f"of {case.hardware.count} GPUs"))
     if not sized:
         chosen.append(("gpu_memory_utilization", run.utilization, _why_share(start)))
-    elif not case.has(_SIZES_CACHE):
+    elif not case.has(SIZES_CACHE):
         why = "for the KV cache that you ask for"
-        chosen.append(("gpu_memory_utilization", _sized_share(start.plan), why))
+        chosen.append(("gpu_memory_utilization", sized_share(start.plan), why))
     if case.asked.model.tool_call_parser not in ("auto", "none"):
         chosen.append(("enable_auto_tool_choice", True, "--tool-call-parser needs it"))
     if start.drafted and start.plan.run.drafters:
         draft = {"method": "mtp", "num_speculative_tokens": start.drafted}
         chosen.append(("speculative_config", draft, start.drafted_why))
     recurrent = start.plan.pool is not None and start.plan.pool.state_bytes > 0
-    if run.aligned and recurrent and case.has(_ALIGNS):
+    if run.aligned and recurrent and case.has(ALIGNS):
         chosen.append(("enable_prefix_caching", True, "prefixes of recurrent layers, too"))
         chosen.append(("mamba_cache_mode", "align", "their states at the ends of blocks"))
     return flags + [Flag(*each, False) for each in chosen if each[0] not in given]
 
 
-def _why_share(start: _Start) -> str:
+def _why_share(start: VllmStart) -> str:
     run = start.plan.run
     if run.utilization == run.version.utilization:
         return f"the default of {run.version.name}"
@@ -299,7 +150,7 @@ def _why_share(start: _Start) -> str:
     return f"{format_bytes(start.plan.requested)} for vLLM; {left} stay for CUDA and its graphs"
 
 
-def _command(start: _Start) -> str:
+def _command(start: VllmStart) -> str:
     made = start.case.made
     words = ["vllm", "serve", made.subject.ref]
     for flag in _flags(start):
@@ -311,10 +162,10 @@ def _command(start: _Start) -> str:
 @dataclass(frozen=True)
 class _Change:
     words: str
-    apply: Callable[[_Case], _Case]
+    apply: Callable[[VllmCase], VllmCase]
 
 
-def _remedies(asked: _Start) -> Iterator[Remedy]:
+def _remedies(asked: VllmStart) -> Iterator[Remedy]:
     """What makes it start: one change, or as few as do; then a shorter context; then more GPUs."""
     changes = list(_changes(asked))
     found: list[tuple[_Change, ...]] = []
@@ -334,21 +185,21 @@ def _remedies(asked: _Start) -> Iterator[Remedy]:
             return
 
 
-def _remedy(way: tuple[_Change, ...], start: _Start, offer: str = "") -> Remedy:
+def _remedy(way: tuple[_Change, ...], start: VllmStart, offer: str = "") -> Remedy:
     changes = joined([change.words for change in way])
     return Remedy(", with ".join(part for part in (offer, changes) if part), _command(start))
 
 
-def _tried(case: _Case, way: tuple[_Change, ...]) -> _Start | None:
+def _tried(case: VllmCase, way: tuple[_Change, ...]) -> VllmStart | None:
     for change in way:
         case = change.apply(case)
     try:
-        return _start(case)
+        return start_of(case)
     except ConfigError:
         return None
 
 
-def _shorter(asked: _Start, changes: list[_Change]) -> Iterator[Remedy]:
+def _shorter(asked: VllmStart, changes: list[_Change]) -> Iterator[Remedy]:
     """With as few changes as hold any; or as many users as it holds."""
     if asked.case.made.users is not None:
         yield from _fewer(asked)
@@ -363,7 +214,7 @@ def _shorter(asked: _Start, changes: list[_Change]) -> Iterator[Remedy]:
                 return
 
 
-def _fewer(asked: _Start) -> Iterator[Remedy]:
+def _fewer(asked: VllmStart) -> Iterator[Remedy]:
     made, pool = asked.case.made, asked.plan.pool
     count = 0 if pool is None else int(pool.concurrency)
     if not count or made.users is None:
@@ -375,7 +226,7 @@ def _fewer(asked: _Start) -> Iterator[Remedy]:
         yield _remedy((), start, words)
 
 
-def _changes(start: _Start) -> Iterator[_Change]:
+def _changes(start: VllmStart) -> Iterator[_Change]:
     case, run, asked = start.case, start.plan.run, start.case.asked
     given = differences(asked)
     for name in ("kv_cache_memory_bytes", "gpu_memory_utilization"):
@@ -397,19 +248,19 @@ def _with(config: EngineConfig, section: str, **values: Any) -> EngineConfig:
     return replace(config, **{section: replace(getattr(config, section), **values)})
 
 
-def _setter(section: str, **values: Any) -> Callable[[_Case], _Case]:
+def _setter(section: str, **values: Any) -> Callable[[VllmCase], VllmCase]:
     return lambda case: replace(case, asked=_with(case.asked, section, **values))
 
 
-def _more_gpus(case: _Case) -> Iterator[_Change]:
+def _more_gpus(case: VllmCase) -> Iterator[_Change]:
     """Of hardware that is not here."""
     for count in () if case.hardware.here else _COUNTS:
         if count > case.hardware.count:
             yield _Change(f"{count} of these GPUs", _devices(count))
 
 
-def _devices(count: int) -> Callable[[_Case], _Case]:
-    def apply(case: _Case) -> _Case:
+def _devices(count: int) -> Callable[[VllmCase], VllmCase]:
+    def apply(case: VllmCase) -> VllmCase:
         asked = _with(case.asked, "parallel", tensor_parallel_size=1, pipeline_parallel_size=1)
         return replace(case, hardware=replace(case.hardware, count=count), asked=asked)
 

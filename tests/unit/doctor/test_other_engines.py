@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -123,6 +124,20 @@ def test_the_size_of_the_cache_counts(tmp_path, capsys, version):
     assert found["remedies"][0]["what"] == "--kv-cache-memory-bytes left out"
 
 
+def test_what_others_use_of_a_gpu_is_not_granted(tmp_path):
+    subject, gpu = subject_of(tmp_path, LLAMA), elsewhere("3090")
+    half = replace(
+        gpu, here=True, facts=replace(gpu.facts, free_memory=gpu.facts.total_memory // 2)
+    )
+    found = other_engine("vllm-0.21", answer(subject, half, asked(subject)))
+    assert found.fits and float(vllm_serve(found.command).gpu_memory_utilization) <= 0.5
+    config = asked(subject)
+    config = replace(config, cache=replace(config.cache, gpu_memory_utilization=0.8))
+    found = other_engine("vllm-0.21", answer(subject, half, config))
+    assert not found.fits and "are free on the GPU" in found.problem
+    assert found.remedies[0].words == "--gpu-memory-utilization left out"
+
+
 def test_users_are_held_or_counted(tmp_path):
     subject = subject_of(tmp_path, QWEN3_MOE)
     for count, fits in ((4, True), (4000, False)):
@@ -171,3 +186,10 @@ def test_a_picture_is_of_pagodas_memory(tmp_path, capsys):
     words = ["doctor", str(tmp_path), "--gpu", "3090", "--engine", "vllm", "--plot", "x.svg"]
     assert main(words) == 1
     assert "--plot draws Pagoda's own memory" in capsys.readouterr().err
+
+
+def test_an_engine_is_asked_about_one_model(tmp_path, capsys):
+    subject_of(tmp_path, LLAMA)
+    words = ["doctor", "--compare", str(tmp_path), "--gpu", "3090", "--engine", "vllm"]
+    assert main(words) == 1
+    assert "--engine plans one model" in capsys.readouterr().err

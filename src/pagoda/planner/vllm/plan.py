@@ -70,7 +70,7 @@ class VllmPlan:
         total, default = self.run.total, self.run.version.utilization
         counted = self.weights.likely + sum(part.likely for part in self._counted)
         least = ceil(100 * (counted + pool_bytes) / total)
-        most = 100 * (total - self.beyond) // total
+        most = 100 * (total - self.run.used - self.beyond) // total
         if least > max(most, round(100 * default)):
             return default
         # A hundredth more, if it is there: the likely bytes are not certain.
@@ -79,7 +79,7 @@ class VllmPlan:
     @property
     def fits(self) -> bool:
         """vLLM starts: one request of the whole context has room."""
-        if self.run.pool_bytes is not None and self._missing > 0:
+        if self._missing > 0:
             return False
         if self.pool is None:
             return self.available.likely >= 0
@@ -87,10 +87,14 @@ class VllmPlan:
 
     @property
     def _missing(self) -> int:
-        """Bytes by which a pool of the size that was asked for is too large for the GPU."""
+        """Bytes by which what is granted, or a pool of the size that was asked for with the rest,
+        is more than the GPU has free."""
+        left = self.run.total - self.run.used
+        if self.run.pool_bytes is None:
+            return self.requested - left
         parts = (self.weights, self.activations, self.non_torch, self.graphs)
         taken = sum(part.likely for part in parts) + _CONTEXT
-        return taken + (self.run.pool_bytes or 0) - self.run.total
+        return taken + self.run.pool_bytes - left
 
     @property
     def problem(self) -> str:
@@ -190,7 +194,13 @@ def _notes(plan: VllmPlan) -> list[str]:
 def _refusal(plan: VllmPlan) -> str:
     run, available, pool = plan.run, plan.available.likely, plan.pool
     missing = plan._missing
-    if run.pool_bytes is not None and missing > 0:
+    if missing > 0 and run.pool_bytes is None:
+        return (
+            f"vLLM will not start: --gpu-memory-utilization {run.utilization:g} grants "
+            f"{format_bytes(plan.requested)}, and {format_bytes(run.total - run.used)} are free on "
+            "the GPU. Lower it, or end what uses the GPU."
+        )
+    if missing > 0:
         return (
             f"vLLM will not start: --kv-cache-memory-bytes {run.pool_bytes} is "
             f"{format_bytes(missing)} more than the GPU has beside the rest."

@@ -127,6 +127,8 @@ class VllmSetup:
     total: int
     """Bytes of one GPU as torch sees them."""
     capability: tuple[int, int] = _A100
+    used: int = 0
+    """Bytes that other processes hold of it."""
     tensor_parallel: int = 1
     pipeline: int = 1
     dtype: str = "auto"
@@ -153,6 +155,7 @@ class Run:
 
     version: Version
     total: int
+    used: int
     capability: tuple[int, int]
     size: int
     """Ranks that share each layer."""
@@ -198,6 +201,7 @@ def resolved(setup: VllmSetup, spec: ModelSpec, config: Mapping[str, Any] | None
     return Run(
         version=version,
         total=setup.total,
+        used=setup.used,
         capability=setup.capability,
         size=setup.tensor_parallel,
         stages=setup.pipeline,
