@@ -66,6 +66,14 @@ def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
         start_engine(with_model(config, model=tiny_config.model.model), lambda message: None)
 
 
+def test_too_few_addresses_are_said_before_weights_are_read(tiny_config, monkeypatch):
+    phases = []
+    monkeypatch.setattr("pagoda.engine.startup.address_limit", lambda: 700 << 20)
+    with pytest.raises(CapacityError, match=r"700\.00 MiB of addresses here.*ulimit -v"):
+        start_engine(tiny_config, lambda message: phases.append(message.phase))
+    assert phases[-1] == "plan"
+
+
 def test_random_weights_are_quantized_where_config_json_says_so(tiny_config, tmp_path):
     config = json.loads((Path(tiny_config.model.model) / "config.json").read_text())
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -102,3 +102,9 @@ def test_random_weights_run(name: str):
     assert logits.shape == (5, spec.vocab_size)
     assert logits.isfinite().all()
     assert logits.std() > 0
+
+
+def test_the_catalogue_is_as_its_tool_writes_it():
+    from tools import catalogue  # which reads the configs above
+
+    assert catalogue.PATH.read_text() == catalogue.written()

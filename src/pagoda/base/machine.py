@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def cpu_quota() -> float | None:
 def memory_limit() -> int | None:
     """Bytes that the container may use; None where it may use all."""
     return min((limit for limit, _ in _memory_limits()), default=None)
+
+
+def address_limit() -> int | None:
+    """Bytes of addresses that this process may have (`ulimit -v`); None for any number."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def oom_kills() -> tuple[int, int]:

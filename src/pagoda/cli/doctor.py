@@ -64,10 +64,12 @@ def run(args: argparse.Namespace) -> int:
     named = args.model_tag or getattr(args, "model", None)
     if models and named:
         models.insert(0, named)
+    if models and args.engine:
+        raise ConfigError("--engine plans one model; name it without --compare.")
     if models:
         return _compare(args, models)
     if named:
-        return _model(args)
+        return _model(args) if args.engine is None else _other_engine(args)
     for name in ("gpu", "users", "plot", "engine", "why"):
         if getattr(args, name):
             flag = "--for" if name == "users" else f"--{name}"
@@ -98,15 +100,11 @@ def _machine(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> int:
     measuring = _measuring(args)
-    from pagoda.doctor import ask, engines, model_report
+    from pagoda.doctor import ask, model_report
     from pagoda.doctor.command import serving_words
     from pagoda.doctor.remedies import remedies
 
-    if args.engine is not None:
-        engines.check_engine(args.engine)
-
-    # Another engine may do what Pagoda does not yet.
-    config = engine_config(args, plan_only=args.engine is not None)
+    config = engine_config(args)
     question = ask.Question.of(config, args)
     _announce([config.model.model], config.model.download_dir)
     (answer,) = ask.answers(question, [question.config.model.model], measuring)
@@ -114,22 +112,40 @@ def _model(args: argparse.Namespace) -> int:
     found = remedies(answer)
     if args.plot:
         _plot([answer], args.plot)
-    other = None
-    if args.engine is not None:
-        other = engines.other_engine(args.engine, answer)
     if args.json:
         import json
 
-        said = model_report.as_json(answer, found)
-        if other is not None:
-            said["other_engine"] = engines.engine_json(other)
-        print(json.dumps(said, indent=2))
+        print(json.dumps(model_report.as_json(answer, found), indent=2))
     else:
         lines = model_report.lines(answer, found, args.why, _width())
-        if other is not None:
-            lines += ["", *model_report.wrapped(engines.engine_lines(other), _width())]
         print(for_terminal("\n".join(lines)))
     return 0 if answer.fits else 1
+
+
+def _other_engine(args: argparse.Namespace) -> int:
+    """All that is said, the exit status too, is of that engine."""
+    from pagoda.doctor import ask, engines, model_report, other
+    from pagoda.doctor.command import serving_words
+    from pagoda.doctor.vllm_engine import SERVER_FLAGS
+
+    engines.check_engine(args.engine)
+    if args.plot:
+        raise ConfigError("--plot draws Pagoda's own memory; leave out it or --engine.")
+    config = engine_config(args, plan_only=True)
+    question = ask.Question.of(config, args)
+    _announce([config.model.model], config.model.download_dir)
+    (answer,) = ask.answers(question, [question.config.model.model], None)
+    server = from_namespace(ServerConfig, args)
+    answer = replace(answer, serving=serving_words(server, only=SERVER_FLAGS))
+    found = engines.other_engine(args.engine, answer)
+    if args.json:
+        import json
+
+        print(json.dumps(other.engine_json(found, answer), indent=2))
+    else:
+        lines = other.engine_lines(found, answer, args.why)
+        print(for_terminal("\n".join(model_report.wrapped(lines, _width()))))
+    return 0 if found.fits else 1
 
 
 def _compare(args: argparse.Namespace, models: list[str]) -> int:

@@ -33,8 +33,6 @@ def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -
         ]
         hardware = this_machine(machine, config.device.device)
         made = answer(find_subject(config.model), hardware, config)
-        if hardware.address_space is not None and not made.fits:
-            lines.append(made.problem)
         found = [] if made.fits else remedies(replace(made, serving=serving))
     except PagodaError:  # what is wrong with the model, the error has said
         return []

@@ -7,34 +7,25 @@ from typing import Any
 
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
-from pagoda.doctor.command import INDENT, differences, fields_of, serve_command
+from pagoda.doctor.command import differences, fields_of, serve_command
+from pagoda.doctor.condensed import condensed
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
+from pagoda.doctor.speeds import Speeds, speeds_of
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
-from pagoda.planner.parallel import machine_part, most_ranks, rank_spec
-from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.addresses import check_addresses
+from pagoda.planner.parallel import machine_part, most_ranks
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, cache_is_chosen, resolve
 from pagoda.planner.speculation import speculative_tokens
-from pagoda.planner.speed import (
-    DeviceSpeed,
-    SpeedEstimate,
-    estimate_speed,
-    gpu_speed_as_planned,
-)
-from pagoda.planner.weights import HeldWeight, held_weights
+from pagoda.planner.speed import DeviceSpeed
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
-# Addresses that an engine takes beyond its memory and the checkpoint: libraries, stacks of threads
-# and what the allocator sets aside for each. With two threads and torch's CPU build 755 MiB; with
-# more of them, or CUDA's libraries, more.
-_MORE_ADDRESSES = 640 << 20
 _NO_DRAFT = Reason("speculative_tokens", 0, "")
 
 
@@ -77,13 +68,14 @@ class Answer:
     """None where it does not fit."""
     problem: str = ""
     """Why it does not fit."""
-    speed: SpeedEstimate | None = None
-    speed_context: int = 0
+    speeds: Speeds | None = None
     users: UsersAnswer | None = None
     draft: Reason = _NO_DRAFT
     """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
     findings: tuple[Finding, ...] = ()
     """What is to be known besides, and what loading it will be like here."""
+    mode: str = "auto"
+    """As of `planner.speculation`."""
     serving: str = ""
     """What the command says besides: flags of the HTTP server, ready for a shell."""
 
@@ -124,8 +116,50 @@ def answer(
 ) -> Answer:
     """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
     that contradict each other, the model or the hardware."""
-    choices: list[Reason] = []
-    config = _for_hardware(asked, subject, hardware, choices)
+    devices = _devices_wanted(asked, hardware)
+    if devices > 1 or hardware.count == 1 or hardware.facts.device == "cpu":
+        return _answer_on(subject, hardware, asked, users, mode)
+    several = most_ranks(subject.spec, hardware.count)
+    sizes = range(1, several + 1) if hardware.gpu is not None else (several,)
+    why = f"of {hardware.count} devices; the fastest that has room for the context"
+    quick = condensed(subject)
+    best = max(
+        (size for size in sizes if most_ranks(subject.spec, size) == size),
+        key=lambda size: _room_and_speed(
+            _answer_on(quick, hardware, _split_over(asked, size), users, mode)
+        ),
+    )
+    reason = Reason("tensor_parallel_size", best, why)
+    made = _answer_on(subject, hardware, _split_over(asked, best), users, mode, reason)
+    return replace(made, asked=asked)
+
+
+def _split_over(asked: EngineConfig, size: int) -> EngineConfig:
+    return replace(asked, parallel=replace(asked.parallel, tensor_parallel_size=size))
+
+
+def _room_and_speed(made: Answer) -> tuple[bool, int, float, int]:
+    """What fits first, then whole contexts, then speed; of equals the most devices where nothing
+    fits, else the fewest."""
+    size = made.config.parallel.tensor_parallel_size
+    if made.resolution is None or not made.fits:
+        return False, 0, 0.0, size
+    speeds = _speeds(made, made.resolution, None)
+    speed = None if speeds is None else speeds.together or speeds.one
+    return True, made.resolution.plan.max_model_len, speed.decode if speed else 0.0, -size
+
+
+def _answer_on(
+    subject: Subject,
+    hardware: Hardware,
+    asked: EngineConfig,
+    users: Users | None,
+    mode: str,
+    chosen: Reason | None = None,
+) -> Answer:
+    """`chosen`: how many devices, where no flag says it."""
+    choices = [] if chosen is None else [chosen]
+    config = replace(asked, device=replace(asked.device, device=hardware.facts.device))
     found = None
     if users is not None:
         config = _for_users(config, users, choices)
@@ -133,10 +167,10 @@ def answer(
         config = _with_room(config, subject, hardware, found, choices)
     devices = config.parallel.tensor_parallel_size
     draft = speculative_tokens(mode, devices, subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
-    notes = plan_notes(subject, hardware, config)
+    notes = plan_notes(subject, hardware, config, chosen=chosen is not None)
     made = Answer(
         subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft,
-        findings=notes,
+        findings=notes, mode=mode,
     )  # fmt: skip
     try:
         check_parallel(config)
@@ -144,23 +178,10 @@ def answer(
         return replace(made, problem=str(error))
     try:
         resolution = _resolved(config, subject, hardware)
+        check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
         return replace(made, problem=str(error))
-    problem = _beyond_addresses(made, resolution)
-    return replace(made, problem=problem) if problem else replace(made, resolution=resolution)
-
-
-def _beyond_addresses(made: Answer, resolution: Resolution) -> str:
-    """Why the engine cannot start with as few addresses as it may have; empty where it can."""
-    space = made.hardware.address_space
-    needed = made.subject.file_bytes + resolution.plan.total + _MORE_ADDRESSES
-    if space is None or needed <= space:
-        return ""
-    return (
-        f"A process may have {format_bytes(space)} of addresses here, and the engine takes about "
-        f"{format_bytes(needed)} of them, those of the mapped checkpoint included. Raise it:\n"
-        f"{INDENT}ulimit -v unlimited && {made.command}"
-    )
+    return replace(made, resolution=resolution)
 
 
 def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
@@ -171,52 +192,26 @@ def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Res
     return resolve(config, subject.spec, subject.tensors, facts)
 
 
-def with_speed(made: Answer, speed: DeviceSpeed) -> Answer:
-    """With how fast it decodes and reads prompts, where it fits and writes text."""
-    resolution, spec = made.resolution, made.subject.spec
-    if resolution is None or not spec.writes_text or spec.encoder is not None:
+def with_speed(made: Answer, measured: DeviceSpeed | None = None) -> Answer:
+    """With how fast it decodes and reads prompts, where it fits and writes text; a CPU as it was
+    measured."""
+    resolution = made.resolution
+    if resolution is None:
         return made
-    if made.hardware.facts.device == "cpu" and made.config.parallel.tensor_parallel_size > 1:
-        return made  # nothing tells how much processes that share a CPU slow each other down
-    usual = _USUAL_CONTEXT if made.users is None else made.users.users.tokens
-    context = min(resolution.plan.max_model_len, usual)
-    estimate = _estimate(made.subject, resolution, made.hardware, speed, context)
-    return replace(made, speed=estimate, speed_context=context)
+    return replace(made, speeds=_speeds(made, resolution, measured))
 
 
-def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:
-    """The weights of one device as `resolution` holds them."""
-    config = resolution.config
-    packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
-    tensors = subject.tensors
-    if config.model.quantization != "none":
-        tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
-    size = config.parallel.tensor_parallel_size
-    return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
+def _speeds(made: Answer, resolution: Resolution, measured: DeviceSpeed | None) -> Speeds | None:
+    asked, users = made.asked.model.max_model_len, made.users
+    context = asked if isinstance(asked, int) else _USUAL_CONTEXT
+    context = context if users is None else users.users.tokens
+    context = min(resolution.plan.max_model_len, context)
+    count = 1 if users is None else users.users.count
+    return speeds_of(made.subject, resolution, made.hardware, measured, context, count)
 
 
-def _estimate(
-    subject: Subject,
-    resolution: Resolution,
-    hardware: Hardware,
-    speed: DeviceSpeed,
-    context: int,
-) -> SpeedEstimate | None:
-    # The stages of a pipeline take turns with a request: together they are the whole model.
-    own = rank_spec(subject.spec, resolution.config.parallel.tensor_parallel_size)
-    held = held_by(subject, resolution, hardware)
-    plan, gpu = resolution.plan, hardware.gpu
-    if gpu is not None:
-        ranks = resolution.config.parallel.tensor_parallel_size
-        speed = gpu_speed_as_planned(speed, gpu, ranks, captured=plan.captured > 0)
-    return estimate_speed(own, held, plan.groups, speed, context, plan.placement.params)
-
-
-def _for_hardware(
-    config: EngineConfig, subject: Subject, hardware: Hardware, choices: list[Reason]
-) -> EngineConfig:
-    """With as many devices as the model's heads can be split over, unless the flags say."""
-    device = replace(config.device, device=hardware.facts.device)
+def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
+    """As many as the flags say; ConfigError for more than there are."""
     parallel = config.parallel
     wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if wanted > hardware.count and hardware.facts.device != "cpu":
@@ -229,12 +224,7 @@ def _for_hardware(
             f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices, and "
             f"{hardware.count} {where}; {fix}."
         )
-    if wanted == 1 and hardware.count > 1:
-        size = most_ranks(subject.spec, hardware.count)
-        why = f"of {hardware.count} devices; heads and experts divide by it"
-        choices.append(Reason("tensor_parallel_size", size, why))
-        parallel = replace(parallel, tensor_parallel_size=size)
-    return replace(config, device=device, parallel=parallel)
+    return wanted
 
 
 def _for_users(config: EngineConfig, users: Users, choices: list[Reason]) -> EngineConfig:

@@ -7,16 +7,17 @@ from typing import TypeVar
 
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
-from pagoda.doctor.answer import Answer, answer, held_by, with_speed
+from pagoda.doctor.answer import Answer, answer, with_speed
 from pagoda.doctor.checks import checkpoint_findings
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.hardware import Hardware, elsewhere, this_machine
 from pagoda.doctor.load import load_findings
 from pagoda.doctor.measure import Measuring
 from pagoda.doctor.probe import Machine, probe
+from pagoda.doctor.speeds import held_by
 from pagoda.doctor.subject import Subject, find_subject
 from pagoda.doctor.users import Users, parse_users
-from pagoda.planner.speed import DeviceSpeed, gpu_speed
+from pagoda.planner.speed import DeviceSpeed
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ def answers(
     finally:
         if measuring is not None:
             measuring.close()
-    if speed is not None:
-        planned = [with_speed(made, speed) for made in planned]
+    planned = [with_speed(made, speed) for made in planned]
     if speed is not None and measuring is not None:
         busy = load_findings(measuring.others)
         planned = [replace(made, findings=(*made.findings, *busy)) for made in planned]
@@ -119,9 +119,7 @@ def _named(config: EngineConfig, subject: Subject) -> EngineConfig:
 def _speed(
     planned: Sequence[Answer], hardware: Hardware, measuring: Measuring | None
 ) -> DeviceSpeed | None:
-    """Of the hardware, for all formats that the plans hold weights in."""
-    if hardware.gpu is not None:
-        return gpu_speed(hardware.gpu)
+    """Of a CPU, for all formats that the plans hold weights in."""
     if measuring is None or hardware.facts.device != "cpu":
         return None
     storages: set[str] = set()

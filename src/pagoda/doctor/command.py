@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pagoda.config.engine import EngineConfig
@@ -43,13 +43,16 @@ def serve_command(model: str, config: EngineConfig, serving: str = "") -> str:
     return f"{quoted(words)} {serving}".rstrip()
 
 
-def serving_words(config: ServerConfig, more_models: Sequence[str] = ()) -> str:
-    """Further models and the flags of the HTTP server, as a shell takes them. Keys are not
-    repeated: who pastes the command has to have one in the environment."""
+def serving_words(
+    config: ServerConfig, more_models: Sequence[str] = (), only: Collection[str] | None = None
+) -> str:
+    """Further models and the flags of the HTTP server, `only` these if given, as a shell takes
+    them. Keys are not repeated: who pastes the command has to have one in the environment."""
     words = list(more_models)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value != field.default and field.name != "api_key":
+        wanted = only is None or field.name in only
+        if wanted and value != field.default and field.name != "api_key":
             words += flag_words(field.name, value)
     keys = [f'--api-key "${{{_KEY}:?}}"'] if config.api_key else []
     return " ".join([*([quoted(words)] if words else []), *keys])

@@ -35,7 +35,7 @@ def _row(answer: Answer) -> tuple[str, ...]:
             format_bytes(plan.kv_bytes_per_token) if plan.groups else "-",
         )  # fmt: skip
         return (answer.subject.ref, "no", *known, *("-",) * (len(_COLUMNS) - 4))
-    plan, speed = answer.resolution.plan, answer.speed
+    plan, speed = answer.resolution.plan, answer.speeds and answer.speeds.one
     return (
         answer.subject.ref,
         "yes" if answer.fits else "no",

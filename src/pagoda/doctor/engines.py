@@ -1,31 +1,21 @@
 """What another engine would take for the same question: `--engine vllm-0.19`, `llama.cpp`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_right
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
-from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer
-from pagoda.doctor.subject import ASSUMED, Subject
+from pagoda.doctor.command import quoted
+from pagoda.doctor.other import OtherEngine
+from pagoda.doctor.remedies import Remedy
+from pagoda.doctor.vllm_engine import vllm_engine
+from pagoda.doctor.vllm_start import version_named
 from pagoda.planner.estimate import Row
 from pagoda.planner.llama_cpp import plan_llama_cpp
-from pagoda.planner.vllm.plan import plan_vllm
-from pagoda.planner.vllm.setup import VERSIONS, VllmSetup, version_of
+from pagoda.planner.vllm.setup import VERSIONS, version_of
 
 _LLAMA_CPP = "llama.cpp"
 _LLAMA_CONTEXT = 4096
-
-
-@dataclass(frozen=True)
-class OtherEngine:
-    name: str
-    rows: tuple[Row, ...]
-    fits: bool | None
-    """None where it does not say."""
-    lines: tuple[str, ...]
-    """As its log will say, and what is to be known besides."""
 
 
 def check_engine(name: str) -> None:
@@ -34,119 +24,64 @@ def check_engine(name: str) -> None:
         known = ", ".join(f"vllm-{version}" for version in VERSIONS)
         raise ConfigError(f"--engine {name} is not known; write {_LLAMA_CPP} or {known}.")
     if name != _LLAMA_CPP:
-        version_of(_version(name))
+        version_of(version_named(name))
 
 
 def other_engine(name: str, made: Answer) -> OtherEngine:
-    """`name` as `check_engine` takes it."""
-    return _llama_cpp(made) if name == _LLAMA_CPP else _vllm(name, made)
+    """`name` as `check_engine` takes it; ConfigError for what that engine cannot do."""
+    if name == _LLAMA_CPP:
+        return _llama_cpp(made)
+    hardware = made.hardware
+    if hardware.facts.device != "cuda" or hardware.capability is None:
+        raise ConfigError(f"--engine {name} is planned for GPUs; name some with --gpu.")
+    if _is_gguf(made):
+        raise ConfigError(
+            f"--engine {name}: what vLLM makes of a GGUF is not known here. Name the model's "
+            f"safetensors folder or its config.json, or take --engine {_LLAMA_CPP}."
+        )
+    return vllm_engine(name, made)
+
+
+def _is_gguf(made: Answer) -> bool:
+    return not made.subject.config
 
 
 def _llama_cpp(made: Answer) -> OtherEngine:
     length = made.asked.model.max_model_len
     cells = length if isinstance(length, int) else _LLAMA_CONTEXT
-    gguf = _is_gguf(made.subject)
-    rows = plan_llama_cpp(made.subject.spec, made.subject.tensors if gguf else {}, cells)
-    needed = sum(row.estimate.high for row in rows)
+    if made.users is not None:  # it divides the cells among requests
+        cells = made.users.users.count * made.users.users.tokens
+    rows, room = _llama_rows(made, cells), made.hardware.facts.free_memory * made.hardware.count
+    needed = _high(rows)
+    fits = needed <= room
+    gguf = _is_gguf(made)
     lines = () if gguf else (
         "This is no GGUF: its matrices are taken to be in Q8_0; name a .gguf for its own sizes.",
     )  # fmt: skip
-    hardware = made.hardware
-    fits = needed <= hardware.facts.free_memory * hardware.count
-    return OtherEngine(_LLAMA_CPP, tuple(rows), fits, lines)
+    problem = "" if fits else (
+        f"It needs {format_bytes(needed)}, and {format_bytes(room)} are free."
+    )  # fmt: skip
+    most = bisect_right(range(1, cells), room, key=lambda count: _high(_llama_rows(made, count)))
+    shorter = [Remedy(f"-c {most}", _llama_command(made, most))] if gguf and most else []
+    return OtherEngine(
+        _LLAMA_CPP, tuple(rows), fits, lines, problem,
+        command=_llama_command(made, cells) if gguf and fits else "",
+        remedies=() if fits else tuple(shorter),
+        findings=made.findings,
+        numbers={"max_model_len": cells},
+    )  # fmt: skip
 
 
-def _is_gguf(subject: Subject) -> bool:
-    return not subject.config
+def _high(rows: list[Row]) -> int:
+    return sum(row.estimate.high for row in rows)
 
 
-def _vllm(name: str, made: Answer) -> OtherEngine:
-    hardware, config = made.hardware, made.config
-    if hardware.facts.device != "cuda" or hardware.capability is None:
-        raise ConfigError(f"--engine {name} is planned for GPUs; name some with --gpu.")
-    if _is_gguf(made.subject):
-        raise ConfigError(
-            f"--engine {name}: what vLLM makes of a GGUF is not known here. Name the model's "
-            f"safetensors folder or its config.json, or take --engine {_LLAMA_CPP}."
-        )
-    setup = VllmSetup(
-        version=_version(name),
-        total=hardware.facts.total_memory,
-        capability=hardware.capability,
-        tensor_parallel=config.parallel.tensor_parallel_size,
-        pipeline=config.parallel.pipeline_parallel_size,
-        speculative_tokens=int(made.draft.value),
-        mamba_align=config.cache.enable_prefix_caching,
-        **_typed(made.asked),
-    )
-    tensors = made.subject.tensors if made.subject.basis != ASSUMED else {}
-    plan = plan_vllm(made.subject.spec, tensors, setup, made.subject.config)
-    other = _other_version(name)
-    logs = plan.pool is not None and plan.fits and not (other and version_of(other).is_v0)
-    lines = []
-    if other is not None:
-        lines.append(f"planned by the rules of {plan.run.version.name}: {other} is not known here")
-    lines += plan.pool.lines() if logs and plan.pool is not None else []
-    lines.append(f"{made.draft.value} tokens drafted at a time: {made.draft.why}")
-    return OtherEngine(name, tuple(plan.rows()), plan.fits, (*lines, *plan.notes))
+def _llama_rows(made: Answer, cells: int) -> list[Row]:
+    return plan_llama_cpp(made.subject.spec, made.subject.tensors if _is_gguf(made) else {}, cells)
 
 
-def _typed(asked: EngineConfig) -> dict[str, Any]:
-    """Flags that were given; the others are the version's own defaults."""
-    model, cache, scheduler = asked.model, asked.cache, asked.scheduler
-    default = EngineConfig()
-    typed: dict[str, Any] = {
-        "dtype": model.dtype,
-        "quantization": "auto" if model.quantization == "none" else model.quantization,
-        "kv_cache_dtype": cache.kv_cache_dtype,
-        "enforce_eager": asked.device.enforce_eager,
-    }
-    if cache.gpu_memory_utilization != default.cache.gpu_memory_utilization:
-        typed["gpu_memory_utilization"] = cache.gpu_memory_utilization
-    for name, value in (
-        ("max_model_len", model.max_model_len),
-        ("max_num_seqs", scheduler.max_num_seqs),
-        ("max_num_batched_tokens", scheduler.max_num_batched_tokens),
-    ):
-        if isinstance(value, int):
-            typed[name] = value
-    return typed
-
-
-def _version(name: str) -> str:
-    """`vllm` alone is the newest that is known."""
-    return name.removeprefix("vllm").lstrip("-=: ") or list(VERSIONS)[-1]
-
-
-def _other_version(name: str) -> str | None:
-    """What was asked for, where another version's rules stand in for it."""
-    asked = _version(name)
-    known = version_of(asked).name
-    same = asked.removeprefix("v").split(".")[:2] == known.split(".")
-    return None if same else asked
-
-
-def engine_lines(other: OtherEngine) -> list[str]:
-    verdict = {None: "", True: ": it starts", False: ": it does not start"}[other.fits]
-    out = [f"{other.name}{verdict}"]
-    for row in other.rows:
-        size = row.bytes
-        shown = format_bytes(size) if isinstance(size, int) else _between(size)
-        out.append(f"  {row.item:<14}{shown:>22}  {row.exactness:<9} {row.detail}")
-    return [*out, *(f"  {line}" for line in other.lines)]
-
-
-def _between(bounds: Sequence[int]) -> str:
-    low, high = (format_bytes(bound) for bound in bounds)
-    return low if low == high else f"{low} - {high}"
-
-
-def engine_json(other: OtherEngine) -> dict[str, Any]:
-    rows = [
-        {
-            "item": row.item, "exactness": row.exactness, "low": row.estimate.low,
-            "likely": row.estimate.likely, "high": row.estimate.high, "detail": row.detail,
-        }
-        for row in other.rows
-    ]  # fmt: skip
-    return {"engine": other.name, "fits": other.fits, "memory": rows, "log": list(other.lines)}
+def _llama_command(made: Answer, cells: int) -> str:
+    words = ["llama-server", "-m", str(made.subject.file), "-c", str(cells)]
+    if made.users is not None:
+        words += ["-np", str(made.users.users.count)]
+    return quoted([*words, *(["-ngl", "99"] if made.hardware.facts.device == "cuda" else [])])

@@ -1,6 +1,5 @@
 """What can be changed where something does not fit, and what each change costs who asked."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -8,35 +7,32 @@ from itertools import product
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
+from pagoda.doctor.case import Case, least_bytes
 from pagoda.doctor.command import fields_of
-from pagoda.doctor.hardware import Hardware
-from pagoda.doctor.subject import Subject, find_subject
-from pagoda.weights.checkpoint import TensorInfo
+from pagoda.doctor.subject import find_subject
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
 _COUNTS = (2, 4, 8)
 _BITS = {"int8": "8.5", "int4": "5"}
-# Flags that may be why something does not fit, and where they lie.
-_SECTIONS = {
+# Flags that may be why something does not fit, and where they lie: those that bound or divide the
+# memory, and those that matter where the rest needs less without them.
+_BOUNDS = {
     "kv_cache_memory_bytes": "cache", "num_gpu_blocks_override": "cache",
-    "gpu_memory_utilization": "cache", "dtype": "model", "pipeline_parallel_size": "parallel",
+    "gpu_memory_utilization": "cache", "dtype": "model", "tensor_parallel_size": "parallel",
+    "pipeline_parallel_size": "parallel", "cpu_offload_gb": "device", "n_cpu_moe": "device",
+    "n_gpu_layers": "device",
 }  # fmt: skip
-_EXPERT = re.compile(r"\.experts\.\d+\.")
+_SIZES = {
+    "max_num_seqs": "scheduler", "block_size": "cache", "kv_cache_dtype": "cache",
+    "image_max_tokens": "media", "video_max_tokens": "media",
+}  # fmt: skip
+_SECTIONS = {**_BOUNDS, **_SIZES}
 # What steps have by default (`planner.resolve`).
 _CPU_USUAL, _GPU_USUAL = 512, 2048
 # (tokens of a step, requests at once, tokens of a picture, of a video), from large to small.
 _CPU_STEPS = ((256, 16, 512, 2048), (128, 4, 256, 1024))
 _GPU_STEPS = ((1024, 64, 2048, 8192), (512, 16, 1024, 2048), (256, 4, 512, 1024))
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is planned: a model on hardware with flags."""
-
-    subject: Subject
-    hardware: Hardware
-    config: EngineConfig
 
 
 @dataclass(frozen=True)
@@ -52,34 +48,17 @@ class Change:
     """Takes back something that was asked for."""
 
 
-def condensed(subject: Subject) -> Subject:
-    """With one expert of each layer for all of them, where they are stored alike: the plan is the
-    same, and a model of thousands of matrices is planned in a tenth of the time."""
-    kept: dict[str, TensorInfo] = {}
-    for name, info in subject.tensors.items():
-        first = _EXPERT.sub(".experts.0.", name)
-        before = kept.get(first)
-        if before is not None:
-            if (before.type, before.shape) != (info.type, info.shape):
-                return subject
-            info = replace(before, nbytes=before.nbytes + info.nbytes)
-        kept[first] = info
-    rules = tuple(
-        replace(rule, experts=replace(rule.experts, count=1))
-        if rule.experts is not None and rule.experts.layout == "single" else rule
-        for rule in subject.spec.weights
-    )  # fmt: skip
-    return replace(subject, tensors=kept, spec=replace(subject.spec, weights=rules))
-
-
 def inner_levers(case: Case, num_users: int) -> list[list[Change]]:
     """Of settings, KV cache and steps, from weak to strong; at most one of each is pulled.
     `num_users` requests must be able to run at once; 0 leaves their number open."""
-    dropped = [_without(name, lever) for lever, name in enumerate(_limiting(case))]
-    levers = [[change] for change in dropped]
+    limiting = _limiting(case)
+    levers = [[_without(name, lever)] for lever, name in enumerate(limiting)]
     if case.config.cache.kv_cache_dtype in _WIDE and case.subject.spec.encoder is None:
         levers.append([Change("an int8 KV cache", 3, _int8_cache, len(levers), 1)])
-    steps = _smaller_steps(case, num_users, len(levers))
+    asked = case.config.scheduler.max_num_seqs
+    if not isinstance(asked, int) or "max_num_seqs" in limiting:
+        asked = num_users
+    steps = _smaller_steps(case, num_users, asked, len(levers))
     return levers + ([steps] if steps else [])
 
 
@@ -118,27 +97,33 @@ def pulled(case: Case, changes: Sequence[Change]) -> Case:
     return case
 
 
-def words_of(changes: Sequence[Change]) -> str:
-    """`a, b and c`."""
-    *first, last = [change.words for change in changes]
-    return f"{', '.join(first)} and {last}" if first else last
+def words_of(changes: Sequence[Change]) -> list[str]:
+    return [change.words for change in changes]
 
 
 def _limiting(case: Case) -> list[str]:
     """Flags that were given and leave less room than their default."""
     given, default = fields_of(case.config), fields_of(EngineConfig())
-    names = [name for name in _SECTIONS if given[name] != default[name]]
+    names = [name for name in _BOUNDS if given[name] != default[name]]
     share = "gpu_memory_utilization"
-    return [name for name in names if name != share or given[share] < default[share]]
+    found = [name for name in names if name != share or given[share] < default[share]]
+    needed = least_bytes(case)
+    for name in _SIZES:
+        if given[name] != default[name] and needed is not None:
+            without = least_bytes(_dropped(case, name))
+            found += [name] if without is not None and without < needed else []
+    return found
 
 
 def _without(name: str, lever: int) -> Change:
-    def apply(case: Case) -> Case:
-        default = fields_of(EngineConfig())[name]
-        part = replace(getattr(case.config, _SECTIONS[name]), **{name: default})
-        return replace(case, config=replace(case.config, **{_SECTIONS[name]: part}))
+    words = f"{flag_name(name)} left out"
+    return Change(words, 2, lambda case: _dropped(case, name), lever, 1, drops=True)
 
-    return Change(f"{flag_name(name)} left out", 2, apply, lever, 1, drops=True)
+
+def _dropped(case: Case, name: str) -> Case:
+    section = _SECTIONS[name]
+    part = replace(getattr(case.config, section), **{name: fields_of(EngineConfig())[name]})
+    return replace(case, config=replace(case.config, **{section: part}))
 
 
 def _int8_cache(case: Case) -> Case:
@@ -146,13 +131,12 @@ def _int8_cache(case: Case) -> Case:
     return replace(case, config=replace(case.config, cache=cache))
 
 
-def _smaller_steps(case: Case, num_users: int, lever: int) -> list[Change]:
+def _smaller_steps(case: Case, num_users: int, least: int, lever: int) -> list[Change]:
+    """Steps of `least` tokens or more."""
     on_cpu = case.hardware.facts.device == "cpu"
     usual, sizes = (_CPU_USUAL, _CPU_STEPS) if on_cpu else (_GPU_USUAL, _GPU_STEPS)
-    asked = case.config.scheduler
-    most = asked.max_num_batched_tokens
+    most = case.config.scheduler.max_num_batched_tokens
     given = isinstance(most, int)
-    least = asked.max_num_seqs if isinstance(asked.max_num_seqs, int) else num_users
     changes = []
     if isinstance(most, int) and most > max(usual, least):
         changes.append(_usual_steps(lever))

@@ -47,6 +47,6 @@ def load_findings(share: float) -> tuple[Finding, ...]:
     return (
         Finding(
             "speed", "WARN", f"other programs used {share:.0%} of the CPU while it was measured, "
-            "so the speeds may be low", "Ask again when they rest.",
+            "so the speeds may be off either way", "Ask again when they rest.",
         ),
     )  # fmt: skip

@@ -9,9 +9,12 @@ from pagoda.base.units import format_bytes
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
+from pagoda.doctor.findings import Finding
 from pagoda.doctor.remedies import Remedy
+from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.speed import Range
 
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
@@ -27,11 +30,11 @@ _STORED = "quantization"
 
 def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
     """The whole answer; with `why` each flag's reason."""
-    out = [*_heading(answer), ""]
+    out = [*heading(answer), ""]
     plan = None if answer.resolution is None else answer.resolution.plan
     if plan is not None:
         out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
-        out += [*_draft(answer), *_findings(answer), ""]
+        out += [*_draft(answer), *finding_words(answer.findings), ""]
         out += [*_flags(answer, why), ""]
     out += _verdict(answer, remedies)
     return wrapped(out, width)
@@ -52,26 +55,43 @@ def why_lines(answers: Sequence[Answer]) -> list[str]:
     return out
 
 
+def question_json(answer: Answer) -> dict[str, Any]:
+    """The model and the hardware."""
+    subject, hardware = answer.subject, answer.hardware
+    return {
+        "model": subject.ref,
+        "architecture": subject.spec.architecture,
+        "basis": subject.basis,
+        "hardware": {
+            "name": hardware.facts.name,
+            "device": hardware.facts.device,
+            "count": hardware.count,
+            "here": hardware.here,
+            "total_memory": hardware.facts.total_memory,
+            "free_memory": hardware.facts.free_memory,
+        },
+    }
+
+
+def flags_json(flags: Sequence[Flag]) -> list[dict[str, Any]]:
+    return [
+        {"flag": flag_name(f.name), "value": f.value, "why": f.why, "asked": f.asked} for f in flags
+    ]
+
+
+def remedies_json(remedies: Sequence[Remedy]) -> list[dict[str, str]]:
+    return [{"what": remedy.words, "command": remedy.command} for remedy in remedies]
+
+
 def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
     """Bytes, tokens, tokens per second; `fits` is the verdict."""
-    spec = answer.subject.spec
     found: dict[str, Any] = {
-        "model": answer.subject.ref,
-        "architecture": spec.architecture,
-        "basis": answer.subject.basis,
-        "hardware": {
-            "name": answer.hardware.facts.name,
-            "device": answer.hardware.facts.device,
-            "count": answer.hardware.count,
-            "here": answer.hardware.here,
-            "total_memory": answer.hardware.facts.total_memory,
-            "free_memory": answer.hardware.facts.free_memory,
-        },
+        **question_json(answer),
         "fits": answer.fits,
         "problem": answer.problem or None,
         "speculative_tokens": {"value": answer.draft.value, "why": answer.draft.why},
         "findings": [asdict(finding) for finding in answer.findings],
-        "remedies": [{"what": remedy.words, "command": remedy.command} for remedy in remedies],
+        "remedies": remedies_json(remedies),
     }
     if answer.resolution is not None:
         plan = answer.resolution.plan
@@ -85,19 +105,10 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
         found["kv_bytes_per_token"] = plan.kv_bytes_per_token
         found["max_model_len"] = plan.max_model_len
         found["max_concurrency"] = round(plan.concurrency, 2)
-        found["flags"] = [
-            {"flag": flag_name(f.name), "value": f.value, "why": f.why, "asked": f.asked}
-            for f in _shown(answer)
-        ]
+        found["flags"] = flags_json(_shown(answer))
         found["command"] = answer.command
-    if answer.speed is not None:
-        found["speed"] = {
-            "context": answer.speed_context,
-            "decode_tokens_per_second": round(answer.speed.decode, 1),
-            "decode_bound": answer.speed.decode_bound,
-            "prefill_tokens_per_second": round(answer.speed.prefill, 1),
-            "prefill_bound": answer.speed.prefill_bound,
-        }
+    if answer.speeds is not None:
+        found["speed"] = _speed_json(answer.speeds)
     if answer.users is not None:
         users = answer.users
         found["users"] = {
@@ -111,7 +122,7 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
     return found
 
 
-def _heading(answer: Answer) -> list[str]:
+def heading(answer: Answer) -> list[str]:
     facts, basis = answer.hardware.facts, answer.subject.basis
     where = "here" if answer.hardware.here else "not here"
     free = f"{format_bytes(facts.free_memory)} of {format_bytes(facts.total_memory)} free"
@@ -170,15 +181,50 @@ def _users(answer: Answer) -> str:
     )
 
 
+def _speed_json(speeds: Speeds) -> dict[str, Any]:
+    one, together = speeds.one, speeds.together
+    found = {
+        "context": speeds.context,
+        "decode_tokens_per_second": round(one.decode, 1),
+        "decode_range": _tenths(one.decode_range),
+        "decode_bound": one.decode_bound,
+        "decode_range_of_empty_context": _tenths(speeds.empty.decode_range),
+        "prefill_tokens_per_second": round(one.prefill, 1),
+        "prefill_range": _tenths(one.prefill_range),
+        "prefill_bound": one.prefill_bound,
+    }
+    if together is not None:
+        found["together"] = {
+            "requests": speeds.requests,
+            "decode_tokens_per_second": round(together.decode, 1),
+            "decode_range": _tenths(together.decode_range),
+        }
+    return found
+
+
+def _tenths(bounds: Range) -> list[float]:
+    return [round(bound, 1) for bound in bounds]
+
+
 def _speed(answer: Answer) -> list[str]:
-    if answer.speed is None:
+    speeds = answer.speeds
+    if speeds is None:
         return []
-    speed = answer.speed
-    return [
-        f"speed (estimate): {_rounded(speed.decode)} tokens/s for one request behind "
-        f"{answer.speed_context:,} tokens, bound by {speed.decode_bound}; prompts "
-        f"{_rounded(speed.prefill)} tokens/s, bound by {speed.prefill_bound}"
+    one = speeds.one
+    out = [
+        f"speed (estimate): {_span(one.decode_range)} tokens/s for one request behind "
+        f"{speeds.context:,} tokens, bound by {one.decode_bound}; "
+        f"{_span(speeds.empty.decode_range)} with an empty context; prompts "
+        f"{_span(one.prefill_range)} tokens/s, bound by {one.prefill_bound}"
     ]
+    if speeds.together is not None:
+        span = _span(speeds.together.decode_range)
+        out.append(f"{speeds.requests:,} requests at once: {span} tokens/s together")
+    return out
+
+
+def _span(bounds: Range) -> str:
+    return " to ".join(_rounded(bound) for bound in bounds)
 
 
 def _draft(answer: Answer) -> list[str]:
@@ -191,11 +237,19 @@ def _draft(answer: Answer) -> list[str]:
     ]
 
 
-def _findings(answer: Answer) -> list[str]:
+def finding_words(findings: Sequence[Finding]) -> list[str]:
     return [
         f"{finding.topic}: {finding.text}" + (f". {finding.fix}" if finding.fix else "")
-        for finding in answer.findings
+        for finding in findings
     ]
+
+
+def would_fit(remedies: Sequence[Remedy]) -> list[str]:
+    """With one at least."""
+    out = ["What would fit:"]
+    for remedy in remedies:
+        out += [f"  {remedy.words}:", INDENT + remedy.command]
+    return out + key_note(remedies[0].command)
 
 
 def _rounded(value: float) -> str:
@@ -251,10 +305,7 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     if answer.users is not None and answer.users.needed and answer.resolution is None:
         out.append(_users(answer))
     if remedies:
-        out.append("What would fit:")
-        for remedy in remedies:
-            out += [f"  {remedy.words}:", INDENT + remedy.command]
-        return out + key_note(remedies[0].command)
+        return out + would_fit(remedies)
     return [*out, _nothing_helps(answer)]
 
 

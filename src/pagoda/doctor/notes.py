@@ -10,17 +10,21 @@ from pagoda.doctor.subject import Subject
 from pagoda.planner.parallel import most_ranks
 
 
-def plan_notes(subject: Subject, hardware: Hardware, config: EngineConfig) -> tuple[Finding, ...]:
-    """Of `config` on the hardware."""
+def plan_notes(
+    subject: Subject, hardware: Hardware, config: EngineConfig, *, chosen: bool = False
+) -> tuple[Finding, ...]:
+    """Of `config` on the hardware; `chosen`: how many devices is the doctor's choice."""
     return (
-        *_devices(subject, hardware, config),
+        *_devices(subject, hardware, config, chosen),
         *_threads(hardware, config),
         *_length(subject, config),
         *_files(subject),
     )
 
 
-def _devices(subject: Subject, hardware: Hardware, config: EngineConfig) -> Iterator[Finding]:
+def _devices(
+    subject: Subject, hardware: Hardware, config: EngineConfig, chosen: bool
+) -> Iterator[Finding]:
     size = config.parallel.tensor_parallel_size
     used = size * config.parallel.pipeline_parallel_size
     if hardware.facts.device == "cpu":
@@ -33,7 +37,9 @@ def _devices(subject: Subject, hardware: Hardware, config: EngineConfig) -> Iter
         return
     text = f"{idle} of {hardware.count} GPUs stay{'s' * (idle == 1)} idle"
     most = most_ranks(subject.spec, hardware.count)
-    if used < most:
+    if used < most and chosen:
+        fix = "More of them would be slower; further servers can have the others."
+    elif used < most:
         fix = f"--tensor-parallel-size {most} uses {most} of them."
     else:
         fix = f"The model's heads and experts can be split over {used} at most."
@@ -58,3 +64,6 @@ def _files(subject: Subject) -> Iterator[Finding]:
     if subject.missing:
         text = f"not here yet: {' and '.join(subject.missing)}"
         yield Finding("files", "WARN", text, "Fetch the model's other files before it is served.")
+    if subject.unreached:
+        text = "planned from the config.json that comes with Pagoda, for the hub was not reached"
+        yield Finding("files", "WARN", text, subject.unreached)

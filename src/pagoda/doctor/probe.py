@@ -211,7 +211,6 @@ def probe_memory() -> Memory:
 def probe_software() -> Software:
     kernel = read_text(machine.PROC / "sys/kernel/osrelease") or platform.release()
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     return Software(
         python=platform.python_version(),
         pagoda=__version__,
@@ -222,7 +221,7 @@ def probe_software() -> Software:
         container=_container(),
         wsl=_wsl(kernel),
         open_files=None if files == resource.RLIM_INFINITY else files,
-        address_space=None if addresses == resource.RLIM_INFINITY else addresses,
+        address_space=machine.address_limit(),
     )
 
 

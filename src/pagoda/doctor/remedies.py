@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.doctor.answer import Answer, answer
+from pagoda.base.units import format_bytes
+from pagoda.doctor.answer import Answer
+from pagoda.doctor.case import SHORTEST, Case, planned
+from pagoda.doctor.condensed import condensed
 from pagoda.doctor.hardware import Hardware
 from pagoda.doctor.levers import (
-    Case,
     Change,
     combinations,
-    condensed,
     inner_levers,
     more_devices,
     other_weights,
@@ -22,12 +22,14 @@ from pagoda.doctor.users import Users
 _MOST = 5
 # What is free here moves while programs run: a command is to hold when it is typed.
 _MOVES = 256 << 20
+# By so much at least, where every MiB counts.
+_MOVES_LEAST = 64 << 20
+# Addresses that a start took beyond those without which none is begun.
+_MORE_ADDRESSES = 256 << 20
 # A context that is so much shorter than the model's own is worth a word, where smaller steps and
 # cache leave room for one that is so much longer.
 _SHORT, _LONGER = 4, 2
 _TRIES = 6
-# Tokens; who is offered less than a page has nothing to say to the model.
-_SHORTEST = 512
 _ANY_MEMORY = 1 << 50
 
 
@@ -44,16 +46,40 @@ def remedies(asked: Answer) -> list[Remedy]:
         return _roomier(asked)
     case = _case(asked)
     users = None if asked.users is None else asked.users.users
+    lifted = list(_with_all_addresses(case, users, asked))
+    # A cache of a given size may take what is else kept free, so it comes last; but where only
+    # addresses are too few, it is what takes them.
+    cases = [case, _with_own_pool(asked)]
+    searches = (_searched(each, users, asked) for each in (cases[::-1] if lifted else cases))
+    found = next((some for some in searches if some), [])
+    if len(found) < _MOST:
+        found += [*_with_more(case, users, asked), *_offloaded(case, users, asked)]
+    return [*found[:_MOST], *lifted]
+
+
+def _searched(case: Case, users: Users | None, asked: Answer) -> list[Remedy]:
     kept: list[Remedy] = []
     taken_back: list[Remedy] = []
     for changes, remedy in _keeping(case, users, asked, ()):
         (taken_back if any(change.drops for change in changes) else kept).append(remedy)
     # Fewer users only where nothing else helps: it is what was asked for.
     less = list(_less(case, users, asked)) if users is None or not kept else []
-    found = [*kept, *taken_back, *less]
-    if len(found) < _MOST:
-        found += [*_with_more(case, users, asked), *_offloaded(case, users, asked)]
-    return found[:_MOST]
+    return [*kept, *taken_back, *less]
+
+
+def _with_own_pool(asked: Answer) -> Case:
+    less = _with_less(asked.hardware, _MOVES_LEAST if asked.hardware.here else _MOVES)
+    return replace(_case(asked), hardware=less, own_pool=True)
+
+
+def _with_all_addresses(case: Case, users: Users | None, asked: Answer) -> Iterator[Remedy]:
+    """Where the limit of addresses is all that is in the way."""
+    if case.hardware.address_space is None:
+        return
+    free = replace(case, hardware=replace(case.hardware, address_space=None))
+    made = planned(free, users)
+    if made is not None and made.fits:
+        yield Remedy("no limit of addresses", f"ulimit -v unlimited && {asked.command}")
 
 
 def _with_more(case: Case, users: Users | None, asked: Answer) -> Iterator[Remedy]:
@@ -73,15 +99,16 @@ def _offloaded(case: Case, users: Users | None, asked: Answer) -> Iterator[Remed
     if facts.device == "cpu" or facts.host_memory is not None:
         return
     rich = replace(case.hardware, facts=replace(facts, host_memory=_ANY_MEMORY))
-    made = _planned(replace(case, hardware=rich), users)
-    if made is None or made.resolution is None:
+    made = planned(replace(case, hardware=rich), users)
+    gib = made and made.resolution and made.resolution.config.device.cpu_offload_gb
+    if not gib:
         return
-    gib = made.resolution.config.device.cpu_offload_gb
     device = replace(case.config.device, cpu_offload_gb=gib)
     given = replace(case, config=replace(case.config, device=device))
-    command = _command(given, users, asked) if gib else None
-    if command is not None:
-        yield Remedy(f"{gib:g} GiB of weights in the host's memory, many times slower", command)
+    words = f"{gib:g} GiB of weights in the host's memory, many times slower"
+    remedy = _remedy(words, (), given, users, asked)
+    if remedy is not None:
+        yield remedy
 
 
 def _case(asked: Answer) -> Case:
@@ -90,10 +117,14 @@ def _case(asked: Answer) -> Case:
 
 def _later(hardware: Hardware) -> Hardware:
     """With a little less free, where others use it too."""
-    if not hardware.here:
-        return hardware
-    free = max(0, hardware.facts.free_memory - _MOVES)
-    return replace(hardware, facts=replace(hardware.facts, free_memory=free))
+    return _with_less(hardware, _MOVES) if hardware.here else hardware
+
+
+def _with_less(hardware: Hardware, nbytes: int) -> Hardware:
+    facts, space = hardware.facts, hardware.address_space
+    facts = replace(facts, free_memory=max(0, facts.free_memory - nbytes))
+    space = None if space is None else max(0, space - _MORE_ADDRESSES)
+    return replace(hardware, facts=facts, address_space=space)
 
 
 def _keeping(
@@ -113,12 +144,15 @@ def _keeping(
         for way in combinations(levers):
             if any(_does_more(way, before) for before in found):
                 continue
-            command = _command(pulled(inside, way), users, asked)
             changes = (*chosen, *way)
-            if command is None or not (outer or changes):
+            if not (outer or changes or inside.own_pool):
+                continue
+            words = words_of((*outer, *changes))
+            remedy = _remedy("", words, pulled(inside, way), users, asked)
+            if remedy is None:
                 continue
             found += [] if weights is not None else [way]
-            yield changes, Remedy(words_of((*outer, *changes)), command)
+            yield changes, remedy
             if weights is not None:
                 break
 
@@ -147,41 +181,46 @@ def _less(case: Case, users: Users | None, asked: Answer) -> list[Remedy]:
         best = max(same, key=lambda offer: offer.amount)
         worth = best.amount >= _LONGER * same[0].amount
         for offer in (same[0], best) if worth else same[:1]:
-            command = _command(offer.case, offer.users, asked)
-            with_ = f", with {words_of(offer.changes)}" if offer.changes else ""
-            if command is not None:
-                found.append(Remedy(offer.words + with_, command))
+            words = words_of(offer.changes)
+            remedy = _remedy(offer.words, words, offer.case, offer.users, asked)
+            found += [] if remedy is None else [remedy]
     return found
 
 
-def _command(case: Case, users: Users | None, asked: Answer) -> str | None:
-    """What to type, planned once more as it will be read; None where that does not fit."""
-    made = _planned(case, users)
+def _remedy(
+    offer: str, changes: Sequence[str], case: Case, users: Users | None, asked: Answer
+) -> Remedy | None:
+    """`offer`, with what is changed for it. What is typed is planned once more as it will be read;
+    None where that does not fit."""
+    made = planned(case, users)
     if made is None or not made.fits or made.resolution is None:
         return None
     config = made.config
     if config.model.max_model_len == "auto":  # a command says what it gives
         length = made.resolution.config.model.max_model_len
         config = replace(config, model=replace(config.model, max_model_len=length))
+    if case.own_pool:
+        pool = format_bytes(made.config.cache.kv_cache_memory_bytes or 0)
+        length = "" if offer else f" for contexts of {made.resolution.plan.max_model_len:,} tokens"
+        changes = [*changes, f"a KV cache of {pool}{length}"]
     made = replace(made, config=config, serving=asked.serving)
     given = asked.asked.device
     device = replace(config.device, device=given.device, threads=given.threads)
     typed = replace(config, device=device)
-    again = _planned(replace(case, config=typed), users)
-    return made.command if again is not None and again.fits else None
-
-
-def _planned(case: Case, users: Users | None) -> Answer | None:
-    """None for flags that contradict each other, the model or the hardware."""
-    try:
-        return answer(case.subject, case.hardware, case.config, users=users)
-    except (CapacityError, ConfigError):
+    again = planned(replace(case, config=typed, own_pool=False), users)
+    if again is None or not again.fits:
         return None
+    return Remedy(", with ".join(part for part in (offer, joined(changes)) if part), made.command)
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def _may_fit(tightest: Case, users: Users | None) -> bool:
     """Whether any of the ways that lead up to `tightest` can: all of them need more."""
-    made = _planned(tightest, users)
+    made = planned(tightest, users)
     return made is None or made.fits
 
 
@@ -210,9 +249,9 @@ def _fewer(case: Case, users: Users) -> Iterator[_Offer]:
     if 0 < most < users.count:
         words = f"up to {most:,} user{'s' * (most > 1)} of {users.tokens:,} tokens"
         yield _Offer("users", most, words, case, replace(users, count=most))
-    made = _planned(case, users) if most else None
+    made = planned(case, users) if most else None
     longest = made.users.longest if made is not None and made.users is not None else 0
-    if _SHORTEST <= longest < users.tokens:
+    if SHORTEST <= longest < users.tokens:
         model = replace(case.config.model, max_model_len=None)
         free = replace(case, config=replace(case.config, model=model))
         words = f"{users.count:,} users of up to {longest:,} tokens"
@@ -223,7 +262,7 @@ def _most_users(case: Case, users: Users) -> int:
     """Steps for more requests leave room for fewer: as many as fit beside their own steps."""
     count = 1
     for _ in range(_TRIES):
-        made = _planned(case, replace(users, count=count))
+        made = planned(case, replace(users, count=count))
         room = made.users.most_users if made is not None and made.users is not None else 0
         if count == 1 and room > 1:
             count = min(room, users.count)
@@ -262,13 +301,16 @@ def _roomier(asked: Answer) -> list[Remedy]:
         return []
     for way in ways:
         length = _length(pulled(case, way))
-        command = _command(pulled(case, way), None, asked) if length >= enough else None
-        if command is not None:
-            return [Remedy(f"a context of {length:,} tokens, with {words_of(way)}", command)]
+        if length < enough:
+            continue
+        words = f"a context of {length:,} tokens"
+        remedy = _remedy(words, words_of(way), pulled(case, way), None, asked)
+        if remedy is not None:
+            return [remedy]
     return []
 
 
 def _length(case: Case) -> int:
     """Tokens of the context that is chosen; 0 where nothing fits."""
-    made = _planned(case, None)
+    made = planned(case, None)
     return made.resolution.plan.max_model_len if made and made.resolution else 0

@@ -1,13 +1,15 @@
 """The model that the doctor is asked about: its spec and headers, never its weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import SourceError
 from pagoda.config.engine import ModelConfig
+from pagoda.doctor.catalogue import config_of
 from pagoda.planner.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
@@ -39,30 +41,26 @@ class Subject:
     """Further quantizations beside the file: how to ask for them, and their bytes."""
     missing: tuple[str, ...] = ()
     """Files that serving it needs and its folder lacks."""
+    unreached: str = ""
+    """Why the hub gave no headers, where the catalogue's config stands in."""
 
 
 def find_subject(model: ModelConfig) -> Subject:
-    """Raises what opening a model raises; the hub is asked for headers alone."""
+    """Raises what opening a model raises; the hub is asked for headers alone, and the catalogue
+    where it cannot be."""
     from pagoda.weights.remote import fetch_headers
 
-    path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)
+    try:
+        path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)
+    except SourceError as error:
+        return _from_catalogue(model, error)
     files = open_model(path, model.mmproj)
     config = files.config or {}
     missing = _missing(model, files)
-    if model.load_format == "dummy" and files.kind != "gguf":
-        spec = spec_for(files.config, {}, ())
-        dummy = dummy_of(spec, config)
-        return Subject(
-            model.model, spec, dummy.tensors, DUMMY, 0, None, config, drafts=False, missing=missing
-        )
+    dummy = model.load_format == "dummy" and files.kind != "gguf"
     weights = files.weight_paths()
-    if not weights:
-        spec = spec_for(files.config, {}, ())
-        tensors = config_tensors(spec, config)
-        drafts = _config_drafts(config)
-        return Subject(
-            model.model, spec, tensors, ASSUMED, 0, None, config, drafts, missing=missing
-        )
+    if dummy or not weights:
+        return replace(_of_config(model, config), missing=missing)
     tensors = files.checkpoint.tensors
     spec = spec_for(files.config, files.metadata, tensors)
     return Subject(
@@ -77,6 +75,30 @@ def find_subject(model: ModelConfig) -> Subject:
         _others(model.model, files),
         missing,
     )
+
+
+def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:
+    """Without headers."""
+    spec = spec_for(config, {}, ())
+    if model.load_format == "dummy":
+        tensors = dummy_of(spec, config).tensors
+        return Subject(model.model, spec, tensors, DUMMY, 0, None, config, drafts=False)
+    tensors, drafts = config_tensors(spec, config), _config_drafts(config)
+    return Subject(model.model, spec, tensors, ASSUMED, 0, None, config, drafts)
+
+
+def _from_catalogue(model: ModelConfig, error: SourceError) -> Subject:
+    """Of a hub's model as it is; raises `error` with what else is enough."""
+    ref = parse_ref(model.model)
+    if ref.kind not in ("hf", "modelscope"):
+        raise error
+    plain = ref.selector is None and model.revision is None
+    config = config_of(ref.name) if plain else None
+    if config is None:
+        raise SourceError(
+            f"{error} To plan it, a folder with its config.json is enough: pagoda doctor FOLDER."
+        ) from error
+    return replace(_of_config(model, config), unreached=str(error))
 
 
 def _is_draft(name: str) -> bool:

@@ -79,6 +79,13 @@ def planned_tensors(
     return _tensors_of(files, config) if dummy is None or not dummy.tensors else dummy.tensors
 
 
+def mapped_bytes(files: ModelFiles, config: ModelConfig) -> int:
+    """Of the weight files that are read; none for a dummy load."""
+    if config.load_format == "dummy":
+        return 0
+    return sum(path.stat().st_size for path in files.weight_paths())
+
+
 def _tensors_of(files: ModelFiles, config: ModelConfig) -> Mapping[str, TensorInfo]:
     """None for a dummy load of a folder, which need not hold weights."""
     if config.load_format == "dummy" and files.kind != "gguf":

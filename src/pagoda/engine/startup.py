@@ -15,7 +15,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
-from pagoda.base.machine import anonymous_bytes
+from pagoda.base.machine import address_limit, anonymous_bytes
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import check_parallel
@@ -29,12 +29,19 @@ from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.ledger import Ledger
 from pagoda.engine.libraries import Libraries, import_libraries
 from pagoda.engine.measured import fit_to_device, measures_steps
-from pagoda.engine.model_files import checkpoint_of, dummy_in, planned_tensors, spec_of
+from pagoda.engine.model_files import (
+    checkpoint_of,
+    dummy_in,
+    mapped_bytes,
+    planned_tensors,
+    spec_of,
+)
 from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
+from pagoda.planner.addresses import check_addresses
 from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
 from pagoda.planner.vision import kept_bytes
@@ -119,6 +126,9 @@ class _Startup:
             if self._room is not None:
                 facts = _left_by_others(facts, self._room)
             resolution = self._resolve(files, spec, facts)
+            if facts.device == "cpu":
+                mapped = mapped_bytes(files, self.config.model)
+                check_addresses(resolution.plan, mapped, address_limit())
             max_model_len = _resolved(resolution.config.model.max_model_len)
             if self._room is not None:
                 least = min(self._room.least_context, spec.max_position)

@@ -362,15 +362,25 @@ def cache_is_chosen(config: EngineConfig) -> bool:
     return cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
 
 
-def _check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
-    """CapacityError for a pool whose size was asked for and that cannot be free beside the rest.
+def room_for_pool(plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Bytes that a pool whose size is asked for may have beside the rest of the plan.
 
     Neither the share of `--gpu-memory-utilization` nor a reserve bounds it: only what is there.
     """
+    return facts.free_memory - plan.weights - _to_run(plan, facts)
+
+
+def _to_run(plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Bytes beside weights and pool."""
     # A GPU's context is there already where its free memory is asked for.
-    to_run = plan.total - plan.weights - plan.kv_pool
-    to_run -= plan.process if facts.device != "cpu" else 0
-    beyond = plan.weights + to_run + plan.kv_pool - facts.free_memory
+    there = plan.process if facts.device != "cpu" else 0
+    return plan.total - plan.weights - plan.kv_pool - there
+
+
+def _check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
+    """CapacityError for a pool whose size was asked for and that cannot be free beside the rest."""
+    to_run = _to_run(plan, facts)
+    beyond = plan.kv_pool - room_for_pool(plan, facts)
     if not cache_is_chosen(config) or beyond <= 0:
         return
     flag, room = "--kv-cache-memory-bytes", max(0, plan.kv_pool - beyond)

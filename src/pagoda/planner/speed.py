@@ -8,13 +8,11 @@ start of its own.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, sqrt
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
-from pagoda.planner.gpus import Gpu
 from pagoda.planner.weights import HeldWeight
-from pagoda.weights.formats import FORMATS
 
 PROMPT_TOKENS = 512
 """Of a prompt whose speed is foretold."""
@@ -61,14 +59,45 @@ class DeviceSpeed:
     """Bytes between two devices."""
 
 
+Range = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class SpeedEstimate:
     decode: float
-    """Tokens per second of one request."""
+    """Tokens per second of all requests."""
     decode_bound: str
     prefill: float
     """Prompt tokens per second."""
     prefill_bound: str
+    decode_range: Range = (0.0, inf)
+    prefill_range: Range = (0.0, inf)
+
+
+# What a CPU did, as a multiple of what was foretold of it (docs/benchmarks/doctor.md: 0.86 to 1.36
+# of twelve).
+_CPU_SPREAD = (0.85, 1.36)
+
+
+def as_measured(found: SpeedEstimate) -> SpeedEstimate:
+    """With the range in which a CPU's speed lies that was foretold from what was measured."""
+    low, high = _CPU_SPREAD
+    return replace(
+        found,
+        decode_range=(low * found.decode, high * found.decode),
+        prefill_range=(low * found.prefill, high * found.prefill),
+    )
+
+
+def between(slow: SpeedEstimate, fast: SpeedEstimate) -> SpeedEstimate:
+    """The middle of two, by ratio; what bounds the slow one is named."""
+    return replace(
+        slow,
+        decode=sqrt(slow.decode * fast.decode),
+        prefill=sqrt(slow.prefill * fast.prefill),
+        decode_range=(slow.decode, fast.decode),
+        prefill_range=(slow.prefill, fast.prefill),
+    )
 
 
 def estimate_speed(
@@ -78,22 +107,24 @@ def estimate_speed(
     device: DeviceSpeed,
     context: int,
     in_host: Set[str] = frozenset(),
+    requests: int = 1,
 ) -> SpeedEstimate | None:
-    """Of one request behind `context` tokens, and of a prompt of 512 tokens; None where the device
-    has no speed for one of the weights' formats. Weights of the names `in_host` are in the host's
-    memory."""
+    """Of so many requests, each behind `context` tokens, and of a prompt of 512 tokens; None where
+    the device has no speed for one of the weights' formats. Weights of the names `in_host` are in
+    the host's memory."""
     if any(part.storage not in device.products for part in _read_weights(spec, held)):
         return None
     from_host = [part for part in held if part.tensor.name in in_host]
-    decode = _decode(spec, held, groups, device, context)
-    decode[_FROM_HOST] = sum(part.nbytes * _share(spec, part) for part in from_host) / device.host
-    decode[_EXCHANGING] = _exchanging(spec, device, 1)
+    decode = _decode(spec, held, groups, device, context, requests)
+    fetched = sum(part.nbytes * _met(spec, part, requests) for part in from_host)
+    decode[_FROM_HOST] = fetched / device.host
+    decode[_EXCHANGING] = _exchanging(spec, device, requests)
     prefill = _prefill(spec, held, device)
     prefill[_EXCHANGING] = _exchanging(spec, device, PROMPT_TOKENS)
     prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
     seconds, total = sum(decode.values()), sum(prefill.values())
     return SpeedEstimate(
-        decode=1 / seconds,
+        decode=requests / seconds,
         decode_bound=_largest(decode),
         prefill=PROMPT_TOKENS / total,
         prefill_bound=_largest(prefill),
@@ -109,10 +140,7 @@ def step_bytes(
 ) -> float:
     """Read by a decode step of so many requests behind `context` tokens: each weight once, of
     experts those that some token meets if routers choose evenly, and each request's KV."""
-    weights = sum(
-        part.nbytes * (1 - (1 - _share(spec, part)) ** requests)
-        for part in _read_weights(spec, held)
-    )
+    weights = sum(part.nbytes * _met(spec, part, requests) for part in _read_weights(spec, held))
     return weights + requests * sum(_cached_bytes(group, context) for group in groups)
 
 
@@ -151,19 +179,24 @@ def _decode(
     groups: Sequence[GroupSpec],
     device: DeviceSpeed,
     context: int,
+    requests: int,
 ) -> dict[str, float]:
-    """Seconds of a step with one request, by what bounds them."""
+    """Seconds of a step with a token of each request, by what bounds them."""
     nbytes: defaultdict[str, float] = defaultdict(float)
+    ops: defaultdict[str, float] = defaultdict(float)
+    scattered = 0.0
     for part in _read_weights(spec, held):
-        nbytes[part.storage] += part.nbytes * _share(spec, part)
-    scattered = sum(
-        part.nbytes * _share(spec, part)
-        for part in _read_weights(spec, held)
-        if part.tensor.role == "experts"
-    )
+        size = part.nbytes * _met(spec, part, requests)
+        nbytes[part.storage] += size
+        ops[part.storage] += 2 * part.elements * _share(spec, part) * requests
+        scattered += size if part.tensor.role == "experts" else 0
     reading = (sum(nbytes.values()) + scattered * (1 / device.experts - 1)) / device.read
-    computing = sum(size / device.products[name].decode for name, size in nbytes.items())
-    kv = sum(_cached_bytes(group, context) for group in groups) / device.read
+    computing = 0.0
+    for name, size in nbytes.items():
+        speed = device.products[name]
+        many = ops[name] / speed.prompt if requests > 1 else 0.0
+        computing += max(size / speed.decode, many)
+    kv = requests * sum(_cached_bytes(group, context) for group in groups) / device.read
     return {
         _bound(reading, computing): _overlapped(reading, computing),
         "reading keys, values and states": kv,
@@ -216,6 +249,11 @@ def _share(spec: ModelSpec, part: HeldWeight) -> float:
     return experts.top_k / experts.num_experts
 
 
+def _met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
+    """Of an experts' parameter, that so many tokens meet together if routers choose evenly."""
+    return 1 - (1 - _share(spec, part)) ** tokens
+
+
 def _cached_bytes(group: GroupSpec, context: int) -> float:
     """Read for one token; a state is written, too."""
     if not isinstance(group, KVGroupSpec):
@@ -248,48 +286,3 @@ def _operations(spec: ModelSpec) -> int:
         if layer.experts is not None:
             total += 2 if layer.experts.shared is None else 6
     return total
-
-
-# Of its nominal bandwidth a GPU reads 71 to 85% while decoding: V100, 7B in fp16, 42 tokens/s of
-# 59 possible; A100, 31B in bf16, 23 of 33; two 2080 Ti, 27B in 4 bits, 45 of 53 (reported by
-# users of vLLM). Large products take place at about half the nominal rate.
-_GPU_READS = 0.75
-_GPU_COMPUTES = 0.5
-# Of a bus's nominal bandwidth; assumed, not measured.
-_BUS_READS = 0.8
-# At the rate of other weights an A100 would decode gpt-oss-20b at 272 tokens/s and Gemma 4 26B in
-# fp8 at 234; users of vLLM report 165 and 81.
-_GPU_EXPERTS = 0.3
-_GPU_START = 3e-6
-_GPU_STEP = 300e-6
-# Assumed, not measured: an operation that Python starts, an exchange over NVLink or PCIe, and
-# bytes over NVLink.
-_EAGER_START = 30e-6
-_EXCHANGES = {True: 12e-6, False: 25e-6}
-_NVLINK = 200e9
-
-
-def gpu_speed(gpu: Gpu) -> DeviceSpeed:
-    """Of a GPU by its data sheet, decode steps captured."""
-    rate = _GPU_COMPUTES * max(gpu.matmul.get("bf16", 0.0), gpu.matmul.get("fp16", 0.0))
-    return DeviceSpeed(
-        read=_GPU_READS * gpu.bandwidth,
-        products={name: ProductSpeed(inf, rate) for name in FORMATS},
-        start=_GPU_START,
-        step=_GPU_STEP,
-        floats=rate,
-        host=_BUS_READS * gpu.bus,
-        experts=_GPU_EXPERTS,
-    )
-
-
-def gpu_speed_as_planned(
-    speed: DeviceSpeed, gpu: Gpu, ranks: int, *, captured: bool
-) -> DeviceSpeed:
-    """`speed` of a GPU as one of so many, or with steps that are not captured."""
-    if not captured:
-        speed = replace(speed, start=_EAGER_START)
-    if ranks == 1:
-        return speed
-    link = _NVLINK if gpu.nvlink else _BUS_READS * gpu.bus
-    return replace(speed, exchange=_EXCHANGES[gpu.nvlink], link=link)

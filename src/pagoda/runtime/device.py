@@ -13,7 +13,7 @@ import torch
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
-from pagoda.base.machine import anonymous_bytes, usable_threads
+from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
 from pagoda.kernels import cpu, ops
 from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
@@ -207,7 +207,7 @@ class CudaDevice(Device):
             supports_bf16=major >= 8,
             name=torch.cuda.get_device_name(self.torch_device),
             capability=10 * major + minor,
-            host_memory=cpu.device_facts().free_memory,
+            host_memory=cpu_facts().free_memory,
             packed_storages=ops.packed_storages(self.name),
         )
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pagoda.base.errors import ConfigError, SourceError
+from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import EngineConfig, ModelConfig
@@ -17,12 +18,14 @@ from pagoda.config.flags import engine_config
 from pagoda.doctor import ask, probe
 from pagoda.doctor.answer import answer
 from pagoda.doctor.compare import comparison
-from pagoda.doctor.engines import check_engine, engine_lines, other_engine
+from pagoda.doctor.engines import check_engine, other_engine
 from pagoda.doctor.gpus import GpuFacts, Gpus
 from pagoda.doctor.hardware import elsewhere, this_machine
 from pagoda.doctor.model_report import lines as report_lines
+from pagoda.doctor.other import engine_lines
 from pagoda.doctor.plot import draw
 from pagoda.doctor.remedies import remedies
+from pagoda.kernels import cpu
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import (
     GIB,
@@ -87,18 +90,18 @@ def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
     ):  # fmt: skip
         question = asked(subject, max_model_len=4096)
         made = answer(subject, elsewhere(gpus), question, mode=mode)
-        assert words in "\n".join(engine_lines(other_engine("vllm", made)))
+        assert words in "\n".join(engine_lines(other_engine("vllm", made), made))
     monkeypatch.setenv("PAGODA_SPEC_TOKENS", "2")
     made = answer(subject, elsewhere("b200"), question, mode="fast")
     assert "2 tokens drafted at a time: PAGODA_SPEC_TOKENS" in "\n".join(
-        engine_lines(other_engine("vllm-0.21", made))
+        engine_lines(other_engine("vllm-0.21", made), made)
     )
     assert "2 tokens at a time suit it" in "\n".join(report_lines(made, [], False, 200))
     with pytest.raises(ConfigError, match="--mode turbo"):
         answer(subject, elsewhere("b200"), question, mode="turbo")
     plain = subject_of(tmp_path, LLAMA)
     made = answer(plain, elsewhere("3090"), asked(plain))
-    assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made)))
+    assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made), made))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_vllm_is_for_gpus_and_llama_cpp_for_any(tmp_path):
     made = answer(subject, box(), asked(subject))
     with pytest.raises(ConfigError, match="--gpu"):
         other_engine("vllm-0.19", made)
-    text = "\n".join(engine_lines(other_engine("llama.cpp", made)))
+    text = "\n".join(engine_lines(other_engine("llama.cpp", made), made))
     assert "weights" in text and "4,096 cells in f16" in text
 
 
@@ -188,6 +191,18 @@ def test_this_machine_is_its_gpus_or_its_cpu():
     assert unknown.gpu is None and not unknown.facts.supports_bf16
 
 
+def test_free_memory_is_what_an_engine_finds(monkeypatch):
+    """Whoever asks counts as free, since plans are of a whole engine; a server stands beside it."""
+    there = DeviceFacts("cpu", 8 * GIB, 4 * GIB, 2)
+    monkeypatch.setattr(cpu, "cpu_facts", lambda: there)
+    monkeypatch.setattr(cpu, "anonymous_bytes", lambda: GIB)
+    assert cpu.device_facts().free_memory == 5 * GIB
+    server = 5 * GIB - this_machine(LAPTOP, "cpu").facts.free_memory
+    assert GIB // 16 < server < GIB // 8
+    monkeypatch.setattr(cpu, "anonymous_bytes", lambda: 6 * GIB)
+    assert cpu.device_facts().free_memory == 8 * GIB
+
+
 @pytest.fixture
 def laptop_only(monkeypatch):
     """No measuring, and a machine that is known."""
@@ -204,11 +219,10 @@ def test_the_command(tmp_path, capsys, laptop_only):
     assert "--max-model-len 2048: as you ask" in out
     assert f"    pagoda serve {tmp_path} --max-model-len 2048" in out.splitlines()
     picture = tmp_path / "memory.svg"
-    words = ["doctor", str(tmp_path), "--json", "--gpu", "3090", "--engine", "vllm-0.19"]
+    words = ["doctor", str(tmp_path), "--json", "--gpu", "3090"]
     assert main([*words, "--plot", str(picture)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["fits"] and said["hardware"]["name"] == "3090" and picture.is_file()
-    assert said["other_engine"]["fits"] is True
     assert main(["doctor", str(tmp_path), "--for", "9000 users x 32k", "--gpu", "3090"]) == 1
     assert "do not fit" in capsys.readouterr().out
     assert main(["doctor", "--compare", str(tmp_path), str(tmp_path), "--gpu", "t4"]) == 0
@@ -236,7 +250,7 @@ def test_a_question_is_put_to_all_models_alike(tmp_path):
     subject_of(tmp_path, LLAMA)
     question = ask.Question(EngineConfig(model=ModelConfig(str(tmp_path))), elsewhere("3090"), None)
     (made,) = ask.answers(question, [str(tmp_path)], None)
-    assert made.speed is not None and made.speed.decode > 100
+    assert made.speeds is not None and made.speeds.one.decode > 100
 
 
 def test_what_a_small_gpu_lacks_the_host_may_have(tmp_path):
@@ -303,7 +317,7 @@ def test_another_engine_says_what_is_assumed(tmp_path):
 
     def said(name: str, hardware=None, model=subject) -> str:
         made = answer(model, hardware or elsewhere("3090"), asked(model))
-        return "\n".join(engine_lines(other_engine(name, made)))
+        return "\n".join(engine_lines(other_engine(name, made), made))
 
     assert "by the rules of 0.21: 9.9 is not known" in said("vllm-9.9")
     old = said("vllm-0.8.5")

@@ -109,7 +109,7 @@ def test_more_devices_never_hold_more_each(tmp_path, config, count):
     for size in (1, count):
         parallel = replace(question.parallel, tensor_parallel_size=size)
         try:
-            made = answer(subject, elsewhere(f"{count}xb200"), replace(question, parallel=parallel))
+            made = answer(subject, elsewhere(f"{size}xb200"), replace(question, parallel=parallel))
         except ConfigError as error:
             assert "cannot be" in str(error)
             return

@@ -1,5 +1,6 @@
 """What would fit instead: in which order, with how little changed, and that it does fit."""
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -7,11 +8,11 @@ import pytest
 
 from pagoda.base.errors import CapacityError
 from pagoda.cli.main import parse_command
-from pagoda.config.engine import EngineConfig, SchedulerConfig
+from pagoda.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import Answer, answer
+from pagoda.doctor.condensed import condensed
 from pagoda.doctor.hardware import elsewhere
-from pagoda.doctor.levers import condensed
 from pagoda.doctor.model_report import lines
 from pagoda.doctor.remedies import Remedy, remedies
 from pagoda.doctor.users import Users
@@ -155,3 +156,69 @@ def test_alike_experts_are_planned_as_one(tmp_path):
         for hardware in (box(256), elsewhere("H100x4")):
             plan = answer(subject, hardware, config).resolution.plan
             assert answer(few, hardware, config).resolution.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, r"a KV cache of [\d.]+ MiB for contexts of [\d,]+ tokens"),
+        (
+            {"max_model_len": 30000},
+            r"a context of [\d,]+ tokens instead of 30,000, with a KV cache",
+        ),
+    ],
+)
+def test_a_small_cache_fits_where_the_reserve_does_not(tmp_path, flags, words):
+    """Half a GiB is kept free by default, not beside a cache whose size is asked for."""
+    subject = subject_of(tmp_path, LLAMA)
+    plain = box(packed=False)
+    taken = answer(subject, plain, asked(subject, max_model_len=512)).resolution.plan
+    tight = (taken.total - taken.kv_pool) / GIB + 0.25
+    made = answer(subject, box(tight, packed=False), asked(subject, **flags))
+    assert not made.fits
+    (first, *rest) = remedies(made)
+    assert re.match(words, first.words)
+    assert all(holds(remedy, made) for remedy in (first, *rest))
+    assert read(first).cache.kv_cache_memory_bytes >= 64 << 20
+    tighter = box(tight - 0.5, packed=False)
+    assert remedies(answer(subject, tighter, asked(subject, **flags))) == []
+
+
+def test_a_small_cache_holds_fewer_users(tmp_path):
+    subject, users = subject_of(tmp_path, LLAMA), Users(50, 2048)
+    made = answer(subject, box(2.9, packed=False), asked(subject), users=users)
+    assert not made.fits
+    first = remedies(made)[0]
+    count = read(first).scheduler.max_num_seqs
+    assert 1 <= count < 50 and holds(first, made, Users(count, 2048))
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "hardware"),
+    [
+        ("scheduler", {"max_num_seqs": 10_000_000}, box(24, 19)),
+        ("scheduler", {"max_num_seqs": 10_000_000}, elsewhere("3090")),
+        ("scheduler", {"max_num_seqs": 9_000_000, "max_num_batched_tokens": 9_000_000}, box(24)),
+        ("cache", {"block_size": 1024, "kv_cache_memory_bytes": 1 << 20}, box(24)),
+        ("parallel", {"tensor_parallel_size": 16}, box(8)),
+    ],
+)  # fmt: skip
+def test_any_flag_is_left_out_that_is_too_much(tmp_path, section, flags, hardware):
+    subject = subject_of(tmp_path, LLAMA)
+    config = asked(subject)
+    made = answer(subject, hardware, replace(config, **{section: replace(
+        getattr(config, section), **flags)}))  # fmt: skip
+    assert not made.fits
+    found = remedies(made)
+    assert any("left out" in remedy.words for remedy in found)
+    assert all(holds(remedy, made) for remedy in found)
+
+
+def test_a_flag_that_takes_little_stays(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    scheduler = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8)
+    cache = CacheConfig(kv_cache_memory_bytes=1 << 16)
+    made = answer(subject, box(), replace(asked(subject), scheduler=scheduler, cache=cache))
+    assert not made.fits
+    for remedy in remedies(made):
+        assert read(remedy).scheduler == scheduler

@@ -5,14 +5,20 @@ from math import inf
 
 import pytest
 
-from pagoda.config.engine import DeviceConfig
+from pagoda.arch.registry import spec_for
+from pagoda.config.engine import DeviceConfig, ParallelConfig
 from pagoda.doctor.answer import answer, with_speed
 from pagoda.doctor.hardware import elsewhere
 from pagoda.doctor.measure import Measuring
+from pagoda.doctor.model_report import lines
+from pagoda.doctor.users import Users
 from pagoda.kernels import cpu
-from pagoda.planner.speed import DeviceSpeed, ProductSpeed, gpu_speed
+from pagoda.planner.gpu_speed import launches
+from pagoda.planner.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
+from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
 from tests.unit.doctor.models import LLAMA, QWEN3_MOE, asked, box, subject_of
+from tests.unit.planner import published
 
 FAST = ProductSpeed(inf, inf)
 H100 = elsewhere("H100").gpu
@@ -28,7 +34,8 @@ def device(**changes):
 
 def estimate(tmp_path, config, speed):
     subject = subject_of(tmp_path, config)
-    return with_speed(answer(subject, box(128), asked(subject)), speed).speed
+    speeds = with_speed(answer(subject, box(128), asked(subject)), speed).speeds
+    return None if speeds is None else speeds.one
 
 
 LINEAR = 22 * (2048 * (2048 + 2 * 256) + 2048 * 2048 + 3 * 2048 * 5632)
@@ -70,61 +77,106 @@ def test_no_speed_is_said_without_kernels_for_it(tmp_path):
     assert estimate(tmp_path, LLAMA, device(products={"Q4_0": FAST})) is None
 
 
-def test_a_gpu_reads_at_three_quarters_of_its_nominal_rate():
-    speed = gpu_speed(replace(H100, bandwidth=1e12, matmul={"bf16": 1e14, "fp8": 2e14}))
-    assert speed.read == 0.75e12
-    assert speed.products["BF16"] == ProductSpeed(inf, 0.5e14)
+def speeds(tmp_path, config, gpus, users=None, length=None, quantization="none", **flags):
+    subject, hardware = subject_of(tmp_path, config), elsewhere(gpus)
+    wanted = asked(subject, quantization=quantization, max_model_len=length)
+    wanted = replace(wanted, device=DeviceConfig(**flags))
+    return with_speed(answer(subject, hardware, wanted, users=users))
 
 
-def speeds(tmp_path, config, gpus, **flags):
-    subject = subject_of(tmp_path, config)
-    wanted = replace(asked(subject), device=DeviceConfig(**flags))
-    hardware = elsewhere(gpus)
-    return with_speed(answer(subject, hardware, wanted), gpu_speed(hardware.gpu)).speed
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
 
-def test_experts_are_read_slower_than_other_weights(tmp_path):
-    subject, hardware = subject_of(tmp_path, QWEN3_MOE), elsewhere("H100")
-    speed = gpu_speed(hardware.gpu)
-    found, dense = (
-        with_speed(answer(subject, hardware, asked(subject)), each).speed
-        for each in (speed, replace(speed, experts=1.0))
-    )
-    experts = 48 * 8 * 2 * 3 * 2048 * 768
-    assert 1 / found.decode - 1 / dense.decode == pytest.approx(
-        experts / speed.read * (1 / 0.3 - 1), rel=1e-6
-    )
+@pytest.mark.parametrize(
+    ("config", "gpus", "tokens", "flags"),
+    [
+        (published.GPT_OSS_20B, "A100-80G", 165, {}),
+        (GEMMA4_26B_A4B, "A100-80G", 18.5, {"enforce_eager": True}),
+        (GEMMA4_26B_A4B, "A100-80G", 80.6, {"quantization": "fp8"}),
+        (GEMMA4_31B, "A100-80G", 23, {}),
+        (published.R1_DISTILL_7B, "V100-32G", 42, {}),
+        (published.QWEN36_27B | {"quantization_config": AWQ}, "2080Ti-22Gx2", 45, {}),
+    ],
+    ids=["mxfp4 mixture", "eager mixture", "fp8 mixture", "31B", "7B", "int4 on two"],
+)
+def test_what_was_measured_is_in_the_range(tmp_path, config, gpus, tokens, flags):
+    """Single streams as vLLM logged them."""
+    found = speeds(tmp_path, config, gpus, length=4096, **flags).speeds.one
+    low, high = found.decode_range
+    assert low < tokens < high and low < found.decode < high
+    assert high < 3.2 * low  # a range that says something
 
 
 def test_operations_that_python_starts_cost_more(tmp_path):
-    captured = speeds(tmp_path, LLAMA, "A100-80G")
-    eager = speeds(tmp_path, LLAMA, "A100-80G", enforce_eager=True)
+    captured = speeds(tmp_path, LLAMA, "A100-80G").speeds.one
+    eager = speeds(tmp_path, LLAMA, "A100-80G", enforce_eager=True).speeds.one
     assert eager.decode_bound == "starting operations"
-    # Nine a layer and four.
-    assert 1 / eager.decode - 1 / captured.decode == pytest.approx((9 * 22 + 4) * 27e-6)
+    # Ten a layer and four, each 54 and 18 us later.
+    for index, later in enumerate((54e-6, 18e-6)):
+        step = 1 / eager.decode_range[index] - 1 / captured.decode_range[index]
+        assert step == pytest.approx((10 * 22 + 4) * later)
 
 
-def test_devices_exchange_what_they_have(tmp_path):
-    """Twice a layer, and slower over PCIe."""
-    one, two = (speeds(tmp_path, LLAMA, gpus) for gpus in ("3090", "3090x2"))
-    assert one.decode < two.decode < 1.5 * one.decode
-    wired = speeds(tmp_path, LLAMA, "A100-80Gx2")
-    alone = speeds(tmp_path, LLAMA, "A100-80G")
-    assert wired.prefill < 2 * alone.prefill and two.prefill < 1.9 * one.prefill
+def test_a_mixture_starts_more_kernels_than_its_weights_tell():
+    dense, mixture, beside = (
+        launches(spec_for(config, {}, ())) for config in (LLAMA, QWEN3_MOE, GEMMA4_26B_A4B)
+    )
+    assert dense == 10 * 22 + 4
+    assert mixture == (7 + 1 + 7) * 48 + 4  # norms of q and k; no mlp
+    assert beside > 24 * 30
+
+
+def test_the_fastest_number_of_devices_is_taken(tmp_path):
+    small = {
+        **LLAMA, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    for config, size in ((small, 1), (QWEN3_MOE, 4)):
+        made = speeds(tmp_path, config, "3090x4")
+        assert made.config.parallel.tensor_parallel_size == size
+        said = " ".join(note.fix for note in made.findings if note.topic == "devices")
+        assert ("would be slower" in said) == (size < 4)
+    subject, hardware = subject_of(tmp_path, small), elsewhere("3090x4")
+    three = replace(asked(subject), parallel=ParallelConfig(tensor_parallel_size=3))
+    others = with_speed(answer(subject, hardware, three)).speeds.one
+    assert others.decode < speeds(tmp_path, small, "3090x4").speeds.one.decode
+
+
+def test_requests_share_what_is_read(tmp_path):
+    """A mixture's less than a dense model's: more tokens meet more experts."""
+    gains = []
+    for config in (QWEN3_MOE, LLAMA):
+        found = speeds(tmp_path, config, "H100", users=Users(8, 1024)).speeds
+        assert found.requests == 8
+        assert found.one.decode < found.together.decode < 8 * found.one.decode
+        gains.append(found.together.decode / found.one.decode)
+    assert gains[0] < gains[1]
+
+
+def test_an_empty_context_is_faster(tmp_path):
+    made = speeds(tmp_path, LLAMA, "3090", length=16384)
+    assert made.speeds.context == 16384
+    assert made.speeds.empty.decode > 1.02 * made.speeds.one.decode
+    text = "\n".join(lines(made, [], False, 300))
+    assert "behind 16,384 tokens" in text and "with an empty context" in text
+
+
+def test_a_cpus_speed_is_a_range(tmp_path):
+    found = estimate(tmp_path, LLAMA, device())
+    low, high = found.decode_range
+    assert low < found.decode < high
 
 
 def test_weights_in_the_hosts_memory_come_over_the_bus(tmp_path):
-    subject = subject_of(tmp_path, QWEN3_MOE)
-    speed = replace(gpu_speed(H100), host=8e9)
-    flags = DeviceConfig(n_cpu_moe=12)
-    config = replace(asked(subject), device=flags)
     whole, found = (
-        with_speed(answer(subject, elsewhere("H100"), each), speed).speed
-        for each in (asked(subject), config)
+        speeds(tmp_path, QWEN3_MOE, "H100", **flags).speeds.one for flags in ({}, {"n_cpu_moe": 12})
     )
+    bus = 0.6 * H100.bus  # at the slowest
     experts = 12 * 2 * 3 * 2048 * 768
-    assert 1 / found.decode - 1 / whole.decode == pytest.approx(8 * experts / 8e9)
-    assert 512 / found.prefill - 512 / whole.prefill == pytest.approx(128 * experts / 8e9)
+    step = 1 / found.decode_range[0] - 1 / whole.decode_range[0]
+    assert step == pytest.approx(8 * experts / bus)
+    prompt = 512 / found.prefill_range[0] - 512 / whole.prefill_range[0]
+    assert prompt == pytest.approx(128 * experts / bus)
     assert found.decode_bound == "reading weights from the host's memory"
 
 

@@ -10,7 +10,7 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
-from pagoda.base.machine import cpu_facts, usable_threads
+from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
@@ -64,8 +64,11 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def device_facts() -> DeviceFacts:
-    """The CPU as it is now, and what its kernels can do."""
-    return replace(cpu_facts(), packed_storages=packed_storages())
+    """The CPU as it is now, and what its kernels can do. What this process takes itself counts as
+    free, for a plan is of a whole engine: it says the same however far one has come."""
+    facts = cpu_facts()
+    free = min(facts.total_memory, facts.free_memory + anonymous_bytes())
+    return replace(facts, free_memory=free, packed_storages=packed_storages())
 
 
 def activation(name: str) -> Any:

@@ -43,8 +43,9 @@ class VllmPlan:
     @property
     def available(self) -> Estimate:
         """For the KV pool; below 0 the model does not start."""
-        graphs = self.graphs if self.run.version.subtracts_graphs else _NOTHING
-        parts = (self.activations, self.non_torch, graphs)
+        if self.run.pool_bytes is not None:
+            return Estimate.exactly(self.run.pool_bytes, "as asked for")
+        parts = self._counted
         return Estimate(
             self.requested - self.weights.high - sum(part.high for part in parts),
             self.requested - self.weights.likely - sum(part.likely for part in parts),
@@ -52,11 +53,53 @@ class VllmPlan:
         )
 
     @property
+    def _counted(self) -> tuple[Estimate, ...]:
+        """What a start subtracts from its grant, the weights apart."""
+        graphs = self.graphs if self.run.version.subtracts_graphs else _NOTHING
+        return (self.activations, self.non_torch, graphs)
+
+    @property
+    def beyond(self) -> int:
+        """Bytes that the utilization has to leave to what is not counted, at most: CUDA's context,
+        and graphs that are captured on top."""
+        return _CONTEXT + (0 if self.run.version.subtracts_graphs else self.graphs.high)
+
+    def utilization_for(self, pool_bytes: int) -> float:
+        """Of --gpu-memory-utilization the version's default where that gives the pool so many bytes
+        and leaves `beyond`; else the nearest that does, in hundredths, or the default again."""
+        total, default = self.run.total, self.run.version.utilization
+        counted = self.weights.likely + sum(part.likely for part in self._counted)
+        least = ceil(100 * (counted + pool_bytes) / total)
+        most = 100 * (total - self.run.used - self.beyond) // total
+        if least > max(most, round(100 * default)):
+            return default
+        # A hundredth more, if it is there: the likely bytes are not certain.
+        return max(min(most, max(least + 1, round(100 * default))), least) / 100
+
+    @property
     def fits(self) -> bool:
         """vLLM starts: one request of the whole context has room."""
+        if self._missing > 0:
+            return False
         if self.pool is None:
             return self.available.likely >= 0
         return self.pool.concurrency >= 1
+
+    @property
+    def _missing(self) -> int:
+        """Bytes by which what is granted, or a pool of the size that was asked for with the rest,
+        is more than the GPU has free."""
+        left = self.run.total - self.run.used
+        if self.run.pool_bytes is None:
+            return self.requested - left
+        parts = (self.weights, self.activations, self.non_torch, self.graphs)
+        taken = sum(part.likely for part in parts) + _CONTEXT
+        return taken + self.run.pool_bytes - left
+
+    @property
+    def problem(self) -> str:
+        """Why vLLM will not start; empty where it will."""
+        return "" if self.fits else _refusal(self)
 
     def rows(self) -> list[Row]:
         found = [
@@ -130,11 +173,9 @@ def _notes(plan: VllmPlan) -> list[str]:
             "The weights are guessed: 4-bit checkpoints differ in what they leave unquantized. "
             "Their headers say it exactly."
         )
-    if not plan.fits:
-        notes.append(_refusal(plan))
     headroom = run.total - plan.requested
     beyond = 0 if run.version.subtracts_graphs else plan.graphs.high
-    if headroom < _CONTEXT + beyond:
+    if run.pool_bytes is None and headroom < plan.beyond:
         graphs = f", and CUDA graphs up to {format_bytes(beyond)}" if beyond else ""
         notes.append(
             f"--gpu-memory-utilization {run.utilization:g} leaves {format_bytes(headroom)} to what "
@@ -152,6 +193,18 @@ def _notes(plan: VllmPlan) -> list[str]:
 
 def _refusal(plan: VllmPlan) -> str:
     run, available, pool = plan.run, plan.available.likely, plan.pool
+    missing = plan._missing
+    if missing > 0 and run.pool_bytes is None:
+        return (
+            f"vLLM will not start: --gpu-memory-utilization {run.utilization:g} grants "
+            f"{format_bytes(plan.requested)}, and {format_bytes(run.total - run.used)} are free on "
+            "the GPU. Lower it, or end what uses the GPU."
+        )
+    if missing > 0:
+        return (
+            f"vLLM will not start: --kv-cache-memory-bytes {run.pool_bytes} is "
+            f"{format_bytes(missing)} more than the GPU has beside the rest."
+        )
     if available <= 0 or pool is None:
         return (
             f"vLLM will not start: of {format_bytes(plan.requested)} granted, weights and a step's "

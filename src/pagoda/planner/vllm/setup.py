@@ -127,6 +127,8 @@ class VllmSetup:
     total: int
     """Bytes of one GPU as torch sees them."""
     capability: tuple[int, int] = _A100
+    used: int = 0
+    """Bytes that other processes hold of it."""
     tensor_parallel: int = 1
     pipeline: int = 1
     dtype: str = "auto"
@@ -137,6 +139,8 @@ class VllmSetup:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    """--kv-cache-memory-bytes: the pool's size, whatever the utilization grants."""
     enforce_eager: bool = False
     speculative_tokens: int = 0
     """Drafted by the model's own MTP layer."""
@@ -151,6 +155,7 @@ class Run:
 
     version: Version
     total: int
+    used: int
     capability: tuple[int, int]
     size: int
     """Ranks that share each layer."""
@@ -164,6 +169,8 @@ class Run:
     tokens: int
     """Of a step."""
     utilization: float
+    pool_bytes: int | None
+    """As asked for."""
     eager: bool
     drafted: int
     aligned: bool
@@ -194,6 +201,7 @@ def resolved(setup: VllmSetup, spec: ModelSpec, config: Mapping[str, Any] | None
     return Run(
         version=version,
         total=setup.total,
+        used=setup.used,
         capability=setup.capability,
         size=setup.tensor_parallel,
         stages=setup.pipeline,
@@ -204,6 +212,7 @@ def resolved(setup: VllmSetup, spec: ModelSpec, config: Mapping[str, Any] | None
         requests=requests,
         tokens=tokens,
         utilization=version.utilization if utilization is None else utilization,
+        pool_bytes=setup.kv_cache_memory_bytes,
         eager=setup.enforce_eager,
         drafted=setup.speculative_tokens,
         aligned=setup.mamba_align,
@@ -234,6 +243,17 @@ def _step(setup: VllmSetup, version: Version, length: int) -> tuple[int, int]:
     if requests is None:
         requests = min(1024 if large else 256, tokens)
     return tokens, requests
+
+
+def most_ranks(spec: ModelSpec, count: int) -> int:
+    """Over how many of `count` GPUs vLLM can split the layers."""
+    for size in range(count, 1, -1):
+        try:
+            _check_split(spec, size, 1)
+        except ConfigError:
+            continue
+        return size
+    return 1
 
 
 def _check_split(spec: ModelSpec, size: int, stages: int) -> None:

@@ -1,0 +1,80 @@
+"""How fast a resolved plan runs on some hardware."""
+
+from dataclasses import dataclass
+
+from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.subject import Subject
+from pagoda.planner.gpu_speed import gpu_speeds
+from pagoda.planner.parallel import rank_spec
+from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.resolve import Resolution
+from pagoda.planner.speed import (
+    DeviceSpeed,
+    SpeedEstimate,
+    as_measured,
+    between,
+    estimate_speed,
+)
+from pagoda.planner.weights import HeldWeight, held_weights
+
+
+@dataclass(frozen=True)
+class Speeds:
+    one: SpeedEstimate
+    """A request behind `context` tokens."""
+    empty: SpeedEstimate
+    """A request without a context."""
+    context: int
+    together: SpeedEstimate | None = None
+    """All of `requests` behind so many tokens; None for one."""
+    requests: int = 1
+
+
+def speeds_of(
+    subject: Subject,
+    resolution: Resolution,
+    hardware: Hardware,
+    measured: DeviceSpeed | None,
+    context: int,
+    requests: int = 1,
+) -> Speeds | None:
+    """None for what writes no text, and where nothing is known of the device, or of processes that
+    share a CPU."""
+    spec, ranks = subject.spec, resolution.config.parallel.tensor_parallel_size
+    if not spec.writes_text or spec.encoder is not None:
+        return None
+    plan, gpu = resolution.plan, hardware.gpu
+    # The stages of a pipeline take turns with a request: together they are the whole model.
+    own, held = rank_spec(spec, ranks), held_by(subject, resolution, hardware)
+    devices: tuple[DeviceSpeed, ...] = ()
+    if gpu is not None:
+        devices = gpu_speeds(gpu, own, ranks, captured=plan.captured > 0)
+    elif measured is not None and hardware.facts.device == "cpu" and ranks == 1:
+        devices = (measured,)
+
+    def estimate(tokens: int, count: int = 1) -> SpeedEstimate | None:
+        each = [
+            estimate_speed(own, held, plan.groups, device, tokens, plan.placement.params, count)
+            for device in devices
+        ]
+        found = [estimate for estimate in each if estimate is not None]
+        if not found:
+            return None
+        return between(*found) if len(found) == 2 else as_measured(found[0])
+
+    one, empty = estimate(context), estimate(0)
+    if one is None or empty is None:
+        return None
+    together = estimate(context, requests) if requests > 1 else None
+    return Speeds(one, empty, context, together, requests)
+
+
+def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:
+    """The weights of one device as `resolution` holds them."""
+    config = resolution.config
+    packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
+    tensors = subject.tensors
+    if config.model.quantization != "none":
+        tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
+    size = config.parallel.tensor_parallel_size
+    return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
