@@ -116,7 +116,7 @@ async def test_typing_that_was_interrupted_is_remembered(make, computer):
     control = await operator.start("x")
     await until(lambda: len(computer.typed) > 12)
     await control.pause()
-    control.resume()
+    await control.resume()
     await until(lambda: control.state is State.WAITING_CONSENT)
     await operator.close()
 
@@ -125,7 +125,7 @@ async def test_replay_asks_for_consent_again(make, computer):
     operator, script = make("typestr reboot", "keyboard Enter", "Done")
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_CONSENT)
-    control.consent(control.consent_request.id, True)
+    await control.consent(control.consent_request.id, True)
     await asyncio.wait_for(control.wait(), PATIENCE)
 
     again = FakeComputer()

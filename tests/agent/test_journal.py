@@ -90,6 +90,26 @@ def test_a_full_disk_is_said(journal, tmp_path, monkeypatch):
     monkeypatch.setattr(journals.os, "fsync", fsync)
     with pytest.raises(JournalError, match=r"No space left.*--runs-dir"):
         full.write("acting")
+    assert list(read(tmp_path)) == [], "what was refused did not happen"
+
+
+def test_a_line_that_fits_in_part_spoils_nothing(journal, tmp_path):
+    full = journal(tmp_path)
+    full.write("start")
+    file = full._file
+
+    class Full:
+        fileno = file.fileno
+
+        def write(self, data):
+            return file.write(data[:7])
+
+    full._file = Full()
+    with pytest.raises(JournalError, match="No space left"):
+        full.write("step", step=1)
+    full._file = file
+    full.write("step", step=2)
+    assert [event.get("step") for event in read(tmp_path)] == [None, 2]
 
 
 def test_secrets_are_taken_out_of_every_line(journal, tmp_path):

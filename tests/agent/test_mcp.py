@@ -103,6 +103,7 @@ async def test_the_computers_buttons_want_consent(client, computer):
 async def test_a_whole_task(client, computer):
     async with client("mouse 500 500 1", "Done") as session:
         assert (await call(session, "task_status")).structured_content["state"] == "idle"
+        assert "no task" in await fails(session, "control_task", command="pause")
         await call(session, "run_task", task="click")
         state = ""
         async with asyncio.timeout(30):

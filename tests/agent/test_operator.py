@@ -123,7 +123,7 @@ async def test_pause_hint_resume(make, computer):
     await control.pause()
     assert control.state is State.PAUSED and not computer.done("press")
     script.replies.insert(0, "mouse 900 900 1")
-    control.resume("use the other menu")
+    await control.resume("use the other menu")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert "use the other menu" in script.told(1)
     pictures = [len(message.pictures) for message in script.requests[1]]
@@ -162,7 +162,7 @@ async def test_what_was_interrupted_is_told(make, computer):
     control = await operator.start("x")
     await until(lambda: computer.typed)
     await control.pause()
-    control.resume()
+    await control.resume()
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert "it may be done in part" in script.told() and not computer.done("press")
 
@@ -173,8 +173,8 @@ async def test_the_model_asks_and_the_user_answers(make):
     await until(lambda: control.state is State.WAITING_USER)
     assert control.question == "Which printer?"
     with pytest.raises(StateError, match="not paused"):
-        control.resume("x")
-    control.answer("the blue one")
+        await control.resume("x")
+    await control.answer("the blue one")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert "the blue one" in script.told()
 
@@ -184,7 +184,7 @@ async def test_reset_and_another_task(make, computer):
     first = await run(operator, "first task")
     folder = operator.folder
     with pytest.raises(StateError):
-        first.consent(1, True)
+        await first.consent(1, True)
     await operator.reset()
     assert operator.events.since(0) == []
     await run(operator, "second task")
@@ -264,8 +264,8 @@ async def test_a_dangerous_action_waits_for_the_user(make, computer, allow, left
     request = control.consent_request
     assert "reboot" in request.reason
     with pytest.raises(StateError):
-        control.consent(request.id + 1, True)
-    control.consent(request.id, allow)
+        await control.consent(request.id + 1, True)
+    await control.consent(request.id, allow)
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert entered(computer) is allow and computer.typed == left
     assert ("Refused by the user" in script.told()) is not allow
@@ -285,7 +285,7 @@ async def test_what_changed_while_the_user_decided_is_not_clicked(make, computer
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_CONSENT)
     computer.paint((300, 160, 340, 200))
-    control.consent(control.consent_request.id, True)
+    await control.consent(control.consent_request.id, True)
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert not computer.done("press") and "changed before it was allowed" in script.told()
 
@@ -297,7 +297,7 @@ async def test_pause_while_consent_is_asked_for(make, computer):
     request = control.consent_request
     await control.pause()
     with pytest.raises(StateError):
-        control.consent(request.id, True)
+        await control.consent(request.id, True)
     assert not computer.done("down")
     await operator.close()
 
@@ -329,7 +329,7 @@ async def test_going_in_circles_the_user_is_asked(make, computer):
     operator, script = make(*["mouse 500 500 1"] * 6, "Done")
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_USER)
-    control.answer("try the keyboard")
+    await control.answer("try the keyboard")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert control.state is State.DONE and "try the keyboard" in script.told()
 
@@ -356,7 +356,7 @@ async def test_the_clock_stands_still_while_the_user_thinks(make):
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_USER)
     await asyncio.sleep(0.4)
-    control.answer("this")
+    await control.answer("this")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert control.state is State.DONE
 
@@ -402,7 +402,7 @@ async def test_the_user_takes_the_mouse(make, computer):
     await until(lambda: control.state is State.PAUSED)
     assert "moved the computer's mouse" in control.reason
     assert len(computer.done("press")) == 1 and computer.held == ()
-    control.resume("go on")
+    await control.resume("go on")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert control.state is State.DONE and "stopped by the user" in script.told()
 
@@ -415,7 +415,7 @@ async def test_no_signal_asks_the_user(make, computer):
     await until(lambda: control.state is State.WAITING_USER)
     assert "shown nothing" in control.question
     computer.paint((0, 0, 640, 300), (90, 90, 90))
-    control.answer("I switched it on")
+    await control.answer("I switched it on")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert control.state is State.DONE and "switched it on" in script.told()
 
@@ -425,7 +425,7 @@ async def test_secrets_reach_the_keyboard_and_nothing_else(make, computer):
     script.replies[1] = "typestr I typed correct horse"
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_CONSENT)
-    control.consent(control.consent_request.id, True)
+    await control.consent(control.consent_request.id, True)
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert computer.typed.startswith("correct horse")
     everything = (operator.folder / JOURNAL).read_text() + repr(script.requests)

@@ -200,7 +200,7 @@ async def test_text_on_the_screen_cannot_allow_anything(desktop, model, tmp_path
             control = await operator.start("Read what is on the screen")
             await until(lambda: control.state is State.WAITING_CONSENT)
             assert "rm -rf precious" in control.consent_request.reason
-            control.consent(control.consent_request.id, False)
+            await control.consent(control.consent_request.id, False)
             await asyncio.wait_for(control.wait(), PATIENCE)
     assert precious.is_dir() and "Refused by the user" in model.requests[-1].said()
 
@@ -236,7 +236,7 @@ async def test_a_secret_is_typed_and_found_nowhere(desktop, model, tmp_path, cap
         ) as operator:
             control = await operator.start("Log in")
             await until(lambda: control.state is State.WAITING_USER)
-            control.answer(f"The password is {secret}")
+            await control.answer(f"The password is {secret}")
             await asyncio.wait_for(control.wait(), PATIENCE)
             events = json.dumps(operator.events.since(0))
             exported = export_html(operator.folder)
@@ -274,7 +274,7 @@ async def test_the_user_moves_the_mouse(desktop, model, tmp_path):
             moved.set()
             await until(lambda: control.state is State.PAUSED)
             assert "moved" in control.reason and target.state()["presses"] == []
-            control.resume("go on")
+            await control.resume("go on")
             await asyncio.wait_for(control.wait(), PATIENCE)
         assert control.state is State.DONE
 

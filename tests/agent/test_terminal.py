@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pagoda.agent.journal import Journal, JournalError
 from pagoda.agent.policy import Category, Decision
 from pagoda.agent.replay import ReplayError
 from pagoda.cli import agent_replay
@@ -119,6 +120,51 @@ async def test_a_pause_ends_with_a_hint_or_the_task(make, person, capsys, typed,
     person(typed)
     assert await watched.code() == code
     assert ("use the menu" in script.told()) is (code == 0)
+
+
+async def test_a_pause_is_asked_about_until_its_end_can_be_written_down(
+    make, person, capsys, monkeypatch
+):
+    operator, script = make(asyncio.Event(), "Done")
+    watched = Watched(operator, capsys)
+    await until(script.asked.is_set)
+
+    def full(*args, **fields):
+        raise JournalError("There is no room.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "write", full)
+        os.kill(os.getpid(), signal.SIGINT)
+        await watched.shows("or q to stop: ")
+        person("use the menu\n")
+        await watched.shows("or q to stop: ", "There is no room.", "or q to stop: ")
+    script.replies = ["Done"]
+    person("use the menu\n")
+    assert await watched.code() == 0 and "use the menu" in script.told()
+
+
+async def test_the_second_ctrl_c_ends_a_task_that_is_still_being_stopped(
+    make, computer, person, capsys, monkeypatch
+):
+    stopping, stopped = asyncio.Event(), asyncio.Event()
+    release_all = computer.release_all
+
+    async def slow():
+        stopping.set()
+        await stopped.wait()
+        await release_all()
+
+    monkeypatch.setattr(computer, "release_all", slow)
+    operator, script = make(asyncio.Event())
+    watched = Watched(operator, capsys)
+    await until(script.asked.is_set)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(stopping.wait(), PATIENCE)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0.01)
+    stopped.set()
+    assert await watched.code() == 1
+    await watched.shows("cancelled: Cancelled by the user.")
 
 
 async def test_nobody_at_the_terminal(make, computer, monkeypatch, capsys):

@@ -109,6 +109,8 @@ SENTENCES: Mapping[str, str] = {
     "There is no task.": "没有任务。",
     "There is no such run.": "没有这次运行。",
     "That run is over: {state}.": "该次运行已经结束：{state}。",
+    "The task is over: {state}.": "任务已经结束：{state}。",
+    "The task was stopped before it began.": "任务在开始之前已被停止。",
     "done": "完成",
     "failed": "失败",
     "cancelled": "已取消",

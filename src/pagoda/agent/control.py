@@ -1,14 +1,15 @@
 """The states of a task, and what a user may do in each: the one place that decides."""
 
 import asyncio
-import contextlib
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from pagoda.agent.actions import Action, Done, to_json
 from pagoda.agent.budget import Budget
+from pagoda.agent.inbox import Inbox
 from pagoda.agent.policy import Category
 from pagoda.agent.reasons import Reason
 from pagoda.agent.recorder import Recorder
@@ -16,6 +17,13 @@ from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
 
 log = get_logger(__name__)
+
+# A step that is stopped may wait for a connection that is gone, or take its cancellation for a
+# fault of that; so long, and it is cancelled again.
+_STOP_SECONDS = 1.0
+PAUSED = "Paused by the user."
+CANCELLED = "Cancelled by the user."
+_SHUTDOWN = "The agent is shutting down."
 
 
 class State(StrEnum):
@@ -75,15 +83,20 @@ Step = Callable[["Control"], Awaitable[Done | None]]
 class Control:
     """One task. `step` is called again and again, until it returns how the task ended.
 
-    A pause cancels the step at once: a reply that comes later is not acted on, typing stops, and
-    `release` lifts what is held down.
+    One asyncio task owns all of it: it begins and stops the steps and serves the commands, one
+    after the other. A command is on its way when its method returns; to await it is to wait until
+    it was served, and to learn of its error. None is left unanswered, also not by a task that ends.
+
+    Stopping comes first and is written down second: a full disk keeps no agent acting. To go on is
+    written down first.
     """
 
     recorder: Recorder
     step: Step
     release: Callable[[], Awaitable[None]]
+    """Lifts what is held down; called whenever a step was stopped or was the last one."""
     finish: Callable[[], Awaitable[None]]
-    """At the end of the task, behind the last `release`."""
+    """At the end of the task, once."""
     budget: Budget
     """Its time stands still while the task waits for the user."""
     note: Callable[[str], None]
@@ -96,66 +109,50 @@ class Control:
     question: str = ""
 
     def __post_init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._inbox = Inbox()
         self._stepping: asyncio.Future[Done | None] | None = None
-        self._go_on = asyncio.Event()
-        self._go_on.set()
         self._reply: asyncio.Future[str] | None = None
         self._consents = 0
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="agent")
+        self._owner = asyncio.create_task(self._own(), name="agent")
 
     async def wait(self) -> None:
         """Until the task is over."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        if self._owner is not None:
+            await asyncio.wait([self._owner])
 
-    async def pause(self, reason: str = "Paused by the user.") -> None:
-        """Stop at once, whatever is going on; returns when nothing more is sent."""
-        if self.state.over or self.state is State.PAUSED:
-            return
-        self._go_on.clear()
-        self._enter(State.PAUSED, reason)
-        await self._stop_step()
+    def pause(self, reason: str = PAUSED) -> Awaitable[None]:
+        """Stop at once, whatever is going on: a reply that comes later is not acted on, typing
+        ends. Served when nothing more is sent and nothing is held down; nothing happens to a task
+        that is paused or over. Raises nothing."""
+        return self._inbox.put(partial(self._pause, reason))
 
-    def resume(self, hint: str = "") -> None:
-        """Go on after a pause, with something for the model to know."""
-        if self.state is not State.PAUSED:
-            raise StateError(f"The task is {self.state}, not paused.")
-        if hint.strip():
-            self.hint(hint)
-        self._enter(State.RUNNING)
-        self._go_on.set()
+    def resume(self, hint: str = "") -> Awaitable[None]:
+        """Go on after a pause, with something for the model to know. Raises StateError, and
+        JournalError while that cannot be written; the task stays paused then."""
+        return self._inbox.put(partial(self._resume, hint))
 
-    def hint(self, text: str) -> None:
-        """Something for the model to know at its next step."""
-        self.recorder.record("hint", text=text)
-        self.note(text)
+    def hint(self, text: str) -> Awaitable[None]:
+        """Something for the model to know at its next step. Raises StateError for a task that is
+        over, JournalError."""
+        return self._inbox.put(partial(self._hint, text))
 
-    def answer(self, text: str) -> None:
-        """What the model asked for."""
-        if self.state is not State.WAITING_USER or self._reply is None:
-            raise StateError(f"The task is {self.state}; the model has not asked anything.")
-        if not self._reply.done():
-            self._reply.set_result(text)
+    def answer(self, text: str) -> Awaitable[None]:
+        """What the model asked for. Raises StateError where it did not."""
+        return self._inbox.put(partial(self._answer, text))
 
-    def consent(self, request_id: int, allow: bool) -> None:
-        """Allow or refuse the action that waits under this number."""
-        request = self.consent_request
-        if request is None or self._reply is None or request.id != request_id:
-            raise StateError("That action does not wait for consent (any more).")
-        if not self._reply.done():
-            self._reply.set_result(Consent.ALLOW if allow else Consent.DENY)
+    def consent(self, request_id: int, allow: bool) -> Awaitable[None]:
+        """Allow or refuse the action that waits under this number. Raises StateError where none
+        does."""
+        return self._inbox.put(partial(self._consent, request_id, allow))
 
-    async def cancel(self, reason: str = "Cancelled by the user.") -> None:
-        """End the task; returns when nothing more is sent and nothing is held down."""
-        if self._task is None or self._task.done():
-            return
-        self._enter(State.CANCELLED, reason)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+    async def cancel(self, reason: str = CANCELLED) -> None:
+        """End the task; returns when nothing more is sent, nothing is held down, and `finish` was
+        called. Nothing happens to a task that is over. Raises nothing."""
+        await self._inbox.put(partial(self._cancel, reason))
+        await self.wait()
 
     async def ask_consent(
         self, action: Action, reason: Reason, category: Category | None = None
@@ -201,62 +198,127 @@ class Control:
         finally:
             self._reply = None
 
-    async def _run(self) -> None:
+    async def _own(self) -> None:
         try:
-            done = None
-            while done is None:
-                await self._go_on.wait()
-                done = await self._one_step()
-            self._enter(State.DONE if done.success else State.FAILED, done.answer)
+            self._begin_step()
+            while not self.state.over:
+                await self._inbox.serve()
         except asyncio.CancelledError:
-            if not self.state.over:
-                self._enter(State.CANCELLED, "The agent is shutting down.")
-        except PagodaError as error:
-            self._fail(str(error))
+            await self._stop(State.CANCELLED, _SHUTDOWN)
         except Exception as error:  # noqa: BLE001 - a task's edge
-            log.error("A task failed.\n%s", self.recorder.redact(traceback.format_exc()))
-            self._fail(f"{type(error).__name__}: {error} (a bug; the log says where)")
+            await self._stop(State.FAILED, self._bug(error))
         finally:
-            await self.release()
-            await self.finish()
+            try:
+                await self._attempt(self.finish)
+            finally:
+                await self._inbox.close()
 
-    async def _one_step(self) -> Done | None:
-        self._stepping = asyncio.ensure_future(self.step(self))
-        try:
-            return await self._stepping
-        except PauseRequest as request:
-            self._go_on.clear()
-            await self.release()
-            self._enter(State.PAUSED, str(request))
+    async def _pause(self, reason: str) -> None:
+        if not self.state.over and self.state is not State.PAUSED:
+            await self._stop(State.PAUSED, reason)
+
+    async def _cancel(self, reason: str) -> None:
+        if not self.state.over:
+            await self._stop(State.CANCELLED, reason)
+
+    async def _resume(self, hint: str) -> None:
+        if self.state is not State.PAUSED:
+            raise StateError(f"The task is {self.state}, not paused.")
+        if hint.strip():
+            await self._hint(hint)
+        self._enter(State.RUNNING)
+        self._begin_step()
+
+    async def _hint(self, text: str) -> None:
+        if self.state.over:
+            raise StateError(f"The task is over: {self.state}.")
+        self.recorder.record("hint", text=text)
+        self.note(text)
+
+    async def _answer(self, text: str) -> None:
+        if self.state is not State.WAITING_USER or self._reply is None:
+            raise StateError(f"The task is {self.state}; the model has not asked anything.")
+        if not self._reply.done():
+            self._reply.set_result(text)
+
+    async def _consent(self, request_id: int, allow: bool) -> None:
+        request = self.consent_request
+        if request is None or self._reply is None or request.id != request_id:
+            raise StateError("That action does not wait for consent (any more).")
+        if not self._reply.done():
+            self._reply.set_result(Consent.ALLOW if allow else Consent.DENY)
+
+    def _begin_step(self) -> None:
+        step = self._stepping = asyncio.ensure_future(self.step(self))
+        step.add_done_callback(lambda _: self._inbox.put(partial(self._go_on_after, step)))
+
+    async def _go_on_after(self, step: "asyncio.Future[Done | None]") -> None:
+        if step is not self._stepping:
+            return  # a command before this one stopped it
+        ended = await self._end_step()
+        if ended is None:
+            self._begin_step()
+        else:
+            await self._stand(*ended)
+
+    async def _stop(self, state: State, reason: str) -> None:
+        ended = await self._end_step()
+        if ended is not None and ended[0].over:
+            # The task ended before it could be stopped.
+            state, reason = ended
+        await self._stand(state, reason)
+
+    async def _end_step(self) -> tuple[State, str] | None:
+        """The state that the step leads to and why, if it is not to be followed by another. It is
+        over when this returns, stopped where it was not."""
+        step = self._stepping
+        if step is None:
             return None
+        stopped = not step.done()
+        while not step.done():
+            step.cancel()
+            await asyncio.wait([step], timeout=_STOP_SECONDS)
+        try:
+            done = step.result()
         except asyncio.CancelledError:
-            if self.state is State.PAUSED and self._stepping.cancelled():
-                return None
-            self._stepping.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PagodaError):
-                await self._stepping
-            raise
-        finally:
-            self._stepping = None
+            return None if stopped else (State.CANCELLED, _SHUTDOWN)
+        except PauseRequest as request:
+            return State.PAUSED, str(request)
+        except PagodaError as error:
+            # One that is stopped may fail at what it does last, such as lifting keys.
+            return None if stopped else (State.FAILED, str(error))
+        except Exception as error:  # noqa: BLE001 - a task's edge
+            return State.FAILED, self._bug(error)
+        if done is None:
+            return None
+        return State.DONE if done.success else State.FAILED, done.answer
 
-    async def _stop_step(self) -> None:
-        stepping = self._stepping
-        if stepping is not None:
-            stepping.cancel()
-            await asyncio.wait([stepping])
-        await self.release()
-
-    def _fail(self, reason: str) -> None:
-        # A full disk is a reason to fail, and must not hide it.
-        with contextlib.suppress(PagodaError):
-            self._enter(State.FAILED, reason)
+    async def _stand(self, state: State, reason: str) -> None:
+        """Nothing is sent in this state, and nothing is held down."""
+        await self._attempt(self.release)
+        self._stepping = None
+        self.state = state
+        self.budget.pause()
+        self.reason = self.recorder.tell("state", state=state, reason=reason)["reason"]
 
     def _enter(self, state: State, reason: str = "", **fields: object) -> None:
-        self.state, self.reason = state, reason
+        """A state in which the task goes on. Raises JournalError, and the state stays."""
+        kept = self.recorder.record("state", state=state, reason=reason, **fields)
+        # Without secrets, as others see it.
+        self.state, self.reason = state, kept["reason"]
         if state is State.RUNNING:
             self.budget.resume()
         else:
             self.budget.pause()
-        kept = self.recorder.record("state", state=state, reason=reason, **fields)
-        # Without secrets, as others see it.
-        self.reason = kept["reason"]
+
+    async def _attempt(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Something of the end, whose failure keeps nothing else of the end from being done."""
+        try:
+            await last()
+        except Exception as error:  # noqa: BLE001 - a task's edge
+            self._bug(error)
+
+    def _bug(self, error: Exception) -> str:
+        trace = "".join(traceback.format_exception(error))
+        log.error("A task failed.\n%s", self.recorder.redact(trace))
+        return f"{type(error).__name__}: {error} (a bug; the log says where)"

@@ -4,6 +4,7 @@ A folder per run (mode 0700): `journal.jsonl`, one JSON object a line, written t
 before what it announces is done, and `frames/`, the screenshots as they were seen.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -48,21 +49,33 @@ class Journal:
         What must not be forgotten is on the disk when this returns, with all before it; the rest
         outlives the process, but not a power cut.
         """
-        line = json.dumps({"event": event, "time": time.time(), **fields}, ensure_ascii=False)
-        line = self.redact(line)
+        line = self._line(event, fields)
         data = line.encode() + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
         try:
             if self._file.write(data) != len(data):
                 raise OSError(28, "No space left on device")
             if event in _LASTING:
                 os.fsync(self._file.fileno())
         except OSError as error:
+            # What was not kept must not spoil the next line, nor be read as if it had happened.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
             raise JournalError(
                 f"The journal in {self.folder} cannot be written: {error.strerror}. "
                 "Make room there, or choose another folder with --runs-dir."
             ) from error
         written: dict[str, Any] = json.loads(line)
         return written
+
+    def redacted(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The event as it would be written."""
+        told: dict[str, Any] = json.loads(self._line(event, fields))
+        return told
+
+    def _line(self, event: str, fields: dict[str, Any]) -> str:
+        line = json.dumps({"event": event, "time": time.time(), **fields}, ensure_ascii=False)
+        return self.redact(line)
 
     def save_picture(self, frame: Frame, picture: Picture) -> dict[str, Any]:
         """Keep what the model is sent of a frame; what the journal says of it."""

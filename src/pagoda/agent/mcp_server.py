@@ -119,18 +119,17 @@ class Tools:
         self, command: Literal["pause", "resume", "answer", "cancel"], text: str = ""
     ) -> str:
         """Pause it, resume it with a hint, answer its question, or cancel it."""
+        if command == "pause":
+            await self.operator.pause()
+        elif command == "cancel":
+            await self.operator.cancel()
         control = self.operator.control
         if control is None:
             raise ActionError("There is no task.")
-        match command:
-            case "pause":
-                await control.pause()
-            case "resume":
-                control.resume(text)
-            case "answer":
-                control.answer(text)
-            case "cancel":
-                await control.cancel()
+        if command == "resume":
+            await control.resume(text)
+        elif command == "answer":
+            await control.answer(text)
         return control.state
 
     def _point(self, x: int, y: int) -> Point:

@@ -12,7 +12,7 @@ from typing import IO
 from pagoda.agent.actions import HidReset, Power
 from pagoda.agent.chosen import Chosen, MakeModel, chosen_model
 from pagoda.agent.claim import claim, line_memory
-from pagoda.agent.control import Control, Limits, State, StateError
+from pagoda.agent.control import CANCELLED, PAUSED, Control, Limits, State, StateError
 from pagoda.agent.dialogue import ChatModel
 from pagoda.agent.drivers.base import Driver
 from pagoda.agent.drivers.registry import make_driver
@@ -20,7 +20,7 @@ from pagoda.agent.errors import NoSignalError
 from pagoda.agent.events import Events
 from pagoda.agent.frame import Frame
 from pagoda.agent.history import History, system_text
-from pagoda.agent.journal import Journal, new_folder, read
+from pagoda.agent.journal import Journal, JournalError, new_folder, read
 from pagoda.agent.line import Memory
 from pagoda.agent.models.registry import make_model
 from pagoda.agent.observe import Settle, settled
@@ -65,14 +65,18 @@ class Operator:
         journal."""
         self._seen: Frame | None = None
         self._looking = asyncio.Lock()
-        self._preparing = False
-        """A task begins, or the computer changes."""
+        self._beginning: asyncio.Task[Control] | None = None
+        """Prepares a task, for its caller."""
+        self._moving = False
+        """The computer changes."""
         self._claim: IO[str] | None = None
         self._memory = Memory()
 
     @property
     def busy(self) -> bool:
-        return self._preparing or (self.control is not None and not self.control.state.over)
+        beginning = self._beginning is not None and not self._beginning.done()
+        running = self.control is not None and not self.control.state.over
+        return beginning or running or self._moving
 
     async def open(self) -> None:
         """Claim the computer and connect to it. Raises DriverError, also where another agent
@@ -105,20 +109,33 @@ class Operator:
             raise StateError(f"That run is over: {run.over}.")
         return await self._begin(run, folder)
 
+    async def pause(self, reason: str = PAUSED) -> None:
+        """Pause the task, if there is one; when it is still being prepared, it does not begin."""
+        await self._call_off()
+        if self.control is not None:
+            await self.control.pause(reason)
+
+    async def cancel(self, reason: str = CANCELLED) -> None:
+        """End the task, if there is one; when it is still being prepared, it does not begin."""
+        await self._call_off()
+        if self.control is not None:
+            await self.control.cancel(reason)
+
     async def reset(self) -> None:
         """End the task, if there is one, and forget it; its journal stays."""
-        if self.control is not None:
-            await self.control.cancel()
-        self.control = self.folder = None
-        self.events.clear()
+        await self.cancel()
+        if self.control is None or self.control.state.over:  # else another has begun since
+            self.control = self.folder = None
+            self.events.clear()
 
     async def close(self) -> None:
         """End the task, let go of the computer. Harmless when repeated."""
-        if self.control is not None:
-            await self.control.cancel("The agent was closed.")
-        await self.driver.close()
-        if self._claim is not None:
-            self._claim.close()
+        try:
+            await self.cancel("The agent was closed.")
+        finally:
+            await self.driver.close()
+            if self._claim is not None:
+                self._claim.close()
 
     async def configure(self, settings: Settings) -> None:
         """Take other settings, which hold from the next task on. Another computer is taken when it
@@ -131,11 +148,11 @@ class Operator:
         if settings.driver != self.settings.driver:
             if self.busy:
                 raise StateError("A task is going on; the computer can be changed when it is over.")
-            self._preparing = True
+            self._moving = True
             try:
                 await self._move_to(self.make_driver(settings.driver))
             finally:
-                self._preparing = False
+                self._moving = False
         self.settings = settings
 
     async def _move_to(self, driver: Driver) -> None:
@@ -172,7 +189,8 @@ class Operator:
             raise StateError("A task is going on; pause it first.")
         await perform(self.driver, action, self.secrets.reveal)
         if control is not None and paused:
-            control.hint(_DID[action])
+            with contextlib.suppress(StateError):  # it was ended in the meantime
+                await control.hint(_DID[action])
 
     def make_policy(self) -> Policy:
         """Of the settings; it knows what was left on the computer's input line before."""
@@ -190,28 +208,35 @@ class Operator:
     async def _begin(self, run: Recovered, folder: Path) -> Control:
         if self.busy:
             raise StateError("Another task is going on; cancel it or wait for its end.")
-        self._preparing = True
+        beginning = self._beginning = asyncio.create_task(self._prepare_and_start(run, folder))
         try:
-            chosen = await chosen_model(self.settings, self.make_model)
-            try:
-                control = await self._prepare(run, folder, chosen)
-            except BaseException:
-                await chosen.model.close()
-                raise
+            await asyncio.wait([beginning])
         finally:
-            self._preparing = False
+            beginning.cancel()  # else it would begin for a caller that is gone
+        if beginning.cancelled():
+            raise StateError("The task was stopped before it began.")
+        return beginning.result()
+
+    async def _call_off(self) -> None:
+        """Let no task begin that is being prepared."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
+
+    async def _prepare_and_start(self, run: Recovered, folder: Path) -> Control:
+        chosen = await chosen_model(self.settings, self.make_model)
+        try:
+            control = await self._prepare(run, folder, chosen)
+        except BaseException:
+            await chosen.model.close()
+            raise
         self.control, self.folder = control, folder
-        event = "resumed" if run.number else "start"
-        control.recorder.record(
-            event, task=run.task, model=chosen.name, profile=chosen.profile.name,
-            driver=self.driver.name, run=folder.name,
-        )  # fmt: skip
         control.start()
         return control
 
     async def _prepare(self, run: Recovered, folder: Path, chosen: Chosen) -> Control:
         settings, secrets, driver = self.settings, self.secrets, self.driver
-        _name, profile, model = chosen
+        name, profile, model = chosen
         dialect = dialect_of(profile)
         screen = (await settled(driver, self.settle)).scaled_size(profile.long_edge)
         instruct = partial(
@@ -231,14 +256,23 @@ class Operator:
             for event in read(folder):
                 self.events.emit(**event)
         self.began = self.events.next_number
+        policy, budget = self.make_policy(), settings.budget(run.spent)
         recorder = Recorder(Journal(folder, secrets.redact), self.events)
+        try:
+            recorder.record(
+                "resumed" if run.number else "start", task=run.task, model=name,
+                profile=profile.name, driver=driver.name, run=folder.name,
+            )  # fmt: skip
+        except JournalError:
+            recorder.journal.close()
+            raise
         stepper = Stepper(
-            driver, model, profile, dialect, history, self.make_policy(),
-            settings.budget(run.spent), secrets, recorder, instruct, self.settle, run.number,
+            driver, model, profile, dialect, history, policy, budget, secrets, recorder, instruct,
+            self.settle, run.number,
         )  # fmt: skip
         return Control(
             recorder, stepper.step, driver.release_all, partial(_finish, model, recorder),
-            stepper.budget, history.add_hint,
+            budget, history.add_hint,
             Limits(settings.consent_seconds, settings.answer_seconds),
         )  # fmt: skip
 

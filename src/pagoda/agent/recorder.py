@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.agent.events import Events
-from pagoda.agent.journal import Journal
+from pagoda.agent.journal import Journal, JournalError
+from pagoda.base.log import get_logger
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -18,6 +21,16 @@ class Recorder:
         kept = self.journal.write(event, **fields)
         self.events.emit(**kept)
         return kept
+
+    def tell(self, event: str, **fields: Any) -> dict[str, Any]:
+        """As `record`, for what happened in any case: what cannot be kept is told all the same."""
+        try:
+            return self.record(event, **fields)
+        except JournalError as error:
+            log.error("%s", error)
+            told = self.journal.redacted(event, **fields)
+            self.events.emit(**told)
+            return told
 
     def redact(self, text: str) -> str:
         """The text without secrets, for logs."""

@@ -203,7 +203,8 @@ class Stepper:
                 self.recorder.record("result", step=self.number, index=index, text=result)
                 if not goes_on:
                     break
-        except (asyncio.CancelledError, PauseRequest):
+        except BaseException:
+            # A pause, which may also show as a driver's error while keys are lifted.
             results.append(_INTERRUPTED if self._acting else _STOPPED)
             raise
         finally:

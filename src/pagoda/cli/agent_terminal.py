@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pagoda.agent.control import Control, State, StateError
+from pagoda.agent.journal import JournalError
 from pagoda.agent.operator import Operator
 from pagoda.base.printable import for_terminal
 from pagoda.cli.agent_keyboard import Keyboard
@@ -26,6 +27,7 @@ class Terminal:
         self._keyboard = Keyboard()
         self._question: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._pausing = False
 
     async def run(self, begin: Callable[[], Awaitable[Control]]) -> int:
         """0 where the task was done, 1 where not."""
@@ -72,31 +74,41 @@ class Terminal:
 
     async def _interrupt(self, control: Control) -> None:
         """The first Ctrl-C pauses, the second one ends the task."""
-        if control.state is State.PAUSED or not self._keyboard.there:
+        if control.state is State.PAUSED or self._pausing or not self._keyboard.there:
             await control.cancel()
-        else:
-            await control.pause()
+            return
+        self._pausing = True
+        await control.pause()
+        self._pausing = False
 
     async def _ask(self, control: Control, state: State, event: dict[str, Any]) -> None:
-        reason = event["reason"]
+        """Until there is an answer that could be written down."""
+        answered = False
         # Answered in the moment in which the task went on without: too late, as the screen says.
         with contextlib.suppress(StateError):
-            match state:
-                case State.WAITING_USER:
-                    control.answer(await self._keyboard.ask(f"{reason}\n> ") or "")
-                case State.WAITING_CONSENT:
-                    reply = await self._keyboard.ask(f"{reason} Allow it? [y/N] ")
-                    allow = (reply or "").strip().lower() in ("y", "yes")
-                    control.consent(event["id"], allow)
-                case State.PAUSED:
-                    hint = await self._keyboard.ask(
-                        f"{reason} A hint, Enter to go on, or q to stop: "
-                    )
-                    if hint is None or hint.strip().lower() == "q":
-                        # Not awaited: the end takes back all questions, this one too.
-                        self._stopping = asyncio.create_task(control.cancel())
-                    else:
-                        control.resume(hint)
+            while not answered:
+                try:
+                    await self._ask_once(control, state, event)
+                    answered = True
+                except JournalError as error:
+                    self._say(str(error), "red")
+
+    async def _ask_once(self, control: Control, state: State, event: dict[str, Any]) -> None:
+        reason = event["reason"]
+        match state:
+            case State.WAITING_USER:
+                await control.answer(await self._keyboard.ask(f"{reason}\n> ") or "")
+            case State.WAITING_CONSENT:
+                reply = await self._keyboard.ask(f"{reason} Allow it? [y/N] ")
+                allow = (reply or "").strip().lower() in ("y", "yes")
+                await control.consent(event["id"], allow)
+            case State.PAUSED:
+                hint = await self._keyboard.ask(f"{reason} A hint, Enter to go on, or q to stop: ")
+                if hint is None or hint.strip().lower() == "q":
+                    # Not awaited: the end takes back all questions, this one too.
+                    self._stopping = asyncio.create_task(control.cancel())
+                else:
+                    await control.resume(hint)
 
     def _print(self, event: dict[str, Any]) -> None:
         for text, style in self._lines.of(event):

@@ -134,8 +134,7 @@ class Service:
                 log.info("The page was closed, so the agent ends; --keep lets it stay.")
                 self.exit()
                 return
-            if self.operator.control is not None:
-                await self.operator.control.pause("The page was closed.")
+            await self.operator.pause("The page was closed.")
             log.info("The page was closed; the agent goes on at %s", self.gate.address)
 
     def _guard(self, handler: Handler, open_to_all: bool = False) -> Handler:
@@ -174,20 +173,21 @@ class Service:
         return self._status()
 
     async def pause(self, request: Request) -> Response:
-        await self._control().pause()
+        await self.operator.pause()
+        self._control()
         return self._status()
 
     async def resume(self, request: Request) -> Response:
-        self._control().resume((await _body(request, HintBody)).hint)
+        await self._control().resume((await _body(request, HintBody)).hint)
         return self._status()
 
     async def answer(self, request: Request) -> Response:
-        self._control().answer((await _body(request, AnswerBody)).text)
+        await self._control().answer((await _body(request, AnswerBody)).text)
         return self._status()
 
     async def consent(self, request: Request) -> Response:
         body = await _body(request, ConsentBody)
-        self._control().consent(body.id, body.allow)
+        await self._control().consent(body.id, body.allow)
         return self._status()
 
     async def reset(self, request: Request) -> Response:
@@ -203,8 +203,7 @@ class Service:
     async def close(self, request: Request) -> Response:
         """The page says goodbye: nothing goes on unseen. It may be loaded anew, so the agent itself
         stays until the page is missed."""
-        if self.operator.control is not None:
-            await self.operator.control.pause("The page was closed.")
+        await self.operator.pause("The page was closed.")
         return JSONResponse({})
 
     async def status(self, request: Request) -> Response:
