@@ -412,6 +412,7 @@ def test_slow_reader_gets_all_of_the_text(start) -> None:
     "form",
     [
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}},
+        {"text": {"format": {"type": "json_object", "schema": {"type": "integer"}}}},
         {"structured_outputs": {"regex": "[0-9]+"}},
     ],
     ids=str,
