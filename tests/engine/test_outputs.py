@@ -71,6 +71,19 @@ def test_a_stop_string_that_only_begins_is_text_after_all(tokenizer):
     assert text_of(run(tokenizer, [ids], stop=["two"])) == "one tw"
 
 
+def test_each_token_s_place_in_the_text_is_known_at_every_cut(tokenizer):
+    ids = tokenizer.encode("añ🙂b, two", add_special_tokens=False)
+    ends = [1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 7, 8, 9]
+    for cuts in all_cuts(ids):
+        for stop in ([], ["zz"]):
+            outputs = run(tokenizer, cuts, logprobs=0, stop=stop)
+            assert [end for output in outputs for end in output.text_ends] == ends
+    (output,) = run(tokenizer, [ids], finish="stop", logprobs=0)
+    assert output.text_ends == ends[:-1]  # the last one ended the reply
+    (output,) = run(tokenizer, [ids])
+    assert output.text_ends == []  # nobody asked
+
+
 def test_the_stop_token_is_no_text(tokenizer):
     ids = tokenizer.encode("abc", add_special_tokens=False)
     assert text_of(run(tokenizer, [ids[:2], ids[2:]], finish="stop")) == "ab"

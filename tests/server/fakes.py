@@ -102,11 +102,14 @@ class ThinkParser(OutputParser):
     """Everything before the first `|` is reasoning, where the text starts with `<`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._thinking: bool | None = None
+        self._fed = 0
 
     def feed(self, text: str) -> list[Delta]:
         deltas = []
         for character in text:
+            self._fed += 1
             if self._thinking is None and character == "<":
                 self._thinking = True
             elif self._thinking and character == "|":
@@ -114,6 +117,8 @@ class ThinkParser(OutputParser):
             else:
                 self._thinking = bool(self._thinking)
                 deltas.append(Delta("reasoning" if self._thinking else "text", character))
+                if not self._thinking:
+                    self._found_text(self._fed - 1, self._fed)
         return deltas
 
     def finish(self) -> list[Delta]:

@@ -1,18 +1,19 @@
 """Peers that are slow, silent or many: they are given up in time, and all others are served."""
 
+import asyncio
 import resource
-import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from pagoda.server import http1, middleware
+from pagoda.server import http1
+from pagoda.server.http1 import HEAD_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT
 from pagoda.server.launch import allow_many_connections
-from tests.server.conftest import RunningServer, wait_until
+from pagoda.server.middleware import BODY_TIMEOUT
 from tests.server.fakes import FakeClient
+from tests.server.virtual import Connection, Server, in_virtual_time
 
-SOON = 0.2
+HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\nX: "
 BODY = b'{"prompt": "a", "max_tokens": 1}'
 POST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -20,102 +21,133 @@ POST = (
 )
 
 
-@pytest.fixture
-def impatient(start, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
-    for module, name in (
-        (http1, "HEAD_TIMEOUT"), (http1, "IDLE_TIMEOUT"), (http1, "WRITE_TIMEOUT"),
-        (middleware, "BODY_TIMEOUT"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, SOON)
-    return start(FakeClient(delay=0.001))
+async def drip(connection: Connection, byte: bytes) -> float:
+    """A byte a second until the server has enough; when that was."""
+    while connection.closed_at is None:
+        connection.send(byte)
+        await asyncio.sleep(1)
+    return connection.closed_at
 
 
-def drip(connection: socket.socket, data: bytes) -> bytes:
-    """Send byte by byte, each well within any time-out; what the server says when it has enough."""
-    try:
-        for byte in data:
-            connection.sendall(bytes([byte]))
-            time.sleep(SOON / 10)
-        raise AssertionError("the server took all of it")
-    except ConnectionError:
-        pass
-    try:
-        return connection.recv(65536)
-    except ConnectionError:
-        return b""
-
-
-def read_reply(connection: socket.socket) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data or not data.endswith(b"}"):
-        data += connection.recv(65536)
-    return data
-
-
-def test_a_silent_connection_is_closed(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
+def test_a_silent_connection_is_closed(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a real server."""
+    monkeypatch.setattr(http1, "HEAD_TIMEOUT", 0.05)
+    with start(FakeClient()).connect() as connection:
         assert connection.recv(1) == b""
 
 
-def test_a_head_that_comes_byte_by_byte(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
-        drip(connection, b"GET /version HTTP/1.1\r\nX: " + b"a" * 10_000)
-    assert impatient.http.get("/version").status_code == 200
+@in_virtual_time
+async def test_a_head_that_comes_byte_by_byte() -> None:
+    server = Server(FakeClient())
+    slow = server.connect()
+    slow.send(HEAD)
+    assert await drip(slow, b"a") == HEAD_TIMEOUT
+    assert slow.received == b""
+    assert b" 200 OK" in await server.get("/version")
 
 
-def test_a_kept_connection_is_closed_when_idle(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
-        connection.sendall(POST % len(BODY) + BODY)
-        assert b" 200 OK" in read_reply(connection)
-        assert connection.recv(1) == b""
+@in_virtual_time
+async def test_a_head_that_is_slow_but_in_time() -> None:
+    connection = Server(FakeClient()).connect()
+    connection.send(HEAD)
+    for _ in range(HEAD_TIMEOUT - 1):
+        await asyncio.sleep(1)
+        connection.send(b"a")
+    connection.send(b"\r\n\r\n")
+    assert b" 200 OK" in await connection.reply()
 
 
-def test_a_second_head_that_comes_byte_by_byte(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
-        connection.sendall(POST % len(BODY) + BODY)
-        read_reply(connection)
-        drip(connection, b"GET /version HTTP/1.1\r\nX: " + b"a" * 10_000)
+@in_virtual_time
+async def test_a_kept_connection_is_closed_when_idle() -> None:
+    connection = Server(FakeClient()).connect()
+    for _ in range(3):
+        connection.send(POST % len(BODY) + BODY)
+        assert b" 200 OK" in await connection.reply()
+        answered = asyncio.get_running_loop().time()
+        await asyncio.sleep(IDLE_TIMEOUT - 1)
+    assert await connection.closing() == answered + IDLE_TIMEOUT
 
 
-def test_a_body_that_comes_byte_by_byte(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
-        connection.sendall(POST % 100_000)
-        answer = drip(connection, b" " * 10_000)
-    assert b" 408 " in answer or answer == b""
-    assert impatient.client.requests == []
+@in_virtual_time
+async def test_a_second_head_that_comes_byte_by_byte() -> None:
+    connection = Server(FakeClient()).connect()
+    connection.send(POST % len(BODY) + BODY)
+    await connection.reply()
+    answered = asyncio.get_running_loop().time()
+    connection.send(HEAD)
+    assert await drip(connection, b"a") == answered + HEAD_TIMEOUT
 
 
-def test_a_body_that_never_comes(impatient: RunningServer) -> None:
-    with impatient.connect() as connection:
-        connection.sendall(POST % 100)
-        assert b" 408 " in connection.recv(65536)
+@in_virtual_time
+async def test_a_body_that_comes_byte_by_byte() -> None:
+    server = Server(FakeClient())
+    connection = server.connect()
+    connection.send(POST % 100_000)
+    told = asyncio.create_task(connection.reply())
+    dripping = asyncio.create_task(drip(connection, b" "))
+    assert b" 408 " in await told
+    assert BODY_TIMEOUT <= asyncio.get_running_loop().time() < BODY_TIMEOUT + 1
+    # Who goes on for all that is not listened to for ever.
+    assert await dripping <= BODY_TIMEOUT + 1 + HEAD_TIMEOUT
+    assert server.client.requests == []
 
 
-def test_requests_that_take_long_are_not_idle(start, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_TIMEOUT", "IDLE_TIMEOUT"):
-        monkeypatch.setattr(http1, name, SOON)
-    server = start(FakeClient(delay=SOON / 2))
-    assert server.chat(max_tokens=10).json()["usage"]["completion_tokens"] == 10
-    reply = server.chat(max_tokens=10, stream=True)
-    assert reply.text.endswith("data: [DONE]\n\n")
+@in_virtual_time
+async def test_a_large_body_has_more_time() -> None:
+    server = Server(FakeClient())
+    connection = server.connect()
+    seconds = int(2 * BODY_TIMEOUT)
+    connection.send(POST % (seconds * 4096 + len(BODY)))
+    for _ in range(seconds):
+        connection.send(b" " * 4096)
+        await asyncio.sleep(1)
+    connection.send(BODY)
+    assert b" 200 OK" in await connection.reply()
 
 
-def test_a_reader_that_stopped_is_given_up(start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "WRITE_TIMEOUT", SOON)
-    text = b"0123456789" * 80
-    client = FakeClient(script=lambda request: text, delay=0.0001)
-    server = start(client)
-    body = b'{"prompt": "a", "max_tokens": 800, "n": 100, "stream": true}'
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    with connection:
-        connection.connect(server.address)
-        connection.sendall(POST % len(body) + body)
-        wait_until(lambda: server.http.get("/load").json() == {"server_load": 1})
-        # Nobody reads, and everybody else is served.
-        assert server.post("/v1/completions", prompt="b", max_tokens=1).status_code == 200
-        wait_until(lambda: server.http.get("/load").json() == {"server_load": 0}, 30)
-    assert not client.running
+@in_virtual_time
+async def test_a_body_that_never_comes() -> None:
+    connection = Server(FakeClient()).connect()
+    connection.send(POST % 100)
+    assert b" 408 " in await connection.reply()
+    assert asyncio.get_running_loop().time() == BODY_TIMEOUT
+
+
+@in_virtual_time
+async def test_requests_that_take_long_are_not_idle() -> None:
+    """A token takes longer than any time-out."""
+    server = Server(FakeClient(delay=2 * WRITE_TIMEOUT))
+    for more, end in ((b"", b"}"), (b', "stream": true', b"data: [DONE]\n\n\r\n0\r\n\r\n")):
+        body = b'{"prompt": "a", "max_tokens": 5' + more + b"}"
+        connection = server.connect()
+        connection.send(POST % len(body) + body)
+        await asyncio.sleep(20 * WRITE_TIMEOUT)
+        assert b" 200 OK" in connection.received and connection.received.endswith(end)
+
+
+@in_virtual_time
+async def test_a_reader_that_stopped_is_given_up() -> None:
+    server = Server(FakeClient(delay=1))
+    body = b'{"prompt": "a", "max_tokens": 800, "n": 3, "stream": true, "ignore_eos": true}'
+    stopped, slow = server.connect(), server.connect()
+    for connection in (stopped, slow):
+        connection.send(POST % len(body) + body)
+        await asyncio.sleep(5)
+        connection.stop_reading()
+    read = len(slow.received)
+    await asyncio.sleep(WRITE_TIMEOUT - 10)
+    assert not stopped.aborted
+    slow.go_on_reading()
+    # Nobody reads the other, and everybody else is served.
+    connection = server.connect()
+    connection.send(POST % len(BODY) + BODY)
+    assert b" 200 OK" in await connection.reply()
+    await asyncio.sleep(20)
+    assert stopped.aborted and not slow.aborted
+    assert len(slow.received) > read
+    slow.abort()
+    await asyncio.sleep(WRITE_TIMEOUT)
+    assert not server.client.running
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from pagoda.text.chat_template import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
+from tests.unit.grammar.bytes_vocabulary import ByteGrammars
 
 CHAT_KEYS = {
     "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
@@ -201,3 +204,26 @@ def test_detokenize(shared: RunningServer) -> None:
     assert reply == {"prompt": "añ", "content": "añ"}
     assert shared.post("/detokenize", tokens=[]).json()["content"] == ""
     assert shared.post("/detokenize", tokens=[-5]).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": {"type": "object", "properties": {"n": {"const": 1}}}},
+        {"type": "json_schema", "schema": {"type": "object", "properties": {"n": {"const": 1}}}},
+    ],
+    ids=lambda form: form["type"],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_schema_beside_the_type_is_enforced(
+    shared: RunningServer, form: dict[str, Any], path: str
+) -> None:
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    asked: dict[str, Any] = said if "chat" in path else {"prompt": "hi"}
+    assert shared.post(path, **asked, response_format=form).status_code == 200
+    grammar = shared.client.requests[-1].grammar or ""
+    assert ByteGrammars().accepts(grammar, '{"n": 1}')
+    for text in ('{"n": 2}', '{"n": 1, "m": 2}'):
+        assert not ByteGrammars().accepts(grammar, text)
+    assert shared.post(path, **asked, response_format={"type": "json_object"}).status_code == 200
+    assert ByteGrammars().accepts(shared.client.requests[-1].grammar or "", '{"n": 2}')

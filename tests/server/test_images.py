@@ -4,6 +4,7 @@ import base64
 from functools import partial
 
 import anthropic
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -161,7 +162,7 @@ def test_a_model_of_text_says_so(shared: RunningServer) -> None:
         (part(url(4000, 4)), "too long and narrow"),
         (part("file:///etc/passwd"), "begin with http"),
         (part("/etc/passwd"), "begin with http"),
-        (part("http://127.0.0.1/x.png"), "not fetched from"),
+        (part("http://127.0.0.1/x.png"), "no public address"),
         ({"type": "image_url"}, "needs a URL"),
         ({"type": "image_url", "image_url": {"url": 3}}, "needs a URL"),
         ({"type": "audio_url", "audio_url": {"url": url()}}, "text, images and videos"),
@@ -208,6 +209,34 @@ def test_a_picture_is_processed_once(serve: Serve, monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         server.chat(messages=[{"role": "user", "content": [part(url())]}])
     assert len(calls) == 1
+
+
+def test_pictures_by_url_need_no_flag(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["93.184.215.14"]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=httpx.ByteStream(png()))
+
+    fetcher = partial(MediaFetcher, resolve=resolve, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("pagoda.server.media.MediaFetcher", fetcher)
+    server = serve()
+    address = "https://upload.example/boardwalk.jpg"
+    see = [text("See"), part(address)]
+    server.openai().chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": see}]
+    )
+    see = [
+        {"type": "input_text", "text": "See"}, {"type": "input_image", "image_url": address},
+    ]  # fmt: skip
+    server.openai().responses.create(model="fake", input=[{"role": "user", "content": see}])
+    see = [text("See"), {"type": "image", "source": {"type": "url", "url": address}}]
+    server.anthropic().messages.create(
+        model="fake", max_tokens=9, messages=[{"role": "user", "content": see}]
+    )
+    assert [[item.grid for item in request.media] for request in server.client.requests] == [
+        [(1, 1, 2)]
+    ] * 3
 
 
 def test_a_picture_is_fetched_once_for_a_conversation_that_is_cut(

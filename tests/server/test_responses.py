@@ -223,6 +223,29 @@ def test_logprobs(shared: RunningServer) -> None:
     assert ask(shared).output[0].content[0].logprobs == []
 
 
+def test_logprobs_belong_to_the_text_they_are_of(serve) -> None:
+    thinking = "<think>Twö cities.</think>\n\nLêt me see.\n"
+    server = serve(thinking + CALLING.partition("see.\n")[2] + "Bÿe. ")
+    options: dict[str, Any] = {"top_logprobs": 1, "tools": TOOLS}
+
+    def spelled(logprobs: list[dict[str, Any]]) -> str:
+        return bytes(byte for entry in logprobs for byte in entry["bytes"]).decode()
+
+    texts = {"\n\nLêt me see.", "\nBÿe."}
+    whole = server.post("/v1/responses", **ASK, **options).json()
+    messages = [item for item in whole["output"] if item["type"] == "message"]
+    assert [spelled(m["content"][0]["logprobs"]) for m in messages] == [
+        m["content"][0]["text"] for m in messages
+    ]
+    assert {m["content"][0]["text"].rstrip() for m in messages} == texts
+    events = events_of(server.post("/v1/responses", **ASK, **options, stream=True).text)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [spelled(event["logprobs"]) for event in deltas] == [e["delta"] for e in deltas]
+    done = [event for event in events if event["type"] == "response.output_text.done"]
+    assert [spelled(event["logprobs"]) for event in done] == [event["text"] for event in done]
+    assert {event["text"].rstrip() for event in done} == texts
+
+
 def test_sampling_reaches_the_engine(shared: RunningServer) -> None:
     extra = {"cache_salt": "salt", "seed": 3, "top_k": 7, "priority": 2, "stop": ["zzz"]}
     ask(shared, top_p=0.25, max_output_tokens=9, extra_body=extra)
@@ -389,6 +412,7 @@ def test_slow_reader_gets_all_of_the_text(start) -> None:
     "form",
     [
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}},
+        {"text": {"format": {"type": "json_object", "schema": {"type": "integer"}}}},
         {"structured_outputs": {"regex": "[0-9]+"}},
     ],
     ids=str,

@@ -198,6 +198,19 @@ async def test_the_oldest_goes_when_there_are_too_many() -> None:
     store.close()
 
 
+async def test_what_could_not_be_written_changes_nothing() -> None:
+    store = ResponseStore(None, Bound(3, 10_000))
+    await store.put(stored(0))
+    for _ in range(3):
+        with pytest.raises(UnicodeEncodeError):  # in the middle of it
+            await store.put(msgspec.structs.replace(stored(0), previous_id="\ud800"))
+    assert await held(store) == "0"
+    for number in range(1, 5):
+        await store.put(stored(number))
+    assert await held(store) == "234"
+    store.close()
+
+
 async def test_the_oldest_goes_when_they_are_too_big() -> None:
     store = ResponseStore(None, Bound(100, 3000))
     for number in range(3):

@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(serve: Serve) -> None:
     cases = [
         (video("data:video/mp4,AAAA"), "must be data:video/"),
         (video("data:video/jpeg;base64,AAAA,"), "none of PNG"),
-        (video("http://127.0.0.1/x.mp4"), "not fetched from"),
+        (video("http://127.0.0.1/x.mp4"), "no public address"),
         (video("file:///etc/passwd"), "begin with http"),
         ({"type": "video_url"}, "needs a URL in video_url.url"),
     ]

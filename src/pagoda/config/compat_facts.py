@@ -22,8 +22,8 @@ PARSERS = Fact(
 )
 HEAD = Fact("a request line and its headers may have 16 KiB", has=("pagoda.server.http1",))
 REMOTE_MEDIA = Fact(
-    "pictures and videos come inside requests or from --allowed-media-domains, never from the "
-    "server's own files",
+    "pictures and videos come inside requests or from public hosts, never from the server's own "
+    "files; --allowed-media-domains narrows the hosts",
     has=("--allowed-media-domains",),
     lacks=("local_media", "media_path"),
 )

@@ -323,6 +323,9 @@ class DeviceConfig(Options):
     )
 
 
+NO_DOMAIN = "none"
+"""The value of --allowed-media-domains that lets nothing be fetched."""
+
 _MEDIA_LIMITS = {"image": 64, "video": 8}
 
 
@@ -367,8 +370,17 @@ class MediaConfig(Options):
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "Hosts from which a request may have pictures and videos fetched, such as images.example; "
-        "by default none, and they come inside the request.",
+        "by default every host with a public address. `none` has them come inside the request.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        domains = self.allowed_media_domains
+        if NO_DOMAIN in domains and len(domains) > 1:
+            raise ConfigError(
+                f"--allowed-media-domains {' '.join(domains)} is none and some; give {NO_DOMAIN} "
+                "alone, or hosts alone."
+            )
 
     def most(self, kind: str) -> int:
         """Of a kind of media (`image`, `video`) in one prompt."""

@@ -22,7 +22,8 @@ Mask = npt.NDArray[np.int32]
 
 # Grammars kept compiled; most take a few hundred kB, and a service uses a handful.
 _MAX_KEPT = 64
-# What a request's masks may take: typical ones take 0.05 ms, the first of a large schema 1 to 10.
+# What a request's masks may take of a processor: typical ones take 0.05 ms, the first of a large
+# schema 1 to 10. Waiting for a processor on a busy machine is not the request's fault.
 _SECONDS, _SECONDS_PER_TOKEN = 0.5, 0.004
 # A quarter to a half of llguidance's own limits: the worst step of a hostile regex takes about
 # 10 ms, and all other requests wait for it.
@@ -56,7 +57,7 @@ class TokenMatcher:
     def follow(self, output: npt.NDArray[np.int32]) -> bool:
         """Move to behind `output`, back where it differs from what was seen; False if that breaks
         the grammar, with as much of it taken as did not."""
-        begun = time.perf_counter()
+        begun = time.thread_time()
         common = self._common(output)
         if common < self._count:
             self._matcher.rollback(self._count - common)
@@ -67,7 +68,7 @@ class TokenMatcher:
         taken = self._matcher.try_consume_tokens(added[:end])
         self._remember(common, output[common : common + taken])
         self.ended = taken == end < len(added)
-        self._seconds += time.perf_counter() - begun
+        self._seconds += time.thread_time() - begun
         return taken == end
 
     def _common(self, output: npt.NDArray[np.int32]) -> int:
@@ -82,9 +83,9 @@ class TokenMatcher:
         return count if equal.all() else int(equal.argmin())
 
     def fill(self, mask: Mask) -> None:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._seconds += time.perf_counter() - begun
+        self._seconds += time.thread_time() - begun
 
     def error(self) -> str | None:
         """Why it cannot be followed any further: a limit was passed."""

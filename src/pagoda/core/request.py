@@ -82,8 +82,9 @@ class Request:
         """Plans up to this one wrote into block tables that the request has given back."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.prefix_miss: str | None = "off"
         """Prompt tokens found in the prefix cache when it was first admitted."""
+        self.prefix_miss: str | None = "off"
+        """Why no more of them were found there, as in `RequestDelta`."""
         self.queue_seconds = 0.0
         """From the client's clock to the first admission."""
         self.num_prompt_counted = 0

@@ -31,7 +31,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A regex of what may stand between the tokens of JSON."""
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
-    """Objects have only the properties that the schema names, unless it says more."""
+    """Taken for vLLM's sake: objects have only the properties that their schema names anyway,
+    unless it gives `additionalProperties`."""
 
     def __post_init__(self) -> None:
         if self.json_object is False:

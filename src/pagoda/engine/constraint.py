@@ -99,10 +99,7 @@ def body_of(wanted: StructuredOutputsParams) -> Body:
         options |= {"whitespace_pattern": None, "whitespace_flexible": False}
     match wanted.kind:
         case "json":
-            schema = wanted.json
-            if wanted.disable_additional_properties:
-                schema = _closed(parsed_schema(schema, "structured_outputs.json"))
-            return json_body(schema, options, "structured_outputs.json")
+            return json_body(wanted.json, options, "structured_outputs.json")
         case "json_object":
             return json_body(ANY_OBJECT, options, "structured_outputs.json_object")
         case "regex":
@@ -142,15 +139,3 @@ def _call_spec(tool: str, index: int) -> tuple[CallSpec, str | None]:
     if unenforceable(schema, LENIENT) is not None:
         schema = {}
     return CallSpec(name, schema), f"{name}: {problem}"
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have no other properties than those they name."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if "properties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed

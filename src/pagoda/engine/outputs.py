@@ -36,6 +36,9 @@ class OutputDelta(msgspec.Struct):
     a stop string that may be beginning)."""
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    text_ends: list[int] = msgspec.field(default_factory=list)
+    """With log-probabilities: where the text of each token ends in the reply, in characters. The
+    token that ended the reply has none, and a token that only begins a character ends before it."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -75,6 +78,7 @@ class OutputProcessor:
         )
         self._stop = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output)
         self._num_tokens = 0
+        self._length = 0
         self.matched_stop = False
 
     def process(self, delta: RequestDelta) -> OutputDelta:
@@ -95,18 +99,22 @@ class OutputProcessor:
         return output
 
     def _add_text(self, output: OutputDelta, detokenizer: Detokenizer) -> None:
-        """Token by token, since the middle one of several may complete a stop string."""
+        """Token by token where it matters: the middle one of several may complete a stop string,
+        and a log-probability belongs to a place in the text."""
         ids = output.token_ids
         if output.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
             ids = ids[:-1]  # the token that ended it is no text
-        if not self._sampling.stop:
+        if not self._sampling.stop and self._sampling.logprobs is None:
             output.text = detokenizer.append(ids)
             if output.finish_reason is not None:
                 output.text += detokenizer.finish()
             return
         for count, token in enumerate(ids, start=1):
             self._num_tokens += 1
-            self._feed(output, detokenizer.append([token]))
+            text = detokenizer.append([token])
+            self._length += len(text)
+            output.text_ends.append(self._length)
+            self._feed(output, text)
             if self.matched_stop:
                 output.token_ids = ids[:count]
                 output.logprobs = output.logprobs and output.logprobs[:count]

@@ -1,7 +1,8 @@
 """What the runner knows of each request between steps.
 
-A request has a row from its first plan until it is freed. Token ids live here and nowhere else
-in the engine process, so a plan can be made before the tokens it builds on are known.
+A request has a row from its first plan until it is freed. Its token ids are here as soon as they
+are sampled, and steps take them from here: the scheduler, which keeps ids as well, hears of them
+later, and can make a plan before it does.
 """
 
 from collections.abc import Collection, Sequence

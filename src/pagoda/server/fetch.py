@@ -1,31 +1,54 @@
-"""Fetching what a request names by URL: from hosts that the operator allowed, and no further."""
+"""Fetching what a request names by URL: from public addresses, and from no others."""
 
 import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from ssl import SSLContext
 
 import httpx
 
 from pagoda.base.errors import RequestError
 from pagoda.base.units import format_bytes
+from pagoda.config.engine import NO_DOMAIN
+from pagoda.version import __version__
 
 MAX_REDIRECTS = 3
 MAX_SECONDS = 15.0
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# IANA's registries of special-purpose addresses. What is no global unicast is refused as a whole;
+# these are the parts of it that lead elsewhere: protocols and tunnels (Teredo, ORCHID, 6to4 and
+# its relays) and documentation.
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_V6 = [
+    ipaddress.IPv6Network(network)
+    for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+]
+_SPECIAL_V4 = ipaddress.IPv4Network("192.88.99.0/24")
+# RFC 6052: where a network has IPv6 only, its DNS writes the IPv4 addresses of others like this.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host and port; OSError where there are none."""
 
 
+# Threads of their own: names whose servers are slow hold up each other, and nothing else.
+_resolving = ThreadPoolExecutor(4, "resolve")
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_resolving, ask)
     return [str(entry[4][0]) for entry in found]
 
 
 class MediaFetcher:
-    """Each hop of a redirect is checked as the first, and the connection goes to the address that
+    """Fetches from `domains` alone, or without any from every host; never from an address that is
+    not public, also where a named host has it.
+
+    Each hop of a redirect is checked as the first, and the connection goes to the address that
     was checked: a name that points elsewhere the second time gains nothing."""
 
     def __init__(
@@ -58,54 +81,67 @@ class MediaFetcher:
             ) from None
 
     async def _follow(self, url: str) -> bytes:
+        certificates = await asyncio.to_thread(_certificates)
         # Neither proxies nor credentials of the environment: they would open other ways.
-        async with httpx.AsyncClient(transport=self._transport, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            transport=self._transport, verify=certificates, trust_env=False
+        ) as client:
+            target = self._checked(url)
             for _ in range(1 + MAX_REDIRECTS):
-                target = self._checked(url)
                 request = await self._request(client, target)
                 response = await client.send(request, stream=True)
                 try:
                     if not response.has_redirect_location:
-                        return await self._body(response, url)
-                    url = str(target.join(response.headers["location"]))
+                        return await self._body(response, str(target))
+                    target = self._checked(response.headers["location"], target)
                 finally:
                     await response.aclose()
         raise RequestError(f"{_shown(url)} is behind more than {MAX_REDIRECTS} redirects.")
 
-    def _checked(self, url: str) -> httpx.URL:
+    def _checked(self, url: str, base: httpx.URL | None = None) -> httpx.URL:
         try:
-            target = httpx.URL(url)
+            target = httpx.URL(url) if base is None else base.join(url)
+            host = target.host.lower().rstrip(".")
         except (httpx.InvalidURL, ValueError):
             raise RequestError(f"{_shown(url)} is no URL.") from None
-        if target.scheme not in ("http", "https") or not target.host or target.userinfo:
+        if target.scheme not in ("http", "https") or not host or target.userinfo:
             raise RequestError(
                 f"{_shown(url)} can't be fetched: URLs of images and videos begin with http://, "
                 "https:// or data:, and carry no password."
             )
-        if target.host.lower().rstrip(".") not in self._domains:
+        if NO_DOMAIN in self._domains:
+            raise RequestError("This server fetches no media; send them as data URLs.")
+        if self._domains and host not in self._domains:
             raise RequestError(
-                f"Media are not fetched from {target.host[:100]!r}. Send them as data URLs, "
-                "or start the server with --allowed-media-domains."
+                f"Media are not fetched from {host[:100]!r}. Send them as data URLs, or start the "
+                "server with this host among --allowed-media-domains."
             )
         return target
 
     async def _request(self, client: httpx.AsyncClient, target: httpx.URL) -> httpx.Request:
+        host = target.raw_host.decode("ascii")
         port = target.port or (443 if target.scheme == "https" else 80)
         try:
-            addresses = await self._resolve(target.host, port)
-        except OSError:
-            raise RequestError(f"The host {target.host[:100]!r} is not known here.") from None
+            addresses = await self._resolve(host, port)
+        except (OSError, UnicodeError):
+            addresses = []
+        # One message for both: whether a name of the network within exists is nobody's business.
         if not addresses or not all(map(_is_public, addresses)):
             raise RequestError(
-                f"The host {target.host[:100]!r} is within this machine's own network; media are "
-                "fetched from public addresses only."
+                f"The host {host[:100]!r} has no public address that is known here, and media are "
+                "fetched from public addresses only. Send them as data URLs."
             )
         return client.build_request(
             "GET",
             target.copy_with(host=addresses[0]),
-            headers={"host": target.netloc.decode("ascii"), "accept": "image/*, video/*"},
+            headers={
+                "host": target.netloc.decode("ascii"),
+                "user-agent": f"Pagoda/{__version__}",
+                "accept": "image/*, video/*",
+                "accept-encoding": "identity",
+            },
             timeout=MAX_SECONDS,
-            extensions={"sni_hostname": target.host},
+            extensions={"sni_hostname": host},
         )
 
     async def _body(self, response: httpx.Response, url: str) -> bytes:
@@ -120,18 +156,19 @@ class MediaFetcher:
         return bytes(body)
 
 
+@cache
+def _certificates() -> SSLContext:
+    """Those that hosts are known by. Reading them takes tens of milliseconds."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 def _is_public(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
+    found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
-        # Ways of writing an IPv4 address, which is what counts then.
-        inner = found.ipv4_mapped or found.sixtofour
-        if found.teredo is not None:
-            inner = found.teredo[1]
-        elif found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            return inner.is_global and not inner.is_multicast
-    return found.is_global and not found.is_multicast
+        if found not in _NAT64:
+            return found in _GLOBAL_UNICAST and not any(found in part for part in _SPECIAL_V6)
+        found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.is_global and not found.is_multicast and found not in _SPECIAL_V4
 
 
 def _shown(url: str) -> str:

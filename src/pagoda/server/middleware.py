@@ -69,7 +69,7 @@ class BodyLimitMiddleware:
             nonlocal received, complete, deadline
             if complete:
                 return await receive()
-            now = time.monotonic()
+            now = asyncio.get_running_loop().time()
             if deadline is None:
                 deadline = now + self._timeout
             left = deadline + received / _LEAST_RATE - now

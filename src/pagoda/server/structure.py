@@ -44,7 +44,10 @@ def _of_format(wanted: ResponseFormat | None) -> StructuredOutputsParams | None:
         case "text":
             return None
         case "json_object":
-            return StructuredOutputsParams(json_object=True)
+            schema = None if wanted is None else wanted.own_schema
+            if schema is None:
+                return StructuredOutputsParams(json_object=True)
+            return StructuredOutputsParams(json=schema)
         case "json_schema":
             return StructuredOutputsParams(json=_schema(wanted))
         case "structural_tag":
@@ -58,6 +61,8 @@ def _of_format(wanted: ResponseFormat | None) -> StructuredOutputsParams | None:
 
 
 def _schema(wanted: ResponseFormat | None) -> Any:
+    if wanted is not None and wanted.json_schema is None and wanted.own_schema is not None:
+        return wanted.own_schema
     given = wanted.json_schema if wanted is not None else None
     if given is None or "schema" not in given:
         raise RequestError(

@@ -132,6 +132,14 @@ def test_lists_take_several_values_and_may_be_repeated_or_json():
     assert engine("./m --served-model-name a b --dtype half").model.served_model_name == ("a", "b")
 
 
+def test_media_come_from_named_hosts_or_from_none():
+    config = engine("./m --allowed-media-domains a.example b.example")
+    assert config.media.allowed_media_domains == ("a.example", "b.example")
+    assert engine("./m --allowed-media-domains none").media.allowed_media_domains == ("none",)
+    with pytest.raises(ConfigError, match="give none alone"):
+        engine("./m --allowed-media-domains none a.example")
+
+
 def test_json_flags_merge_with_their_dotted_keys():
     line = '--override-generation-config {"top_k":5} --override-generation-config.temperature 0.5'
     config = engine(line + " --override-generation-config.extra.note=hi")

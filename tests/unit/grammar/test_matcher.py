@@ -1,12 +1,15 @@
 """Matchers that go back and forth stand where one that went straight on does."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.base.errors import RequestError
-from pagoda.core.grammar import Grammars, Vocabulary
+from pagoda.core import grammar
+from pagoda.core.grammar import Grammars, TokenMatcher, Vocabulary
 from tests.unit.grammar.bytes_vocabulary import EOS, ByteGrammars
 
 BYTES = ByteGrammars()
@@ -60,6 +63,29 @@ def test_a_grammar_may_take_only_so_long():
         if matcher.error() is not None:
             break
     assert "tokens" in (matcher.error() or "")
+
+
+def test_waiting_for_the_processor_is_not_counted(monkeypatch):
+    """A busy machine lets a thread stand still inside of any call."""
+    monkeypatch.setattr(grammar, "_SECONDS", 0.05)
+    monkeypatch.setattr(grammar, "_SECONDS_PER_TOKEN", 0.0)
+
+    class Interrupted:
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            time.sleep(0.06)
+            return len(tokens)
+
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+            time.sleep(0.06)
+
+        def is_error(self) -> bool:
+            return False
+
+    matcher = TokenMatcher(Interrupted(), [EOS])
+    assert matcher.follow(BYTES.encode("a"))
+    assert matcher.error() is None
+    matcher.fill(np.zeros(BYTES.grammars.mask_words, np.int32))
+    assert matcher.error() is None
 
 
 def test_logits_beyond_the_tokens_are_never_allowed():

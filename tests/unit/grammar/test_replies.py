@@ -175,6 +175,19 @@ def test_parameters_may_be_left_out_but_not_the_required_ones():
         assert not family.accepts(call(arguments), calls=REQUIRED), arguments
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_without_parameters_has_none(name, special):
+    family = Family(name, special)
+    empty = {
+        "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "gemma4": "<|tool_call>call:now{}<tool_call|>",
+    }.get(name, CALLS[name].replace("weather", "now").replace(PARIS, "{}"))
+    filled = CALLS[name].replace("weather", "now")
+    rule = CallRule([NOW], required=True)
+    assert family.accepts(empty, calls=rule)
+    assert not family.accepts(filled, calls=rule)
+
+
 def test_blanks_before_an_answer_are_few():
     family = Family("none", special=False)
     options = {"body": lambda rules: rules.json({"type": "object"}), "spaced": True}

@@ -106,6 +106,11 @@ class ResponseFormat(BaseModel):
 
     type: str
     json_schema: dict[str, Any] | None = Field(None, description="Its `schema` is enforced.")
+    own_schema: dict[str, Any] | bool | None = Field(
+        None,
+        alias="schema",
+        description="Of `json_object` and `json_schema`, as llama-server and Together take it.",
+    )
 
 
 class SamplingFields(Body):

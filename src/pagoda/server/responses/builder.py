@@ -8,7 +8,6 @@ from typing import Literal
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pagoda.core.messages import TokenLogprobs
 from pagoda.server.chat_job import ChatJob
 from pagoda.server.errors import ApiError
 from pagoda.server.generation import Part
@@ -36,6 +35,7 @@ from pagoda.server.protocol.response_objects import (
     ResponseUsage,
 )
 from pagoda.server.protocol.responses import LOGPROBS, SEALED_THOUGHT, ResponsesRequest
+from pagoda.server.responses.textlogprobs import TextLogprobs
 from pagoda.server.sse import named_event
 from pagoda.server.translation import seal
 from pagoda.server.usage import UsageCounter
@@ -60,10 +60,11 @@ class ResponseBuilder:
         self._count = 0
         self._seals = SEALED_THOUGHT in body.include
         self._top = body.top_logprobs or 0
-        self._logprobs: list[TokenLogprobs] | None = (
-            [] if LOGPROBS in body.include or body.top_logprobs else None
+        self._logprobs = (
+            TextLogprobs(self._reader.parser)
+            if LOGPROBS in body.include or body.top_logprobs
+            else None
         )
-        """Of tokens whose text is still to come."""
         self._formatter = LogprobFormatter(job.served.tokenizer, as_ids=False)
 
     def begin(self) -> list[bytes]:
@@ -78,7 +79,7 @@ class ResponseBuilder:
         for _, output in parts:
             self._usage.add(0, len(output.token_ids), output.num_cached_tokens)
             if self._logprobs is not None:
-                self._logprobs += output.logprobs or []
+                self._logprobs.add(output)
             for delta in self._reader.feed(output):
                 events += map(self._encode, self._add_delta(delta))
         return events
@@ -123,7 +124,7 @@ class ResponseBuilder:
             self.response.output.append(self._item.item("in_progress"))
             events += self._item.begin()
         if delta.text:
-            logprobs = self._take_logprobs() if delta.kind == "text" else []
+            logprobs = self._logprobs_of(delta.text) if delta.kind == "text" else []
             events.append(self._item.add(delta.text, logprobs))
         return events
 
@@ -134,12 +135,10 @@ class ResponseBuilder:
         self.response.output[-1] = item.item(status)
         return item.end(self.response.output[-1])
 
-    def _take_logprobs(self) -> list[ContentLogprob]:
-        if not self._logprobs:
+    def _logprobs_of(self, text: str) -> list[ContentLogprob]:
+        if self._logprobs is None:
             return []
-        content = self._formatter.chat(self._logprobs, self._top).content
-        self._logprobs.clear()
-        return content
+        return self._formatter.chat(self._logprobs.take(len(text)), self._top).content
 
     def _counts(self) -> ResponseUsage:
         usage = self._usage.usage(1)

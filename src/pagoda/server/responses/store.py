@@ -34,6 +34,10 @@ class Bound(NamedTuple):
     responses: int
     bytes: int
 
+    def without(self, size: int | None) -> "Bound":
+        """As the amount that a store holds, less one response; None is none."""
+        return self if size is None else Bound(self.responses - 1, self.bytes - size)
+
 
 MEMORY_BOUND = Bound(1000, 64 << 20)
 FILE_BOUND = Bound(100_000, 1 << 30)
@@ -138,16 +142,18 @@ class ResponseStore:
         size = len(stored.response) + len(stored.input) + len(events)
         with database:
             database.execute("BEGIN")
-            self._delete(stored.id)
+            held = self._held.without(self._remove(stored.id))
             database.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (stored.id, stored.previous_id, size, self._tick(), stored.running,
                  stored.response, stored.input, events),
             )  # fmt: skip
-            self._held = Bound(self._held.responses + 1, self._held.bytes + size)
-            while any(held > most for held, most in zip(self._held, self._bound, strict=True)):
+            held = Bound(held.responses + 1, held.bytes + size)
+            while any(has > most for has, most in zip(held, self._bound, strict=True)):
                 oldest = "SELECT id FROM responses ORDER BY used LIMIT 1"
-                self._delete(database.execute(oldest).fetchone()[0])
+                held = held.without(self._remove(database.execute(oldest).fetchone()[0]))
+        # Not before it is written: what fails is taken back.
+        self._held = held
 
     def _get(self, response_id: str) -> Stored | None:
         row = (
@@ -168,14 +174,18 @@ class ResponseStore:
         )  # fmt: skip
 
     def _delete(self, response_id: str) -> bool:
+        size = self._remove(response_id)
+        self._held = self._held.without(size)
+        return size is not None
+
+    def _remove(self, response_id: str) -> int | None:
+        """Its size, None if it is not there."""
         row = (
             self._open()
             .execute("DELETE FROM responses WHERE id = ? RETURNING size", (response_id,))
             .fetchone()
         )
-        if row is not None:
-            self._held = Bound(self._held.responses - 1, self._held.bytes - row[0])
-        return row is not None
+        return None if row is None else int(row[0])
 
     def _tick(self) -> int:
         self._clock += 1

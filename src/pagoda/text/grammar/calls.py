@@ -84,6 +84,12 @@ JSON_IN_TAG = CallForm(
 """Hermes's form, which most models without one of their own write as well."""
 
 
+def takes_nothing(tool: CallSpec) -> bool:
+    """Whether a call has no arguments: none are named, and no others may be."""
+    parameters = tool.parameters
+    return parameters.get("properties") == {} and parameters.get("additionalProperties") is False
+
+
 def properties_of(tool: CallSpec) -> list[tuple[str, Any, bool]]:
     """(name, schema, whether it is required) of each parameter, in the order of the schema."""
     properties = tool.parameters.get("properties")
@@ -143,7 +149,7 @@ class TaggedArguments:
 
     def __call__(self, rules: Rules, tool: CallSpec) -> str:
         given = properties_of(tool)
-        if not given:
+        if not given and not takes_nothing(tool):
             name = rules.rule(r"/[^<>\n]{1,256}/")
             one = f"{rules.literal(self.open[0])} {name} {rules.literal(self.open[1])}"
             return repeated(rules.rule(f"{one} {self._text(rules, None)}"))

@@ -8,6 +8,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from pagoda.base.errors import RequestError
+from pagoda.text.grammar.closed import closed
 from pagoda.text.grammar.rules import Rules
 
 MAX_DEPTH = 64
@@ -31,7 +32,8 @@ def checked_schema(schema: Any, param: str) -> dict[str, Any]:
 
 
 def parsed_schema(schema: Any, param: str) -> dict[str, Any]:
-    """A schema (text, an object or a boolean) as an object. RequestError for anything else."""
+    """A schema (text, an object or a boolean) as an object, its objects closed. RequestError for
+    anything else."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -45,7 +47,7 @@ def parsed_schema(schema: Any, param: str) -> dict[str, Any]:
         raise RequestError(f"The schema is nested deeper than {MAX_DEPTH} levels.", param)
     if len(json.dumps(schema)) > _MAX_BYTES:
         raise RequestError(f"The schema is larger than {_MAX_BYTES >> 10} KiB.", param)
-    return dict(schema)
+    return closed(schema, param)
 
 
 def unenforceable(

@@ -34,6 +34,16 @@ class OutputParser(ABC):
     wrong later stays in the arguments, which were sent already.
     """
 
+    def __init__(self) -> None:
+        self.text_spans: list[tuple[int, int]] = []
+        """Where the text of the deltas so far stood in what was fed: beginnings and ends in
+        characters, in order; spans that touch are one."""
+
+    def _found_text(self, start: int, end: int) -> None:
+        if self.text_spans and self.text_spans[-1][1] == start:
+            start, _ = self.text_spans.pop()
+        self.text_spans.append((start, end))
+
     @abstractmethod
     def feed(self, text: str) -> list[Delta]:
         """Take the next piece of text."""

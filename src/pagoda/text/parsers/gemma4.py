@@ -11,6 +11,7 @@ from pagoda.text.grammar.calls import (
     is_text,
     most_characters,
     properties_of,
+    takes_nothing,
     text_choices,
 )
 from pagoda.text.grammar.rules import Rules, either, repeated
@@ -101,7 +102,7 @@ def _quoted(word: str) -> str:
 
 def _written_arguments(rules: Rules, tool: CallSpec) -> str:
     given = properties_of(tool)
-    if not given:
+    if not given and not takes_nothing(tool):
         return _object(rules)
     parts = [
         (f"{rules.literal(name + ':')} {_written_value(rules, schema)}", required)

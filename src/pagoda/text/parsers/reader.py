@@ -31,9 +31,10 @@ class Reader:
         self.at = 0
         self.ended = False
 
-    def take(self) -> str:
-        """All that was passed."""
-        passed, self.text, self.at = self.text[: self.at], self.text[self.at :], 0
+    def take(self, leave: int = 0) -> str:
+        """All that was passed, but for its last `leave` characters, which stay passed."""
+        end = self.at - leave
+        passed, self.text, self.at = self.text[:end], self.text[end:], leave
         return passed
 
     def peek(self) -> Steps[str]:
@@ -141,13 +142,19 @@ def first_of(tags: Iterable[str], text: str) -> tuple[int, str]:
 
 
 class SteppedParser(OutputParser):
-    """Drives a parsing generator; deltas of one kind that come together are one."""
+    """Drives a parsing generator; deltas of one kind that come together are one.
+
+    Text is given on as it stood, at once when the reader has let go of it.
+    """
 
     def __init__(self, reader: Reader, steps: Steps[None]):
+        super().__init__()
         self._reader = reader
         self._steps = steps
+        self._fed = 0
 
     def feed(self, text: str) -> list[Delta]:
+        self._fed += len(text)
         self._reader.text += text
         return self._advance()
 
@@ -162,6 +169,9 @@ class SteppedParser(OutputParser):
                 break
             if not step.text and step.tool_name is None:
                 continue
+            if step.kind == "text":
+                end = self._fed - len(self._reader.text)
+                self._found_text(end - len(step.text), end)
             last = deltas[-1] if deltas else None
             if last is not None and (last.kind, last.tool_index) == (step.kind, step.tool_index):
                 deltas[-1] = Delta(

@@ -84,7 +84,11 @@ PLAIN = Markup()
 
 class _PlainParser(OutputParser):
     def feed(self, text: str) -> list[Delta]:
-        return [Delta("text", text)] if text else []
+        if not text:
+            return []
+        start = self.text_spans[-1][1] if self.text_spans else 0
+        self._found_text(start, start + len(text))
+        return [Delta("text", text)]
 
     def finish(self) -> list[Delta]:
         return []
@@ -112,9 +116,10 @@ class _TaggedReply:
             if tag in self._openers:
                 yield from self._call(tag, self._text)
                 continue
-            space = reader.take()[: -len(tag)]
+            space = reader.take(leave=len(tag))
             if space:
                 yield self._text(space)
+            reader.take()
             if thought and tag == opens:
                 yield from reader.literal(thought.label)
                 reader.take()
@@ -134,9 +139,10 @@ class _TaggedReply:
         if not repeated:
             reader.at = 0
             return opened
-        space = reader.take()[: -len(repeated)]
+        space = reader.take(leave=len(repeated))
         if space:
             yield _reasoning(space)
+        reader.take()
         return True
 
     def _think(self, thought: Thought) -> Steps[None]:

@@ -3,7 +3,7 @@
 import { byId, el, icon, iconButton, toast } from "./dom.js";
 import { MessageView, isSend } from "./messages.js";
 import { Run } from "./run.js";
-import { loadChat, saveChat, settings } from "./store.js";
+import { catchUp, isDeleted, loadChat, saveChat, settings } from "./store.js";
 import { addNode, newChat, path, show, versions } from "./tree.js";
 import { t } from "./words.js";
 
@@ -101,7 +101,7 @@ export class ChatPane {
     const all = versions(this.chat, node);
     const key = viewKey(node, all);
     const known = this.views.get(node.id);
-    if (known?.key === key) return known.view.element;
+    if (known && (known.key === key || known.view.isEdited())) return known.view.element;
     const view = new MessageView(node, this);
     view.build(all);
     this.views.set(node.id, { key, view });
@@ -151,6 +151,7 @@ export class ChatPane {
   send() {
     const content = this.prompt.value.trim();
     if (!content && !this.images.length) return;
+    catchUp(this.chat);
     this.prompt.value = "";
     this.resize();
     this.sendFrom(this.chat.leaf, content, this.images.splice(0));
@@ -215,10 +216,19 @@ export class ChatPane {
     if (!saveChat(chat)) toast(t("full"));
   }
 
+  /** Another tab wrote: show it. Ids of chats that it deleted. */
+  catchUp() {
+    const chats = new Set([this.chat, ...Array.from(this.runs.values(), (run) => run.chat)]);
+    const gone = Array.from(chats, ({ id }) => id).filter(isDeleted);
+    for (const chat of chats) if (!isDeleted(chat.id)) catchUp(chat);
+    this.refresh();
+    return gone;
+  }
+
   // What messages can ask for.
 
   edit(node, content) {
-    if (content.trim()) this.sendFrom(node.parent, content.trim(), node.images);
+    this.sendFrom(node.parent, content, node.images);
   }
 
   retry(node) {
@@ -273,7 +283,14 @@ export class ChatPane {
 }
 
 const viewKey = (node, all) =>
-  [node.state, node.error, all.indexOf(node), all.length, document.documentElement.lang].join("|");
+  [
+    node.state,
+    node.error,
+    node.changed,
+    all.indexOf(node),
+    all.length,
+    document.documentElement.lang,
+  ].join("|");
 
 /** Make `elements` the children, moving only what is not in its place. */
 function place(parent, elements) {

@@ -6,7 +6,7 @@ import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
 import { Picker } from "./picker.js";
 import { Sidebar } from "./sidebar.js";
-import { saveSettings, settings } from "./store.js";
+import { keepDeleted, saveSettings, settings } from "./store.js";
 import { setLanguage, translate } from "./words.js";
 
 const root = byId("pagoda");
@@ -35,9 +35,9 @@ const sidebar = new Sidebar({
     pane.running(id)?.stop();
     if (pane.chat.id === id) this.open("");
   },
-  renamed(id, title) {
+  renamed(id, { title, named }) {
     if (pane.chat.id !== id) return;
-    pane.chat.title = title;
+    Object.assign(pane.chat, { title, named });
     pane.showButtons();
   },
 });
@@ -85,7 +85,11 @@ function listen() {
     const run = pane.running();
     if (run) pane.save(run.chat);
   });
-  addEventListener("storage", () => sidebar.refresh());
+  addEventListener("storage", () => {
+    keepDeleted();
+    for (const id of pane.catchUp()) sidebar.page.removed(id);
+    sidebar.refresh();
+  });
   addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) {
       pane.stop();

@@ -2,6 +2,7 @@
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { MarkdownStream } from "./markdown.js";
+import { isFromElsewhere } from "./store.js";
 import { t } from "./words.js";
 
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/;
@@ -131,6 +132,7 @@ export class MessageView {
   /** What kept the reply from being whole. Only the last message of a chat shows its buttons. */
   notice() {
     const { state, error, content } = this.node;
+    if (state === "running" && isFromElsewhere(this.node.id)) return null;
     const text = error ?? (NOTICES[state] && t(NOTICES[state]));
     if (!text) return null;
     const buttons = [this.button("retry", "retry")];
@@ -186,11 +188,21 @@ export class MessageView {
     );
   }
 
+  /** Whether there is text in it that only its user has. */
+  isEdited() {
+    const areas = Array.from(this.element.querySelectorAll("textarea"));
+    return areas.some((area) => area.closest(".editor") || area.value);
+  }
+
   edit() {
     const area = el("textarea", { rows: "3", "aria-label": t("edit") });
     area.value = this.node.content;
-    const send = () => this.actions.edit(this.node, area.value);
     const stop = () => this.build(this.versions);
+    const send = () => {
+      if (!area.value.trim()) return;
+      stop();
+      this.actions.edit(this.node, area.value.trim());
+    };
     area.addEventListener("keydown", (event) => {
       if (isSend(event)) {
         event.preventDefault();

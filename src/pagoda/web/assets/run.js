@@ -1,6 +1,7 @@
 // One reply being written: it goes on when another chat is shown.
 
 import { ApiError, DroppedError, streamChat } from "./api.js";
+import { touch } from "./tree.js";
 import { t } from "./words.js";
 
 const SAVE_MS = 2000;
@@ -24,6 +25,7 @@ export class Run {
     const { node } = this;
     node.state = "running";
     delete node.error;
+    touch(node);
     const saving = setInterval(() => this.events.save(this.chat), SAVE_MS);
     try {
       await this.read(body);
@@ -32,6 +34,7 @@ export class Run {
     } finally {
       clearInterval(saving);
     }
+    touch(node);
     this.chat.updated = Date.now();
     this.events.save(this.chat);
   }
@@ -58,6 +61,7 @@ export class Run {
   /** Whether the delta brought anything. */
   add(delta) {
     const { node } = this;
+    touch(node);
     const reasoning = delta.reasoning ?? delta.reasoning_content;
     if (reasoning) {
       this.thinking ??= performance.now();

@@ -25,7 +25,7 @@ function ageOf(time) {
 }
 
 export class Sidebar {
-  /** `page` is {current(), isRunning(id), open(id), removed(id), renamed(id, title)}. */
+  /** `page` is {current(), isRunning(id), open(id), removed(id), renamed(id, chat)}. */
   constructor(page) {
     this.page = page;
     this.search = byId("search");
@@ -73,8 +73,9 @@ export class Sidebar {
       const name = field.value.trim();
       if (keep && name && chat) {
         chat.title = name;
+        chat.named = Date.now();
         saveChat(chat);
-        this.page.renamed(id, name);
+        this.page.renamed(id, chat);
       }
       this.refresh();
     };

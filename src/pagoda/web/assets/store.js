@@ -1,9 +1,15 @@
 // Settings and chats in this browser's localStorage: one entry per chat, and an index for the list.
+//
+// Other tabs write as well, and what one reads may be a moment old. So nothing is only replaced: a
+// chat is saved together with what is stored of it, a tab whose messages were lost to another's
+// write saves them again when it hears of that, and what was deleted is remembered.
 
-import { checkedChat, path } from "./tree.js";
+import { checkedChat, isBehind, merge, path } from "./tree.js";
 
 const INDEX = "pagoda.chats";
 const CHAT = "pagoda.chat.";
+const DELETED = "pagoda.deleted.";
+const MOST_DELETED = 200;
 const SETTINGS = "pagoda.settings";
 
 const DEFAULTS = {
@@ -29,15 +35,47 @@ export function saveSettings() {
   localStorage.setItem(SETTINGS, JSON.stringify(settings));
 }
 
+const namesWith = (start) => Object.keys(localStorage).filter((name) => name.startsWith(start));
+
 /** [{id, title, updated}], newest first. */
 export function listChats() {
-  return read(INDEX, []).sort((a, b) => b.updated - a.updated);
+  const index = new Map(read(INDEX, []).map((entry) => [entry.id, entry]));
+  const chats = namesWith(CHAT).map((name) => index.get(name.slice(CHAT.length)) ?? read(name));
+  return chats.filter(Boolean).sort((a, b) => b.updated - a.updated);
 }
 
 export const loadChat = (id) => read(CHAT + id, null);
+export const isDeleted = (id) => localStorage.getItem(DELETED + id) !== null;
 
-/** False where the browser gives no more room; what was saved before stays. */
+const fromElsewhere = new Set();
+/** Whether another tab has written at a message while this page was open. */
+export const isFromElsewhere = (id) => fromElsewhere.has(id);
+
+/** Put what is stored of a chat into it, and return that. */
+function takeOver(chat) {
+  const stored = loadChat(chat.id);
+  if (stored) for (const id of merge(chat, stored)) fromElsewhere.add(id);
+  return stored;
+}
+
+/** Another tab may have written: take that over, and save what it did not know. */
+export function catchUp(chat) {
+  const stored = takeOver(chat);
+  if (stored && isBehind(stored, chat)) saveChat(chat);
+}
+
+/** A tab that had not heard of a deletion may have saved the chat after it. */
+export function keepDeleted() {
+  for (const name of namesWith(DELETED)) {
+    localStorage.removeItem(CHAT + name.slice(DELETED.length));
+  }
+}
+
+/** Save the chat with what is stored of it, which it takes over; a deleted one stays deleted.
+ * False where the browser gives no more room; what was saved before stays. */
 export function saveChat(chat) {
+  if (isDeleted(chat.id)) return true;
+  takeOver(chat);
   const index = read(INDEX, []).filter((entry) => entry.id !== chat.id);
   index.push({ id: chat.id, title: chat.title, updated: chat.updated });
   try {
@@ -51,6 +89,9 @@ export function saveChat(chat) {
 
 export function deleteChat(id) {
   localStorage.removeItem(CHAT + id);
+  const old = namesWith(DELETED).sort((a, b) => localStorage[a] - localStorage[b]);
+  for (const name of old.slice(0, 1 - MOST_DELETED)) localStorage.removeItem(name);
+  localStorage.setItem(DELETED + id, Date.now());
   localStorage.setItem(INDEX, JSON.stringify(read(INDEX, []).filter((entry) => entry.id !== id)));
 }
 
@@ -75,7 +116,10 @@ export function importJson(text) {
   const { format, chats } = JSON.parse(text);
   if (format !== "pagoda-chats" || !Array.isArray(chats)) throw new Error("format");
   const checked = chats.map(checkedChat);
-  for (const chat of checked) if (!saveChat(chat)) throw new Error("localStorage");
+  for (const chat of checked) {
+    localStorage.removeItem(DELETED + chat.id);
+    if (!saveChat(chat)) throw new Error("localStorage");
+  }
   return checked.length;
 }
 

@@ -1,7 +1,8 @@
 // A chat is a tree of messages: editing or retrying adds a version and loses none.
 //
-// chat: {id, title, created, updated, leaf, nodes: {id: node}}
-// node: {id, parent, role, content, ...}; `leaf` is where the shown path ends.
+// chat: {id, title, named, created, updated, leaf, nodes: {id: node}}
+// node: {id, parent, role, content, changed, ...}; `leaf` is where the shown path ends, `named` when
+// the title was given. Two tabs may hold the same chat: what each wrote is put together by ids.
 
 import { newId } from "./dom.js";
 
@@ -26,7 +27,48 @@ export function path(chat, id = chat.leaf) {
 }
 
 const children = (chat, parent) =>
-  Object.values(chat.nodes).filter((node) => node.parent === parent);
+  Object.values(chat.nodes)
+    .filter((node) => node.parent === parent)
+    .sort((a, b) => (a.created ?? 0) - (b.created ?? 0));
+
+/** Say that a message is another than it was. */
+export function touch(node) {
+  node.changed = Math.max(Date.now(), (node.changed ?? 0) + 1);
+}
+
+const isNewer = (node, than) => (node.changed ?? 0) > (than.changed ?? 0);
+
+/** Take over what `other`, the chat as another tab left it, has more or newer; ids of messages. */
+export function merge(chat, other) {
+  const taken = [];
+  for (const [id, node] of Object.entries(other.nodes)) {
+    const own = chat.nodes[id];
+    if (own && !isNewer(node, own)) continue;
+    for (const field of Object.keys(own ?? {})) if (!(field in node)) delete own[field];
+    chat.nodes[id] = Object.assign(own ?? {}, node);
+    taken.push(id);
+  }
+  if (!chat.title || (other.named ?? 0) > (chat.named ?? 0)) {
+    chat.title = other.title;
+    chat.named = other.named;
+  }
+  chat.updated = Math.max(chat.updated, other.updated);
+  // What was added to the shown path is shown.
+  if (!chat.leaf || path(chat, other.leaf).some(({ id }) => id === chat.leaf)) {
+    chat.leaf = other.leaf;
+  }
+  return taken;
+}
+
+/** Whether `other` lacks something of the chat, but for what is just being written. */
+export function isBehind(other, chat) {
+  const nodes = Object.values(chat.nodes);
+  const lost = nodes.some((node) => {
+    const there = other.nodes[node.id];
+    return !there || (node.state !== "running" && isNewer(node, there));
+  });
+  return lost || (chat.named ?? 0) > (other.named ?? 0);
+}
 
 /** The versions of a message, itself included, oldest first. */
 export const versions = (chat, node) => children(chat, node.parent);
@@ -42,6 +84,7 @@ const isCall = (call) => isText(call?.function?.name) && isText(call.function.ar
 // Fields that a message may have, each with what its value must be.
 const FIELDS = {
   created: Number.isFinite,
+  changed: Number.isFinite,
   reasoning: isText,
   seconds: Number.isFinite,
   model: isText,
@@ -73,6 +116,7 @@ export function checkedChat(chat) {
   return {
     id: chat.id,
     title: String(chat.title ?? ""),
+    named: Number(chat.named) || 0,
     created: Number(chat.created) || now,
     updated: Number(chat.updated) || now,
     leaf: Object.hasOwn(nodes, chat.leaf) ? chat.leaf : (Object.keys(nodes).at(-1) ?? null),

@@ -37,6 +37,17 @@ def feed(family: ParserFamily, pieces: Sequence[str], prompt: str, tools: Any) -
     return [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
 
 
+def text_spans(
+    family: ParserFamily, pieces: Sequence[str], prompt: str, tools: Any
+) -> list[tuple[int, int]]:
+    """Where the parser says that the text of a reply stands."""
+    parser = family(prompt, tools)
+    for piece in pieces:
+        parser.feed(piece)
+    parser.finish()
+    return parser.text_spans
+
+
 def parse(
     family: ParserFamily, pieces: str | Sequence[str], prompt: str = "", tools: Any = TOOLS
 ) -> list[tuple[str, ...]]:

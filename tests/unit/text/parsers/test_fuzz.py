@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda.text.parsers.select import FAMILIES, parser_for
-from tests.unit.text.parsers.parsing import TOOLS, parse, split
+from tests.unit.text.parsers.parsing import TOOLS, parse, split, text_spans
 from tests.unit.text.parsers.test_families import CASES
 
 # No markup has such letters, so they are content wherever they stand, each one once.
@@ -70,6 +70,11 @@ def test_any_cut_gives_the_same_and_nothing_is_lost(name, data, cuts, prompt, to
     whole = parse(family, reply, prompt, tools)
     assert parse(family, split(reply, cuts), prompt, tools) == whole
     assert parse(family, list(reply), prompt, tools) == whole
+    spans = text_spans(family, split(reply, cuts), prompt, tools)
+    text = "".join(part for kind, part, *_ in whole if kind == "text")
+    assert "".join(reply[start:end] for start, end in spans) == text
+    ends = [place for span in spans for place in span]
+    assert sorted(set(ends)) == ends
     content = "".join(part for kind, *parts in whole for part in (
         parts if kind in ("text", "reasoning") else (kind, *parts)
     ))  # fmt: skip
