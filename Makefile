@@ -14,14 +14,15 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-agent test-quick check format docs bench \
-  bench-agent bench-peers clean
+.PHONY: help install install-dev serve chat test test-all test-agent test-quick check format docs \
+  bench bench-agent bench-peers clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
 	@echo "                 (MODEL=./file.gguf chooses another, ARGS='--port 9000' adds flags)"
 	@echo "make chat        talk to the model in this terminal"
-	@echo "make test        all tests        make test-quick   those of a few minutes"
+	@echo "make test        what each landing passes    make test-quick   what takes a few minutes"
+	@echo "make test-all    all tests, the agent's among them"
 	@echo "make test-agent  those of the agent, with the desktops that they need (Debian, as root)"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
@@ -62,8 +63,12 @@ chat: install
 
 # Each process loads models of its own, so that more of them want more memory.
 TEST_PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 test: install-dev
-	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(PYTEST) tests -m "not exhaustive" $(ARGS)
+
+test-all: install-dev
+	$(PYTEST) tests $(ARGS)
 
 # The agent's tests need X servers and programs to operate; where they are missing, they are skipped.
 DESKTOP := xvfb tigervnc-standalone-server x11vnc openbox xterm zenity xdotool x11-xserver-utils \
@@ -73,10 +78,10 @@ test-agent: install-dev
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(DESKTOP); } >/dev/null || \
 	    echo "The programs of the desktop tests cannot be installed here."; \
 	else echo "On Debian: sudo apt install $(DESKTOP)"; fi
-	$(BIN)/python -m pytest tests/agent
+	$(PYTEST) tests/agent
 
 test-quick: install-dev
-	$(BIN)/python -m pytest tests -m "not slow"
+	$(BIN)/python -m pytest tests -m "not slow and not exhaustive"
 
 check: install-dev
 	$(BIN)/ruff format --check src tests tools bench

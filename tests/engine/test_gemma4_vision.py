@@ -139,7 +139,13 @@ def test_a_picture_has_marks_around_it(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [GEMMA4_31B, GEMMA4_26B_A4B], ids=["31B", "26B-A4B"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(GEMMA4_31B, id="31B", marks=pytest.mark.exhaustive),
+        pytest.param(GEMMA4_26B_A4B, id="26B-A4B"),
+    ],
+)
 def test_real_sizes_with_random_weights(config, tmp_path):
     """With a layer of each kind, and two of the tower's."""
     kinds = ["sliding_attention", "full_attention"]

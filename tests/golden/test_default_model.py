@@ -78,7 +78,14 @@ def test_in_a_batch_of_sixteen(engine, reference, prompts):
     check(reference, prompts, engine.run(some, GREEDY))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        7,
+        pytest.param(64, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_in_chunks(smollm2_gguf, reference, prompts, chunk):
     chunked = Engine(
         str(smollm2_gguf),
