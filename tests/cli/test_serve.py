@@ -2,12 +2,13 @@
 
 import json
 import logging
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from pagoda.cli.main import main
+from pagoda.cli.main import main, parse_command
 
 # Each takes from 60 ms to a second to import, and people look at an empty screen meanwhile.
 HEAVY = ("torch", "numpy", "PIL", "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "zmq")
@@ -54,8 +55,16 @@ def first_line(monkeypatch, capsys):
 def test_what_was_asked_for_is_one_line(first_line):
     line = first_line("m", "b=other", "--max-model-len", "4k", "--chat-template", "a\nb", "--pin=b")
     assert line.partition("non-default args: ")[2] == (
-        "pagoda serve m --max-model-len 4000 --chat-template $'a\\x0ab' b=other --pin b"
+        "pagoda serve m b=other --pin b --max-model-len 4000 --chat-template $'a\\x0ab'"
     )
+
+
+def test_further_models_are_not_pasted_as_names_of_the_first(first_line):
+    line = first_line("small=a.gguf", "b.gguf")
+    pasted = shlex.split(line.partition("non-default args: ")[2])[1:]
+    _, args = parse_command(pasted[0], pasted[1:])
+    assert (args.model_tag, args.more_models) == ("a.gguf", ["b.gguf"])
+    assert args.served_model_name == ("small",)
 
 
 def test_a_key_is_never_shown(first_line, monkeypatch):

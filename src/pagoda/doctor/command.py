@@ -36,11 +36,12 @@ def differences(config: EngineConfig) -> dict[str, Any]:
 
 
 def serve_command(model: str, config: EngineConfig, serving: str = "") -> str:
-    """`pagoda serve MODEL ...`, ready to be pasted; `serving` is what `serving_words` makes."""
-    words = ["pagoda", "serve", model]
-    for name, value in differences(config).items():
-        words += flag_words(name, value)
-    return f"{quoted(words)} {serving}".rstrip()
+    """`pagoda serve MODEL ...`, ready to be pasted; `serving` is what `serving_words` makes. It
+    comes first: a flag that takes several values would take further models for some of them."""
+    flags = [
+        word for name, value in differences(config).items() for word in flag_words(name, value)
+    ]
+    return " ".join(filter(None, (quoted(["pagoda", "serve", model]), serving, quoted(flags))))
 
 
 def serving_words(

@@ -57,10 +57,10 @@ def test_every_command_has_them(tmp_path, monkeypatch):
         made = replace(answer(subject, box(), question), serving=serving)
         found = remedies(made)
         commands = [made.command] if made.fits else [remedy.command for remedy in found]
-        assert commands and all(command.endswith(serving) for command in commands)
+        assert commands and all(serving in command for command in commands)
         text = "\n".join(lines(made, found, False, 100))
         assert "put it into PAGODA_API_KEY first" in text and "s3cret" not in text
     monkeypatch.setattr(after, "probe", lambda: LAPTOP)
     monkeypatch.setattr(after, "this_machine", lambda *_: box())
     *said, note = after.after_failure(small, CapacityError("too large"), serving)
-    assert all(line.endswith(serving) for line in said) and "PAGODA_API_KEY" in note
+    assert all(serving in line for line in said) and "PAGODA_API_KEY" in note

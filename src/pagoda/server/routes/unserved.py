@@ -63,7 +63,8 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "Prefixes are cached by their content, in no slot; /reset_prefix_cache forgets them.": (
         "POST /slots/{id_slot}",
     ),
-    "There is no cache of media; /reset_prefix_cache forgets prefixes.": (
+    "What was prepared of media is kept by its content, and goes for newer; /reset_prefix_cache "
+    "forgets prefixes.": (
         "POST /reset_mm_cache", "POST /reset_encoder_cache",
     ),
     "Expert parallelism over several machines is not offered; serve on one.": (
