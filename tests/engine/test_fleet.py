@@ -1,6 +1,7 @@
 """Several models: loaded when asked for, unloaded for room or rest, never while in use."""
 
 import asyncio
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ class FakeEngine:
 
     running: set[str] = set()
     most: int = 0
+    alive: set[str] = set()
+    """From their launch until they have ended."""
     launches: list[tuple[str, MemoryRoom]] = []
 
     def __init__(self, config: EngineConfig, room: MemoryRoom | None):
@@ -43,6 +46,8 @@ class FakeEngine:
         self.num_running = 0
         self.asleep = False
         self.pid = "self"
+        assert self.name not in FakeEngine.alive, "a model has one engine"
+        FakeEngine.alive.add(self.name)
         FakeEngine.launches.append((self.name, room))
 
     async def wait_ready(self, timeout: Any, progress: Any) -> EngineReady:
@@ -85,9 +90,16 @@ class FakeEngine:
         self.asleep = False
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        await asyncio.sleep(0.01)
-        FakeEngine.running.discard(self.name)
-        self.state = "stopped"
+        if self.state == "ready":
+            await asyncio.sleep(0.01 + drain_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """Also from outside."""
+        if self.state != "stopped":
+            FakeEngine.running.discard(self.name)
+            FakeEngine.alive.discard(self.name)
+            self.state = "stopped"
 
 
 class FakeText:
@@ -98,7 +110,8 @@ class FakeText:
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch):
     SIZES["broken"] = 1
-    FakeEngine.running, FakeEngine.most, FakeEngine.launches = set(), 0, []
+    FakeEngine.running, FakeEngine.alive = set(), set()
+    FakeEngine.most, FakeEngine.launches = 0, []
     monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
     monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
 
@@ -166,6 +179,7 @@ async def test_a_model_in_use_is_waited_for(monkeypatch):
         await use(fleet, "huge")
     monkeypatch.setattr(fleets, "_ROOM_SECONDS", 0.05)
     FakeEngine.running.clear()
+    FakeEngine.alive.clear()
     fleet = make("big", "other")
     SIZES["other"] = 40
     try:
@@ -392,3 +406,110 @@ async def test_what_fails_to_wake_says_why_and_is_tried_again():
     assert states(fleet) == ["failed"]
     with pytest.raises(EngineDeadError, match="file is broken"):
         await use(fleet, "broken")
+
+
+async def test_an_engine_that_was_stopped_from_outside_is_started_again():
+    fleet = make("small")
+    (await use(fleet, "small")).client.kill()
+    assert states(fleet) == ["failed"]
+    served = await asyncio.gather(*(use(fleet, "small") for _ in range(5)))
+    assert len({id(one) for one in served}) == 1
+    assert [name for name, _ in FakeEngine.launches] == ["small", "small"]
+    assert states(fleet) == ["loaded"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_one_that_was_stopped_can_be_put_to_sleep_and_woken(level):
+    fleet = make("small")
+    small = fleet.find("small")
+    (await use(fleet, "small")).client.kill()
+    await fleet.sleep(small, level)
+    assert states(fleet) == ["sleeping"]
+    await fleet.wake(small)
+    (await use(fleet, "small")).client.kill()
+    await fleet.wake(small)
+    await use(fleet, "small")
+    assert len(FakeEngine.launches) == 3
+
+
+async def test_one_that_stopped_while_it_slept_wakes_up():
+    fleet = make("small")
+    small = fleet.find("small")
+    served = await use(fleet, "small")
+    await fleet.sleep(small, 1)
+    served.client.kill()
+    await fleet.wake(small)
+    await use(fleet, "small")
+
+
+async def test_a_model_is_loaded_again_once_its_engine_has_left():
+    fleet = make("small")
+    small = fleet.find("small")
+    await use(fleet, "small")
+    leaves = asyncio.create_task(fleet.unload(small, drain_seconds=0.05))
+    await asyncio.sleep(0)
+    # `FakeEngine` fails where a model would have two.
+    await asyncio.gather(*(use(fleet, "small") for _ in range(3)), leaves)
+    assert leaves.result() and states(fleet) == ["loaded"]
+    assert len(FakeEngine.launches) == 2
+
+
+async def test_what_leaves_counts_until_it_is_gone_and_is_waited_for():
+    fleet = make("big", "other", memory_bytes=80)
+    await use(fleet, "big")
+    leaves = asyncio.create_task(fleet.unload(fleet.find("big"), drain_seconds=0.05))
+    await asyncio.sleep(0)
+    await use(fleet, "other")
+    assert leaves.done() and FakeEngine.most <= 80
+    assert FakeEngine.launches[1][1].limit == 20, "60 of 80 are taken"
+
+
+async def test_an_unload_that_is_given_up_leaves_no_engine():
+    fleet = make("small")
+    await use(fleet, "small")
+    leaves = asyncio.create_task(fleet.unload(fleet.find("small"), drain_seconds=60))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert FakeEngine.alive == set()
+    await use(fleet, "small")
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_overlaps_a_model_has_one_engine(seed):
+    """Loads, unloads, sleep, waking up, ends from outside and requests at any moment."""
+    chance = random.Random(seed)
+    fleet = make("small", "big", "other")
+
+    async def something() -> None:
+        entry = chance.choice(fleet.entries)
+        await asyncio.sleep(chance.uniform(0, 0.1))
+        what = chance.choice(["use", "use", "load", "unload", "sleep", "wake", "kill"])
+        if what == "use":
+            with entry.used():
+                await fleet.ready(entry)
+                await asyncio.sleep(chance.uniform(0, 0.02))
+        elif what == "load":
+            await asyncio.shield(fleet.begin(entry))
+        elif what == "unload":
+            await fleet.unload(entry, drain_seconds=chance.uniform(0, 0.02))
+        elif what == "sleep":
+            await fleet.sleep(entry, chance.choice([1, 2]), wait=chance.random() < 0.5)
+        elif what == "wake":
+            await fleet.wake(entry)
+        elif entry.served is not None:
+            entry.served.client.kill()
+
+    async with asyncio.timeout(30):
+        ends = await asyncio.gather(*(something() for _ in range(40)), return_exceptions=True)
+        refusals = (EngineAsleepError, EngineDeadError, asyncio.CancelledError)
+        assert [end for end in ends if end is not None and not isinstance(end, refusals)] == []
+        for entry in fleet.entries:
+            await fleet.wake(entry)
+            await use(fleet, entry.names[0])
+    assert FakeEngine.most <= LIMIT
+    held = {entry.names[0] for entry in fleet.entries if entry.held is not None}
+    assert FakeEngine.alive == held
+    await fleet.shutdown()
+    assert FakeEngine.alive == set()
