@@ -1,8 +1,6 @@
 """Several models: loaded when asked for, unloaded for room or rest, never while in use."""
 
 import asyncio
-import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,128 +14,13 @@ from pagoda.base.errors import (
     SourceError,
 )
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import EngineProgress, EngineReady
 from pagoda.engine import fleet as fleets
-from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
-from pagoda.engine.transport import MemoryRoom
+from pagoda.engine.fleet import Fleet, find_models, model_entries
+from pagoda.weights.source import parse_ref
 
-SIZES = {"small": 10, "big": 60, "huge": 1000, "other": 30}
-MACHINE = 100
-LIMIT = 90
+from .fake_fleet import LIMIT, SIZES, FakeEngine, make, states, use
 
-
-class FakeEngine:
-    """Takes its model's size of the room that it is given, or dies of its lack."""
-
-    running: set[str] = set()
-    most: int = 0
-    alive: set[str] = set()
-    """From their launch until they have ended."""
-    launches: list[tuple[str, MemoryRoom]] = []
-
-    def __init__(self, config: EngineConfig, room: MemoryRoom | None):
-        assert room is not None
-        self.name = config.model.model
-        self.room = room
-        self.state = "starting"
-        self.cause: str | None = None
-        self.out_of_memory = False
-        self.ready: EngineReady | None = None
-        self.num_running = 0
-        self.asleep = False
-        self.pid = "self"
-        assert self.name not in FakeEngine.alive, "a model has one engine"
-        FakeEngine.alive.add(self.name)
-        FakeEngine.launches.append((self.name, room))
-
-    async def wait_ready(self, timeout: Any, progress: Any) -> EngineReady:
-        progress(EngineProgress("load weights", 1, 2))
-        await asyncio.sleep(0.01)
-        size = SIZES[self.name]
-        limit = LIMIT if self.room.limit is None else self.room.limit
-        free = limit - (sum(SIZES[name] for name in FakeEngine.running) if limit == LIMIT else 0)
-        if self.name == "broken":
-            raise EngineDeadError("The file is broken.")
-        if size > free:
-            self.state, self.out_of_memory = "dead", True
-            raise EngineDeadError(f"{size} bytes do not fit.")
-        FakeEngine.running.add(self.name)
-        FakeEngine.most = max(FakeEngine.most, sum(SIZES[name] for name in FakeEngine.running))
-        ledger = [{"kind": "memory", "name": "weights", "predicted": size}]
-        self.ready = EngineReady(
-            max_model_len=64,
-            vocab_size=8,
-            num_blocks=4,
-            block_size=4,
-            kv_tokens=12,
-            max_num_seqs=1,
-            ledger=ledger,
-        )
-        self.state = "ready"
-        return self.ready
-
-    async def sleep(self, *, wait: bool) -> None:
-        if self.state != "ready":
-            raise EngineDeadError("The engine is starting.")
-        assert not self.asleep, "it is told once"
-        self.asleep = True
-        while wait and self.num_running:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
-
-    async def wake_up(self) -> None:
-        await asyncio.sleep(0.01)
-        self.asleep = False
-
-    async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        if self.state == "ready":
-            await asyncio.sleep(0.01 + drain_seconds)
-        self.kill()
-
-    def kill(self) -> None:
-        """Also from outside."""
-        if self.state != "stopped":
-            FakeEngine.running.discard(self.name)
-            FakeEngine.alive.discard(self.name)
-            self.state = "stopped"
-
-
-class FakeText:
-    def __init__(self, model: str):
-        self.model = model
-
-
-@pytest.fixture(autouse=True)
-def fakes(monkeypatch):
-    SIZES["broken"] = 1
-    FakeEngine.running, FakeEngine.alive = set(), set()
-    FakeEngine.most, FakeEngine.launches = 0, []
-    monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
-    monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
-
-
-@pytest.fixture(autouse=True)
-def any_name_is_a_model(monkeypatch, request):
-    if "can_be_no_model" not in request.node.name:
-        monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)
-
-
-def make(*names: str, pinned: tuple[str, ...] = (), **limits: Any) -> Fleet:
-    base = EngineConfig()
-    config = replace(base, model=replace(base.model, model=names[0]))
-    entries = model_entries(config, names[1:], pinned, {})
-    limits = {"memory_bytes": LIMIT, **limits}
-    return Fleet(entries, limits=FleetLimits(**limits), launcher=FakeEngine)
-
-
-async def use(fleet: Fleet, name: str, seconds: float = 0.0) -> Any:
-    entry = fleet.find(name)
-    with entry.used():
-        served = await fleet.ready(entry)
-        assert served.client.state == "ready", "no request reaches a model that is not there"
-        await asyncio.sleep(seconds)
-        assert served.client.state == "ready", "nor one that leaves while it is used"
-    return served
+pytestmark = pytest.mark.usefixtures("fake_engines")
 
 
 async def test_a_model_is_loaded_once_for_all_who_wait():
@@ -314,13 +197,10 @@ async def test_what_failed_is_not_tried_for_each_request(monkeypatch):
     assert len(FakeEngine.launches) == 3
 
 
-def test_what_can_be_no_model_is_said_at_the_start():
+def test_what_can_be_no_model_is_said_at_the_start(monkeypatch):
+    monkeypatch.setattr(fleets, "parse_ref", parse_ref)
     with pytest.raises(SourceError, match="no file or folder 'nosuch'"):
         model_entries(EngineConfig(), ["nosuch"], [], {})
-
-
-def states(fleet: Fleet) -> list[str]:
-    return [entry.state for entry in fleet.entries]
 
 
 async def test_a_model_that_sleeps_refuses_until_it_is_woken():
@@ -406,110 +286,3 @@ async def test_what_fails_to_wake_says_why_and_is_tried_again():
     assert states(fleet) == ["failed"]
     with pytest.raises(EngineDeadError, match="file is broken"):
         await use(fleet, "broken")
-
-
-async def test_an_engine_that_was_stopped_from_outside_is_started_again():
-    fleet = make("small")
-    (await use(fleet, "small")).client.kill()
-    assert states(fleet) == ["failed"]
-    served = await asyncio.gather(*(use(fleet, "small") for _ in range(5)))
-    assert len({id(one) for one in served}) == 1
-    assert [name for name, _ in FakeEngine.launches] == ["small", "small"]
-    assert states(fleet) == ["loaded"]
-
-
-@pytest.mark.parametrize("level", [1, 2])
-async def test_one_that_was_stopped_can_be_put_to_sleep_and_woken(level):
-    fleet = make("small")
-    small = fleet.find("small")
-    (await use(fleet, "small")).client.kill()
-    await fleet.sleep(small, level)
-    assert states(fleet) == ["sleeping"]
-    await fleet.wake(small)
-    (await use(fleet, "small")).client.kill()
-    await fleet.wake(small)
-    await use(fleet, "small")
-    assert len(FakeEngine.launches) == 3
-
-
-async def test_one_that_stopped_while_it_slept_wakes_up():
-    fleet = make("small")
-    small = fleet.find("small")
-    served = await use(fleet, "small")
-    await fleet.sleep(small, 1)
-    served.client.kill()
-    await fleet.wake(small)
-    await use(fleet, "small")
-
-
-async def test_a_model_is_loaded_again_once_its_engine_has_left():
-    fleet = make("small")
-    small = fleet.find("small")
-    await use(fleet, "small")
-    leaves = asyncio.create_task(fleet.unload(small, drain_seconds=0.05))
-    await asyncio.sleep(0)
-    # `FakeEngine` fails where a model would have two.
-    await asyncio.gather(*(use(fleet, "small") for _ in range(3)), leaves)
-    assert leaves.result() and states(fleet) == ["loaded"]
-    assert len(FakeEngine.launches) == 2
-
-
-async def test_what_leaves_counts_until_it_is_gone_and_is_waited_for():
-    fleet = make("big", "other", memory_bytes=80)
-    await use(fleet, "big")
-    leaves = asyncio.create_task(fleet.unload(fleet.find("big"), drain_seconds=0.05))
-    await asyncio.sleep(0)
-    await use(fleet, "other")
-    assert leaves.done() and FakeEngine.most <= 80
-    assert FakeEngine.launches[1][1].limit == 20, "60 of 80 are taken"
-
-
-async def test_an_unload_that_is_given_up_leaves_no_engine():
-    fleet = make("small")
-    await use(fleet, "small")
-    leaves = asyncio.create_task(fleet.unload(fleet.find("small"), drain_seconds=60))
-    await asyncio.sleep(0)
-    leaves.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaves
-    assert FakeEngine.alive == set()
-    await use(fleet, "small")
-
-
-@pytest.mark.parametrize("seed", range(12))
-async def test_whatever_overlaps_a_model_has_one_engine(seed):
-    """Loads, unloads, sleep, waking up, ends from outside and requests at any moment."""
-    chance = random.Random(seed)
-    fleet = make("small", "big", "other")
-
-    async def something() -> None:
-        entry = chance.choice(fleet.entries)
-        await asyncio.sleep(chance.uniform(0, 0.1))
-        what = chance.choice(["use", "use", "load", "unload", "sleep", "wake", "kill"])
-        if what == "use":
-            with entry.used():
-                await fleet.ready(entry)
-                await asyncio.sleep(chance.uniform(0, 0.02))
-        elif what == "load":
-            await asyncio.shield(fleet.begin(entry))
-        elif what == "unload":
-            await fleet.unload(entry, drain_seconds=chance.uniform(0, 0.02))
-        elif what == "sleep":
-            await fleet.sleep(entry, chance.choice([1, 2]), wait=chance.random() < 0.5)
-        elif what == "wake":
-            await fleet.wake(entry)
-        elif entry.served is not None:
-            entry.served.client.kill()
-
-    async with asyncio.timeout(30):
-        ends = await asyncio.gather(*(something() for _ in range(40)), return_exceptions=True)
-        refusals = (EngineAsleepError, EngineDeadError, asyncio.CancelledError)
-        assert [end for end in ends if end is not None and not isinstance(end, refusals)] == []
-        for entry in fleet.entries:
-            await fleet.wake(entry)
-            await use(fleet, entry.names[0])
-    assert FakeEngine.most <= LIMIT
-    held = {entry.names[0] for entry in fleet.entries if entry.held is not None}
-    assert FakeEngine.alive == held
-    await fleet.shutdown()
-    assert FakeEngine.alive == set()

@@ -18,10 +18,9 @@ _FEWEST_STREAMS = 8
 LEAST_PROMPT_TOKENS = 4
 # Without streams a step ends for the sake of whoever arrives meanwhile. It is so many times as
 # long as what a step costs besides its tokens, and has so many tokens at least: longer ones read a
-# prompt no faster (4,096 tokens in steps of 64 take what they take in steps of 512). Nobody notices
-# a wait of so many seconds.
-_STEP_PER_BASE = 10.0
-_LEAST_LONE_TOKENS = 16
+# prompt hardly faster (docs/log.md). Nobody notices a wait of so many seconds.
+_STEP_PER_BASE = 8.0
+_LEAST_LONE_TOKENS = 32
 _LEAST_LONE_SECONDS = 0.02
 
 

@@ -84,7 +84,10 @@ class Scheduler:
             )
         hashes = None
         if self.kv.enable_prefix_caching:
+            # Of the whole prompt here, once: what looks for it while steps are planned only reads.
             hashes = BlockHashes.of(message, self.kv.block_size)
+            prompt = message.prompt_token_ids
+            hashes.extend(prompt, len(prompt) // self.kv.block_size)
         self._num_arrived += 1
         priority = message.priority if self.limits.policy == "priority" else 0
         req = Request(
@@ -95,7 +98,6 @@ class Scheduler:
             hashes,
         )
         check_capacity(req, self.limits, self.kv)
-        # Hashes the whole prompt, which the next step waits for: once, and not while it is planned.
         req.num_cached_tokens = self._admission.num_cached(req)
         self._requests[req.req_id] = req
         self._waiting.push(req)

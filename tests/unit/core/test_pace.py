@@ -51,10 +51,10 @@ def test_a_prompt_alone_takes_short_steps_and_is_read_no_slower(name):
     whole = sum(Machine(cost).read_prompt(4000)[1])
     machine = Machine(cost, max_step_growth=2.5)
     tokens, seconds = machine.read_prompt(4000)
-    assert sum(seconds) < 1.1 * whole
-    assert min(tokens[:-1]) >= 16
-    # Steps of so many tokens, or ten times as long as one is without any.
-    longest = max(0.02, 10 * cost.base, cost.seconds(StepSize().plus(4000, 17)))
+    assert sum(seconds) < 1.12 * whole
+    assert min(tokens[:-1]) >= 32
+    # Steps of so many tokens, or eight times as long as one is without any.
+    longest = max(0.02, 8 * cost.base, cost.seconds(StepSize().plus(4000, 33)))
     assert max(seconds[5:]) < 1.05 * longest
 
 
