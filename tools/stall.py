@@ -146,7 +146,9 @@ async def measure_short(url: str, model: str, args: argparse.Namespace) -> int:
             await asyncio.sleep(chance.uniform(0.5, 1.5) * SHORT_PAUSE)
             return await first_token(http, model, random_prompt(args.short))
 
-        await first_token(http, model, random_prompt(args.prompt))  # The engine learns its pace.
+        # The engine learns its pace, also of replies.
+        await generate(http, model, random_prompt(args.short), WARM_UP_TOKENS, Stream())
+        await first_token(http, model, random_prompt(args.prompt))
         idle, beside, of_long = [], [], []
         for _ in range(ROUNDS):  # In turns: the machine's speed may change.
             idle += [await short() for _ in range(SHORT_PROMPTS)]

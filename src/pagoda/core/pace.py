@@ -52,7 +52,9 @@ class PromptRoom:
         if not self.is_timed:
             return
         if not num_streams:
-            self._seconds = max(_LEAST_LONE_SECONDS, _STEP_PER_BASE * self.cost.base)
+            # Steps of like size tell little of what a step costs without any token.
+            base = min(self.cost.base, times.shortest)
+            self._seconds = max(_LEAST_LONE_SECONDS, _STEP_PER_BASE * base)
             self._least = _LEAST_LONE_TOKENS
             return
         alone = times.cost(decodes=True) or self.cost

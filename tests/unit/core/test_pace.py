@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from pagoda.core.pace import LEAST_PROMPT_TOKENS
-from pagoda.core.step_time import StepCost, StepSize
+from pagoda.core.limits import SchedulerLimits
+from pagoda.core.pace import LEAST_PROMPT_TOKENS, PromptRoom
+from pagoda.core.step_time import StepCost, StepSize, StepTimes
 
 from .fake_runner import planned_tokens
 from .machine import MACHINES, Machine
@@ -56,6 +57,21 @@ def test_a_prompt_alone_takes_short_steps_and_is_read_no_slower(name):
     # Steps of so many tokens, or eight times as long as one is without any.
     longest = max(0.02, 8 * cost.base, cost.seconds(StepSize().plus(4000, 33)))
     assert max(seconds[5:]) < 1.05 * longest
+
+
+def test_a_step_costs_no_more_without_tokens_than_the_shortest_one_seen():
+    """What a context costs each step looks like that where sizes are alike."""
+    times = StepTimes()
+    times.observe(StepSize().plus(40, 1), 0.003, decodes=True)
+    for start, tokens, seconds in ((500, 90, 0.048), (2000, 40, 0.046), (4000, 20, 0.067)):
+        times.observe(StepSize().plus(start, tokens), seconds)
+    assert times.cost().base > 2 * 0.003
+    limits = SchedulerLimits(8, 512, 8192, max_step_growth=2.2)
+    room = PromptRoom(limits, times, [], 512)
+    tokens = room.most(0, 512)
+    assert tokens >= 32
+    room.take(0, tokens)
+    assert room.seconds <= max(0.02, 8 * 0.003)
 
 
 def test_without_a_bound_a_prompt_alone_takes_the_whole_budget():
