@@ -7,6 +7,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from pagoda.engine import fleet as fleets
+
+from .fake_fleet import SIZES, FakeEngine, FakeText
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -84,3 +87,14 @@ def tiny_chat_model(tmp_path_factory) -> Path:
 def _log_reaches_caplog(monkeypatch):
     """Whatever ran before may have called `setup_logging`, which ends propagation."""
     monkeypatch.setattr(logging.getLogger("pagoda"), "propagate", True)
+
+
+@pytest.fixture
+def fake_engines(monkeypatch):
+    """Any name is a model, and none has files."""
+    SIZES["broken"] = 1
+    FakeEngine.running, FakeEngine.alive = set(), set()
+    FakeEngine.most, FakeEngine.launches = 0, []
+    monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
+    monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
+    monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)

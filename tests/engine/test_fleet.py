@@ -1,7 +1,6 @@
 """Several models: loaded when asked for, unloaded for room or rest, never while in use."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,116 +14,13 @@ from pagoda.base.errors import (
     SourceError,
 )
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import EngineProgress, EngineReady
 from pagoda.engine import fleet as fleets
-from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
-from pagoda.engine.transport import MemoryRoom
+from pagoda.engine.fleet import Fleet, find_models, model_entries
+from pagoda.weights.source import parse_ref
 
-SIZES = {"small": 10, "big": 60, "huge": 1000, "other": 30}
-MACHINE = 100
-LIMIT = 90
+from .fake_fleet import LIMIT, SIZES, FakeEngine, make, states, use
 
-
-class FakeEngine:
-    """Takes its model's size of the room that it is given, or dies of its lack."""
-
-    running: set[str] = set()
-    most: int = 0
-    launches: list[tuple[str, MemoryRoom]] = []
-
-    def __init__(self, config: EngineConfig, room: MemoryRoom | None):
-        assert room is not None
-        self.name = config.model.model
-        self.room = room
-        self.state = "starting"
-        self.cause: str | None = None
-        self.out_of_memory = False
-        self.ready: EngineReady | None = None
-        self.num_running = 0
-        self.asleep = False
-        self.pid = "self"
-        FakeEngine.launches.append((self.name, room))
-
-    async def wait_ready(self, timeout: Any, progress: Any) -> EngineReady:
-        progress(EngineProgress("load weights", 1, 2))
-        await asyncio.sleep(0.01)
-        size = SIZES[self.name]
-        limit = LIMIT if self.room.limit is None else self.room.limit
-        free = limit - (sum(SIZES[name] for name in FakeEngine.running) if limit == LIMIT else 0)
-        if self.name == "broken":
-            raise EngineDeadError("The file is broken.")
-        if size > free:
-            self.state, self.out_of_memory = "dead", True
-            raise EngineDeadError(f"{size} bytes do not fit.")
-        FakeEngine.running.add(self.name)
-        FakeEngine.most = max(FakeEngine.most, sum(SIZES[name] for name in FakeEngine.running))
-        ledger = [{"kind": "memory", "name": "weights", "predicted": size}]
-        self.ready = EngineReady(
-            max_model_len=64,
-            vocab_size=8,
-            num_blocks=4,
-            block_size=4,
-            kv_tokens=12,
-            max_num_seqs=1,
-            ledger=ledger,
-        )
-        self.state = "ready"
-        return self.ready
-
-    async def sleep(self, *, wait: bool) -> None:
-        if self.state != "ready":
-            raise EngineDeadError("The engine is starting.")
-        assert not self.asleep, "it is told once"
-        self.asleep = True
-        while wait and self.num_running:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
-
-    async def wake_up(self) -> None:
-        await asyncio.sleep(0.01)
-        self.asleep = False
-
-    async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        await asyncio.sleep(0.01)
-        FakeEngine.running.discard(self.name)
-        self.state = "stopped"
-
-
-class FakeText:
-    def __init__(self, model: str):
-        self.model = model
-
-
-@pytest.fixture(autouse=True)
-def fakes(monkeypatch):
-    SIZES["broken"] = 1
-    FakeEngine.running, FakeEngine.most, FakeEngine.launches = set(), 0, []
-    monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
-    monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
-
-
-@pytest.fixture(autouse=True)
-def any_name_is_a_model(monkeypatch, request):
-    if "can_be_no_model" not in request.node.name:
-        monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)
-
-
-def make(*names: str, pinned: tuple[str, ...] = (), **limits: Any) -> Fleet:
-    base = EngineConfig()
-    config = replace(base, model=replace(base.model, model=names[0]))
-    entries = model_entries(config, names[1:], pinned, {})
-    limits = {"memory_bytes": LIMIT, **limits}
-    return Fleet(entries, limits=FleetLimits(**limits), launcher=FakeEngine)
-
-
-async def use(fleet: Fleet, name: str, seconds: float = 0.0) -> Any:
-    entry = fleet.find(name)
-    with entry.used():
-        served = await fleet.ready(entry)
-        assert served.client.state == "ready", "no request reaches a model that is not there"
-        await asyncio.sleep(seconds)
-        assert served.client.state == "ready", "nor one that leaves while it is used"
-    return served
+pytestmark = pytest.mark.usefixtures("fake_engines")
 
 
 async def test_a_model_is_loaded_once_for_all_who_wait():
@@ -166,6 +62,7 @@ async def test_a_model_in_use_is_waited_for(monkeypatch):
         await use(fleet, "huge")
     monkeypatch.setattr(fleets, "_ROOM_SECONDS", 0.05)
     FakeEngine.running.clear()
+    FakeEngine.alive.clear()
     fleet = make("big", "other")
     SIZES["other"] = 40
     try:
@@ -300,13 +197,10 @@ async def test_what_failed_is_not_tried_for_each_request(monkeypatch):
     assert len(FakeEngine.launches) == 3
 
 
-def test_what_can_be_no_model_is_said_at_the_start():
+def test_what_can_be_no_model_is_said_at_the_start(monkeypatch):
+    monkeypatch.setattr(fleets, "parse_ref", parse_ref)
     with pytest.raises(SourceError, match="no file or folder 'nosuch'"):
         model_entries(EngineConfig(), ["nosuch"], [], {})
-
-
-def states(fleet: Fleet) -> list[str]:
-    return [entry.state for entry in fleet.entries]
 
 
 async def test_a_model_that_sleeps_refuses_until_it_is_woken():

@@ -241,7 +241,9 @@ class SchedulerConfig(Options):
         "auto", "Most tokens in one step.",
         aliases=("-b", "--batch-size"), parse=_length, bounds=_AT_LEAST_1,
     )  # fmt: skip
-    enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
+    enable_chunked_prefill: bool = option(
+        True, "Split long prompts over several steps, which short ones share."
+    )
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens one request takes in a step; 0 is no limit.", bounds=_AT_LEAST_0
     )
@@ -249,7 +251,8 @@ class SchedulerConfig(Options):
         "auto",
         "Most time of a step while replies are being generated; prompts are split to keep it, as "
         "far as measured steps foretell. Milliseconds; or a multiple such as `2.5x` of what the "
-        "step takes without prompts (and with eight replies, if there are fewer); 0 is no limit.",
+        "step takes without prompts (and with eight replies, if there are fewer); 0 is no limit, "
+        "also where nobody generates and prompts are read in short steps otherwise.",
         parse=_step_bound,
         bounds=_AT_LEAST_0,
     )

@@ -29,7 +29,8 @@ class SchedulerLimits:
     max_step_seconds: float = math.inf
     """While requests generate, prompts are split so that a step is predicted to take no longer,"""
     max_step_growth: float = math.inf
-    """and no more than so many times what it would take without them."""
+    """and no more than so many times what it would take without them. With either, a step of
+    prompts alone ends early too, for who comes meanwhile."""
 
     whole_media: bool = False
     """All of a picture's tokens that are not cached are computed in one step."""

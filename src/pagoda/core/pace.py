@@ -1,7 +1,8 @@
-"""How much of its prompts a step takes: as many tokens as it may, at the pace of its streams."""
+"""How many tokens of its prompts a step takes: as many as it may, at the pace of its streams."""
 
 import math
 from collections.abc import Iterable
+from copy import copy
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits
@@ -15,51 +16,111 @@ _FEWEST_STREAMS = 8
 # each token costs the same this adds half to a step of eight streams; where a prompt's context
 # makes its tokens cost four times as much, as measured at 4,000 tokens, it trebles one.
 LEAST_PROMPT_TOKENS = 4
+# Without streams a step ends for the sake of whoever arrives meanwhile. It is so many times as
+# long as what a step costs besides its tokens, and has so many tokens at least: longer ones read a
+# prompt hardly faster (docs/log.md). Nobody notices a wait of so many seconds.
+_STEP_PER_BASE = 8.0
+_LEAST_LONE_TOKENS = 32
+_LEAST_LONE_SECONDS = 0.02
+
+
+class PromptRoom:
+    """What one step has for prompts, while that is divided among them."""
+
+    def __init__(
+        self, limits: SchedulerLimits, times: StepTimes, running: Iterable[Request], tokens: int
+    ):
+        self.tokens = tokens
+        """Of the budget, what is left."""
+        known = times.cost() if limits.enable_chunked_prefill else None
+        self.cost = known or StepCost(per_token=1.0)
+        """While nothing is known: as if each token cost the same."""
+        self.is_timed = limits.enable_chunked_prefill and not math.isinf(
+            min(limits.max_step_seconds, limits.max_step_growth)
+        )
+        self.size = StepSize()
+        """Of the step so far, all streams included."""
+        self._limits = limits
+        self._seconds = math.inf
+        self._least = LEAST_PROMPT_TOKENS
+        """Tokens that the first prompt gets whatever they take; none for those behind it."""
+        num_streams = 0
+        for req in running:
+            if req.is_stream:
+                num_streams += 1
+                self.size = self.size.plus(req.num_computed_tokens, 1)
+        if not self.is_timed:
+            return
+        if not num_streams:
+            # Steps of like size tell little of what a step costs without any token.
+            base = min(self.cost.base, times.shortest)
+            self._seconds = max(_LEAST_LONE_SECONDS, _STEP_PER_BASE * base)
+            self._least = _LEAST_LONE_TOKENS
+            return
+        alone = times.cost(decodes=True) or self.cost
+        scale = max(1.0, _FEWEST_STREAMS / num_streams)
+        usual = alone.seconds(StepSize(self.size.tokens * scale, self.size.pairs * scale))
+        self._seconds = min(limits.max_step_seconds, limits.max_step_growth * usual)
+        if times.wants_decode():
+            self.tokens = 0  # No prompt in this step.
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, of the step so far."""
+        return self.cost.seconds(self.size)
+
+    def most(self, start: int, num_missing: int, seconds: float = math.inf) -> int:
+        """How many of a prompt's missing tokens fit behind `start`, until the step takes `seconds`
+        at most; 0 when it should wait for the next one."""
+        tokens = max(0, self._limits.chunk(num_missing, self.tokens))
+        seconds = min(seconds, self._seconds)
+        if not tokens or math.isinf(seconds):
+            return tokens
+        fitting = self.cost.most_tokens(self.size, start, seconds)
+        if fitting < min(tokens, max(self._least, LEAST_PROMPT_TOKENS)):
+            fitting = self._least
+        return int(min(tokens, fitting))
+
+    def take(self, start: int, num_tokens: int) -> None:
+        self.tokens -= num_tokens
+        self.size = self.size.plus(start, num_tokens)
+        self._least = 0
+
+    def after(self, start: int, num_tokens: int) -> "PromptRoom":
+        """What would be left if those tokens were all that is taken."""
+        room = copy(self)
+        room.take(start, num_tokens)
+        return room
 
 
 class StepRoom:
-    """What is left of one step for prompts, while it is planned.
+    """What is left of one step's budget while it is planned, and what its prompts get of it."""
 
-    Without streams that is the budget of tokens. With streams the step's predicted time counts
-    too: all of them wait for it. Predictions are made only once a prompt asks.
-    """
-
-    def __init__(self, limits: SchedulerLimits, times: StepTimes, running: Iterable[Request]):
+    def __init__(self, limits: SchedulerLimits):
         self.tokens = limits.max_num_batched_tokens
+        self.granted: dict[Request, int] | None = None
+        """Tokens of each prompt that gets any, once one has asked."""
+        self.unencoded: list[tuple[Request, int]] = []
+        """Waiting requests that could start behind so many tokens, had what comes been encoded."""
         self._limits = limits
-        self._times = times
-        self._running = running
-        self._size: StepSize | None = None
-        """Of the step so far, all streams included, once a prompt has asked."""
-        self._cost: StepCost | None = None
-        """None where the time does not count."""
-        self._seconds = math.inf
-        self._took_prompt = False
 
-    def prompt_tokens(self, start: int, num_missing: int, reserved: int = 0) -> int:
-        """How many of a prompt's missing tokens to compute behind `start`; `reserved` tokens of
-        the budget are for others. 0 when it should wait for the next step."""
-        tokens = self._limits.chunk(num_missing, max(0, self.tokens - reserved))
-        if not self._limits.enable_chunked_prefill or tokens <= 0:
-            return tokens
-        if self._size is None:
-            self._measure_streams()
-        if self._cost is None or self._size is None:
-            return tokens
-        fitting = self._cost.most_tokens(self._size, start, self._seconds)
-        if fitting < LEAST_PROMPT_TOKENS:
-            fitting = 0 if self._took_prompt else LEAST_PROMPT_TOKENS
-        return int(min(tokens, fitting))
+    def first_chunk(self, req: Request, start: int) -> int:
+        """Tokens to compute of a request that starts behind a cached prefix; 0 is not now."""
+        missing = req.num_expected_tokens - start
+        num_tokens = min(self._granted(req), missing, self.tokens)
+        if self._limits.enable_chunked_prefill:
+            num_tokens = req.num_ready(start, num_tokens)
+        elif num_tokens < min(missing, self._limits.max_num_batched_tokens):
+            return 0
+        return self._limits.whole(req.message.media, start, num_tokens, self.tokens)
 
     def chunk(self, req: Request, missing: int, reserved: int, kv: KVCacheManager) -> int:
-        """Tokens to compute of a running request that misses several or has drafts; trims these.
-        `reserved` as in `prompt_tokens`."""
+        """Tokens to compute of a running request that misses several, if any are granted, or has
+        drafts; trims these. `reserved` tokens of the budget are for others."""
         num_tokens = 1
         if missing > 1:
             start = req.num_computed_tokens
-            num_tokens = self.prompt_tokens(start, missing, reserved)
-            if self._limits.enable_chunked_prefill:
-                num_tokens = req.num_ready(start, num_tokens)
+            num_tokens = min(self._granted(req), self.tokens - reserved)
             num_tokens = kv.until_kept(req.tables, start, num_tokens)
             num_tokens = self._limits.whole(req.message.media, start, num_tokens, self.tokens)
         if req.draft_token_ids:
@@ -73,32 +134,5 @@ class StepRoom:
                 req.draft_token_ids = []  # Nobody is preempted for a guess.
         return num_tokens + len(req.draft_token_ids)
 
-    def take(self, num_tokens: int) -> None:
-        """Count the tokens of a stream."""
-        self.tokens -= num_tokens
-
-    def take_prompt(self, start: int, num_tokens: int) -> None:
-        self.tokens -= num_tokens
-        self._took_prompt = True
-        if self._size is not None:
-            self._size = self._size.plus(start, num_tokens)
-
-    def _measure_streams(self) -> None:
-        limits = self._limits
-        num_streams, size = 0, StepSize()
-        for req in self._running:
-            if req.is_stream:
-                num_streams += 1
-                size = size.plus(req.num_computed_tokens, 1)
-        self._size = size
-        if not num_streams or math.isinf(min(limits.max_step_seconds, limits.max_step_growth)):
-            return
-        if self._times.wants_decode():
-            self._took_prompt, self._seconds = True, 0.0  # No prompt in this step.
-        # While nothing is known: as if nothing were shared.
-        self._cost = self._times.cost() or StepCost(per_token=1.0)
-        alone = self._times.cost(decodes=True) or self._cost
-        scale = max(1.0, _FEWEST_STREAMS / num_streams)
-        usual = alone.seconds(StepSize(size.tokens * scale, size.pairs * scale))
-        bound = min(limits.max_step_seconds, limits.max_step_growth * usual)
-        self._seconds = min(self._seconds, bound)
+    def _granted(self, req: Request) -> int:
+        return 0 if self.granted is None else self.granted.get(req, 0)

@@ -82,7 +82,7 @@ class Request:
         """Plans up to this one wrote into block tables that the request has given back."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache when it was first admitted."""
+        """Prompt tokens found in the prefix cache when it came, and then when it was admitted."""
         self.prefix_miss: str | None = "off"
         """Why no more of them were found there, as in `RequestDelta`."""
         self.queue_seconds = 0.0
@@ -116,6 +116,13 @@ class Request:
         """All but its last token is computed, and the prompt is: a step gives it its next token."""
         missing = self.num_expected_tokens - self.num_computed_tokens
         return self.generates and missing <= 1 and self.num_computed_tokens >= self.prompt_len
+
+    @property
+    def is_prompt(self) -> bool:
+        """It runs and misses several tokens, which are known."""
+        missing = self.num_expected_tokens - self.num_computed_tokens
+        computes = self.num_expected_tokens <= self.compute_limit and not self.drafts_in_flight
+        return missing > 1 and computes
 
     @property
     def num_placeholders(self) -> int:

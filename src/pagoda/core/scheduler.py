@@ -1,5 +1,6 @@
 """Which requests compute how many tokens in the next step, and what a step's result changes."""
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from pagoda.base.errors import RequestError
-from pagoda.core.admission import Admission, Refusal, Start, Unencoded
+from pagoda.core.admission import Admission, Start
 from pagoda.core.kvcache.block_hash import BlockHashes
-from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
+from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
@@ -23,6 +24,7 @@ from pagoda.core.plan import (
 from pagoda.core.progress import Progress
 from pagoda.core.queue import RequestQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
+from pagoda.core.shares import Shares
 from pagoda.core.sharing import PrefixesInFlight
 from pagoda.core.step_time import StepTimes, only_decodes, size_of, size_of_streams
 from pagoda.core.streams import StreamRun
@@ -56,8 +58,9 @@ class Scheduler:
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
+        self._shares = Shares(limits, self._admission, self._times)
         self._in_flight: dict[int, tuple[list[Request], bool, StreamRun | None]] = {}
-        """Of each plan, whether it gives each of them one token, and the run it belongs to."""
+        """Of each plan its requests, whether each gets one token, and the run it belongs to."""
         self._streams: list[Request] = []
         """Of the last plan, if each of its requests got its next token and none was taken back."""
         self._run: StreamRun | None = None
@@ -81,7 +84,7 @@ class Scheduler:
             )
         hashes = None
         if self.kv.enable_prefix_caching:
-            # Of the whole prompt right here, where it delays no step.
+            # Of the whole prompt here, once: what looks for it while steps are planned only reads.
             hashes = BlockHashes.of(message, self.kv.block_size)
             prompt = message.prompt_token_ids
             hashes.extend(prompt, len(prompt) // self.kv.block_size)
@@ -95,6 +98,7 @@ class Scheduler:
             hashes,
         )
         check_capacity(req, self.limits, self.kv)
+        req.num_cached_tokens = self._admission.num_cached(req)
         self._requests[req.req_id] = req
         self._waiting.push(req)
 
@@ -160,8 +164,10 @@ class Scheduler:
                 return plan
             self._settle()
         in_flight: list[Request] = []
-        room = StepRoom(self.limits, self._times, self._running)
+        room = StepRoom(self.limits)
         preempted = self._plan_running(plan, in_flight, room)
+        if preempted:
+            room.granted = None
         if not (preempted and in_flight):
             self._plan_waiting(plan, in_flight, room)
         if not in_flight and not plan.encode:
@@ -310,6 +316,7 @@ class Scheduler:
         count = len(self._running)
         num_preemptions = self._stats.num_preemptions
         req_ids, starts, lens = plan.req_ids, plan.starts, plan.lens
+        prompts_left = 0
         for place, req in enumerate(self._running):
             start = req.num_computed_tokens
             if room.tokens > 0 and (start < req.steady_until or self._extend(req, plan)):
@@ -329,9 +336,12 @@ class Scheduler:
                 break
             is_prompt = missing > 1
             if is_prompt or req.draft_token_ids:
-                # A token of the budget is left for each request behind, so that a long prompt
+                if is_prompt and room.granted is None:
+                    prompts_left = self._shares.divide(room, self._running, self._waiting, place)
+                # A token of the budget is left for each stream behind, so that a long prompt
                 # does not stop those that generate.
-                behind = count - 1 - place
+                prompts_left -= is_prompt
+                behind = count - 1 - place - prompts_left
                 missing = room.chunk(req, missing, min(behind, room.tokens - 1), self.kv)
                 if not missing:
                     self._want_encoded(plan, req, req.num_computed_tokens)
@@ -342,10 +352,7 @@ class Scheduler:
                 if grown is None:
                     break
                 blocks = grown
-            if is_prompt:
-                room.take_prompt(req.num_computed_tokens, missing)
-            else:
-                room.take(missing)
+            room.tokens -= missing
             plan.append(self._progress.plan(req, missing, blocks))
             in_flight.append(req)
         return self._stats.num_preemptions > num_preemptions
@@ -381,43 +388,34 @@ class Scheduler:
         return blocks
 
     def _plan_waiting(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> None:
-        running, waiting = self._running, self._waiting
-        if room.tokens <= 0 or not len(waiting) or len(running) >= self.limits.max_num_reqs:
+        full = len(self._running) >= self.limits.max_num_reqs
+        if room.tokens <= 0 or not len(self._waiting) or full:
             return
-        spare = self._admission.spare_bytes(running)
-        index = 0
-        while index < len(waiting) and room.tokens > 0 and len(running) < self.limits.max_num_reqs:
-            req = waiting[index]
-            start = self._admission.consider(req, room, spare)
-            if isinstance(start, Unencoded):
-                self._want_encoded(plan, req, start.start)
-            if start is Refusal.LATER or isinstance(start, Unencoded):
-                index += 1
-                continue
+        if room.granted is None:
+            self._shares.divide(room, self._running, self._waiting, len(self._running))
+        starting = [req for req in room.granted or () if not req.is_running]
+        for req in sorted(starting, key=lambda req: req.key):
             known = req.has_row
-            if not isinstance(start, Start) or (planned := self._start(req, start)) is None:
-                break
+            if (planned := self._start(req, room)) is None:
+                continue
             plan.rows.append(NewRow(request=None if known else req.message, req_id=req.req_id))
             plan.append(planned)
             in_flight.append(req)
-            room.take_prompt(planned.num_computed_tokens, planned.num_tokens)
-            # One more for the block that its output will grow into.
-            spare -= start.num_bytes + self._admission.growth(req)
+            room.tokens -= planned.num_tokens
+        for req, start in room.unencoded:
+            self._want_encoded(plan, req, start)
 
-    def _start(self, req: Request, start: Start) -> PlannedRequest | None:
-        """Let a request run; None, with nothing changed, where its blocks find no room although
-        the bytes would."""
-        hit = start.hit
-        num_tokens = self._take_blocks(req, hit, start.num_tokens)
+    def _start(self, req: Request, room: StepRoom) -> PlannedRequest | None:
+        """Let a request run; None, with nothing changed, where that is no longer possible."""
+        # What was known of its prefix may have made room for the requests that run.
+        start = self._admission.consider(req, math.inf)
+        if not isinstance(start, Start):
+            return None
+        num_tokens = room.first_chunk(req, start.hit.num_tokens)
+        alone = not len(self._running)
+        hit, num_tokens = self._admission.take_blocks(req, start.hit, num_tokens, alone)
         if not num_tokens:
-            if len(self._running):
-                return None
-            # Cached blocks can lie so that nothing fits between them; without, any request fits.
-            self.kv.reset_prefix_cache()
-            hit = self.kv.match_prefix([], 0)
-            num_tokens = self._take_blocks(req, hit, start.num_tokens)
-            if not num_tokens:
-                return None  # somebody who is no request holds blocks
+            return None
         self._waiting.remove(req)
         self._running.push(req)
         req.status = RequestStatus.RUNNING
@@ -435,26 +433,8 @@ class Scheduler:
         if req.block_hashes is not None:
             num_full = len(req.token_ids) // self.kv.block_size
             req.block_hashes.extend(req.token_ids, num_full)
-            self._sharing.claim(req, self._coming(req, req.block_hashes))
+            self._sharing.claim(req, self._admission.coming(req, req.block_hashes))
         return self._progress.plan(req, num_tokens, [list(table) for table in req.tables.tables])
-
-    def _take_blocks(self, req: Request, hit: PrefixHit, num_tokens: int) -> int:
-        """Give a request its first blocks, for at most `num_tokens` tokens behind the hit: for how
-        many; 0, with nothing changed, where they find no room."""
-        message, tables = req.message, req.tables
-        self.kv.attach(tables, hit)
-        self.kv.want_states(tables, message.prompt_token_ids, message.eos_token_ids, hit)
-        num_tokens = self.kv.until_kept(tables, hit.num_tokens, num_tokens)
-        if self.kv.allocate(tables, hit.num_tokens + num_tokens) is None:
-            self.kv.free(tables)
-            return 0
-        return num_tokens
-
-    def _coming(self, req: Request, known: BlockHashes) -> list[bytes]:
-        """Hashes of the blocks that others may wait for a request to compute."""
-        if self.kv.has_states:
-            return self.kv.hashes_with_states(req.tables, known.hashes)
-        return known.hashes[req.tables.num_cached :]
 
     def _preempt(self, req: Request) -> None:
         """Send a request, already taken from `_running`, back to its place in the queue."""
@@ -484,7 +464,7 @@ class Scheduler:
     def _give_up_blocks(self, req: Request) -> None:
         self._progress.publish(req)
         if req.block_hashes is not None:
-            self._sharing.release(req, self._coming(req, req.block_hashes))
+            self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)
 
     def _count_prompt(self, req: Request, planned: PlannedRequest) -> None:

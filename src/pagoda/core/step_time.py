@@ -114,6 +114,12 @@ class StepTimes:
         known.add(size, 1 / seconds, self._num_steps)
         self._classes[key] = known
 
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest class of steps: no step costs more besides its tokens. 0 without
+        any step."""
+        return min((1 / known.speed for known in self._classes.values()), default=0.0)
+
     def wants_decode(self) -> bool:
         """Whether the next step should only decode, since none has for long. Asking counts."""
         wants = self._num_steps - self._last_decode >= _DECODE_PERIOD

@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import zmq
+
 from pagoda.base.errors import (
     EngineAsleepError,
     EngineDeadError,
@@ -164,7 +166,8 @@ class EngineClient:
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
         Raises EngineDeadError when the engine is not ready or sleeps, QueueFullError when too many
-        wait, RequestError for an id that is already running, and sends nothing then.
+        wait, RequestError for an id that is already running, and sends nothing then. Whatever else
+        fails (OSError where a picture cannot be written) ends all of these requests and no other.
         """
         ready = self._require_ready()
         if self.asleep:
@@ -175,18 +178,29 @@ class EngineClient:
         if self.queue.active:
             self.queue.admit(requests, len(self._inboxes), self.stats, ready)
         inbox = Inbox()
-        for request in requests:
-            self._media.hold(request, self._child.folder, pixels)
-            self._inboxes[request.req_id] = inbox
-            self._child.end.send(request)
+        sent: list[str] = []
+        try:
+            for request in requests:
+                self._media.hold(request, self._child.folder, pixels)
+            for request in requests:
+                self._inboxes[request.req_id] = inbox
+                self._child.end.send(request)
+                sent.append(request.req_id)
+        except BaseException:
+            for request in requests:
+                self._forget(request.req_id)
+            if sent:
+                # Where even that fails, nobody listens to what the engine says of them.
+                with contextlib.suppress(OSError, zmq.ZMQError):
+                    self._child.end.send(AbortRequests(sent))
+            raise
         return inbox
 
     def drop(self, req_ids: Iterable[str]) -> None:
         """Hear no more of requests, and stop those that still run."""
-        running = [req_id for req_id in req_ids if self._inboxes.pop(req_id, None) is not None]
+        running = [req_id for req_id in req_ids if req_id in self._inboxes]
         for req_id in running:
-            self.queue.forget(req_id)
-            self._media.release(req_id)
+            self._forget(req_id)
         if running:
             self._child.end.send(AbortRequests(running))
 
@@ -273,6 +287,11 @@ class EngineClient:
             self._child.close()
         else:
             self._child.kill()
+
+    def _forget(self, req_id: str) -> None:
+        self._inboxes.pop(req_id, None)
+        self.queue.forget(req_id)
+        self._media.release(req_id)
 
     def _require_ready(self) -> EngineReady:
         self._attach()

@@ -25,6 +25,8 @@ class ModelEntry:
     """Never unloaded to make room, nor for being idle."""
     served: ServedModel | None = None
     """While it is loaded; also while its engine is restarted or dead."""
+    leaving: ServedModel | None = None
+    """It was loaded, and its engine is being ended."""
     failure: PagodaError | None = None
     """Why it could not be loaded, when that was last tried."""
     retry_at: float = 0.0
@@ -40,7 +42,17 @@ class ModelEntry:
     asleep: int = 0
     """The level of its sleep: 1 keeps the weights in memory, 2 nothing; 0: it is awake."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it falls asleep or wakes up."""
+    """Held by whoever changes its engine: loads it, ends it, puts it to sleep or wakes it up."""
+
+    @property
+    def held(self) -> ServedModel | None:
+        """Whose engine takes memory."""
+        return self.served or self.leaving
+
+    @property
+    def was_stopped(self) -> bool:
+        """Its engine was ended from outside, and takes no requests any more."""
+        return self.served is not None and self.served.client.state == "stopped"
 
     @property
     def state(self) -> State:
@@ -82,8 +94,8 @@ class ModelEntry:
 
     @property
     def planned_bytes(self) -> int:
-        """What its engine was planned to take, KV pool and all; 0 while it is not loaded."""
-        ready = self.served.client.ready if self.served is not None else None
+        """What its engine was planned to take, KV pool and all; 0 while it has none."""
+        ready = self.held.client.ready if self.held is not None else None
         rows: list[dict[str, Any]] = ready.ledger if ready is not None else []
         of_rank: int = sum(row["predicted"] for row in rows if row["kind"] == "memory")
         # Ranks on a CPU take it from the same memory.
@@ -93,6 +105,6 @@ class ModelEntry:
     @property
     def untouched_bytes(self) -> int:
         """Of those, what the system still counts as free: a KV pool is touched when used."""
-        if self.served is None:
+        if self.held is None:
             return 0
-        return max(0, self.planned_bytes - resident_bytes(self.served.client.pid))
+        return max(0, self.planned_bytes - resident_bytes(self.held.client.pid))

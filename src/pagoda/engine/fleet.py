@@ -7,7 +7,7 @@ do, the model that nobody used for longest goes.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import split_name
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ServedModel, served_model
+from pagoda.engine.directory import ServedModel, both_sides, served_model
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.transport import MemoryRoom
@@ -40,6 +40,7 @@ log = get_logger(__name__)
 _LEAST_CONTEXT = 4096
 # How long a request waits for a model in use to become idle, where only that makes room.
 _ROOM_SECONDS = 60.0
+_ROOM_LOOKS = 0.05
 _IDLE_LOOKS = 1.0
 # A model that could not be loaded is not tried again for each request that names it.
 _RETRY_SECONDS = 10.0
@@ -113,7 +114,7 @@ class Fleet:
         """
         if entry.asleep:
             raise EngineAsleepError(entry.names[0])
-        if entry.served is not None and entry.served.client.state != "stopped":
+        if entry.served is not None and not entry.was_stopped:
             return entry.served
         if entry.failure is not None and time.monotonic() < entry.retry_at:
             raise entry.failure
@@ -122,27 +123,22 @@ class Fleet:
 
     def begin(self, entry: ModelEntry) -> "asyncio.Task[ServedModel]":
         """Load a model in the background, unless that is under way."""
-        load = self._loads.get(entry)
+        load = self._loading(entry)
         if load is None:
             load = self._loads[entry] = asyncio.create_task(self._load(entry))
             load.add_done_callback(lambda done: self._loaded(entry, done))
         return load
 
     async def unload(self, entry: ModelEntry, *, drain_seconds: float = 0.0) -> bool:
-        """Free a model's memory, after its requests had their time; False if it was not loaded."""
-        load = self._loads.get(entry)
+        """Free a model's memory, after its requests had their time; False if it was not loaded.
+        Who asks for it meanwhile waits, and then it is loaded again."""
+        load = self._loading(entry)
         if load is not None:
             load.cancel()
             with contextlib.suppress(asyncio.CancelledError, PagodaError):
                 await load
-        served, entry.served, entry.failure = entry.served, None, None
-        if served is None:
-            return load is not None
-        self._tell(entry)
-        log.info("Unloading %s.", entry.names[0])
-        await served.client.shutdown(drain_seconds)
-        self._tell(entry)
-        return True
+        async with entry.turn:
+            return await self._end(entry, drain_seconds) or load is not None
 
     async def sleep(self, entry: ModelEntry, level: int, *, wait: bool = False) -> None:
         """Have a model take no requests and give memory back, until `wake`: that of its cache
@@ -152,30 +148,30 @@ class Fleet:
         Its requests end first (`wait`), or at once. Raises EngineDeadError where the engine cannot
         be asked, and what loading raises; the model is then awake.
         """
-        async with entry.turn:
-            load = self._loads.get(entry)
-            if load is not None:
-                await asyncio.shield(load)
+        async with self._settled(entry):
             if entry.served is not None and not entry.asleep:
                 await entry.served.client.sleep(wait=wait)
             entry.asleep = max(entry.asleep, level)
             if level > 1:
-                await self.unload(entry)
+                await self._end(entry)
             log.info("%s sleeps (level %d).", entry.names[0], entry.asleep)
             self._tell(entry)
 
     async def wake(self, entry: ModelEntry) -> None:
         """Have a model serve again, loaded anew where its weights are gone; raises as `ready`.
         One that is awake stays so."""
-        async with entry.turn:
+        async with self._settled(entry):
             if entry.served is not None:
                 await entry.served.client.wake_up()
             if not entry.asleep:
                 return
             entry.asleep = 0
             self._tell(entry)
-            await self.ready(entry)
-            log.info("%s is awake.", entry.names[0])
+            # It takes its turn next: who wants to put the model to sleep waits for it.
+            load = None if entry.served is not None else self.begin(entry)
+        if load is not None:
+            await asyncio.shield(load)
+        log.info("%s is awake.", entry.names[0])
 
     async def watch_idle(self) -> None:
         """Unload models that nobody used for long enough; runs until cancelled."""
@@ -184,7 +180,8 @@ class Fleet:
             for entry in self.entries:
                 if self._can_go(entry) and entry.idle_seconds >= self._limits.idle_seconds:
                     log.info("%s was idle for %.0f s.", entry.names[0], entry.idle_seconds)
-                    await self.unload(entry)
+                    async with entry.turn:
+                        await self._end(entry)
 
     def listen(self) -> "asyncio.Queue[Event]":
         """A queue that hears of every change of state from now on, until `forget`."""
@@ -200,26 +197,67 @@ class Fleet:
         for load in list(self._loads.values()):
             load.cancel()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        ends = [served.client.shutdown(drain_seconds) for served in self.models()]
+        # Without their turns: one may wait for requests that end only now.
+        held = [entry.held for entry in self.entries if entry.held is not None]
+        ends = [model.client.shutdown(drain_seconds) for model in held]
         await asyncio.gather(*ends, return_exceptions=True)
 
+    def _loading(self, entry: ModelEntry) -> "asyncio.Task[ServedModel] | None":
+        load = self._loads.get(entry)
+        return None if load is None or load.done() else load
+
     def _loaded(self, entry: ModelEntry, load: "asyncio.Task[ServedModel]") -> None:
-        self._loads.pop(entry, None)
+        if self._loads.get(entry) is load:
+            del self._loads[entry]
         if not load.cancelled():
             load.exception()  # it was logged, and nobody may be waiting for it
 
+    @contextlib.asynccontextmanager
+    async def _settled(self, entry: ModelEntry) -> AsyncIterator[None]:
+        """The entry's turn, behind a load that is under way; raises what that raises."""
+        while True:
+            load = self._loading(entry)
+            if load is not None:
+                await asyncio.shield(load)
+            async with entry.turn:
+                if self._loading(entry) is None:
+                    if entry.was_stopped:
+                        await self._end(entry)
+                    yield
+                    return
+
+    async def _end(self, entry: ModelEntry, drain_seconds: float = 0.0) -> bool:
+        """End the entry's engine, in the entry's turn; False where it has none."""
+        served, entry.served, entry.failure = entry.served, None, None
+        if served is None:
+            return False
+        entry.leaving = served
+        self._tell(entry)
+        log.info("Unloading %s.", entry.names[0])
+        try:
+            await served.client.shutdown(drain_seconds)
+        except asyncio.CancelledError:
+            served.client.kill()  # Nobody would know of it any more.
+            raise
+        finally:
+            entry.leaving = None
+            self._tell(entry)
+        return True
+
     async def _load(self, entry: ModelEntry) -> ServedModel:
-        if entry.served is not None:
-            return entry.served
         entry.loading, entry.failure, entry.progress = True, None, None
         self._tell(entry)
         try:
-            async with self._turn:
-                log.info("Loading %s.", entry.names[0])
-                local = await asyncio.to_thread(fetch_model, entry.config.model)
-                config = replace(entry.config, model=local)
-                entry.served = await self._start_with_room(entry, config)
-                return entry.served
+            async with entry.turn:
+                if entry.served is not None and not entry.was_stopped:
+                    return entry.served
+                await self._end(entry)
+                async with self._turn:
+                    log.info("Loading %s.", entry.names[0])
+                    local = await asyncio.to_thread(fetch_model, entry.config.model)
+                    config = replace(entry.config, model=local)
+                    entry.served = await self._start_with_room(entry, config)
+                    return entry.served
         except PagodaError as error:
             entry.failure, entry.retry_at = error, time.monotonic() + _RETRY_SECONDS
             log.error("%s could not be loaded: %s", entry.names[0], error)
@@ -231,18 +269,16 @@ class Fleet:
     async def _start_with_room(self, entry: ModelEntry, config: EngineConfig) -> ServedModel:
         while True:
             alone = self._least_used() is None
+            held = {other: other.held for other in self.entries if other.held is not None}
             client = self._launch(config, self._room(keep_context=alone))
             try:
                 return await self._start(entry, config, client)
             except EngineDeadError as error:
                 if not client.out_of_memory:
                     raise
-                # Not who was idle before: that was seconds ago.
-                can_go = await self._wait_for_idle()
-                if can_go is None:
+                # Not of who was idle before: that was seconds ago.
+                if not await self._make_room(entry, held):
                     raise CapacityError(self._no_room(entry, str(error))) from error
-            log.info("%s makes room for %s.", can_go.names[0], entry.names[0])
-            await self.unload(can_go)
 
     async def _start(
         self, entry: ModelEntry, config: EngineConfig, client: EngineClient
@@ -252,17 +288,17 @@ class Fleet:
             self._tell(entry)
 
         try:
-            text, _ = await asyncio.gather(
-                asyncio.to_thread(load_text_side, config.model), client.wait_ready(None, progress)
-            )
+            loading = asyncio.to_thread(load_text_side, config.model)
+            text = await both_sides(loading, client, progress=progress)
         except BaseException:
+            client.kill()  # At once: this wait may be cancelled too.
             await client.shutdown()
             raise
         # Under the name it was asked for, not that of its local files.
         return replace(served_model(entry.config, client, text), names=entry.names)
 
     def _room(self, *, keep_context: bool) -> MemoryRoom:
-        loaded = [entry for entry in self.entries if entry.served is not None]
+        loaded = [entry for entry in self.entries if entry.held is not None]
         limit = self._limits.memory_bytes
         if limit is not None:
             limit = max(0, limit - sum(entry.planned_bytes for entry in loaded))
@@ -273,25 +309,39 @@ class Fleet:
         )
 
     def _can_go(self, entry: ModelEntry) -> bool:
-        return entry.served is not None and not entry.pinned and not entry.in_use
+        """Whether its engine can be ended now; its turn is then free to be taken at once."""
+        idle = entry.served is not None and not entry.in_use and not entry.turn.locked()
+        return idle and not entry.pinned
 
     def _least_used(self) -> ModelEntry | None:
         idle = [entry for entry in self.entries if self._can_go(entry)]
         return min(idle, key=lambda entry: entry.last_used, default=None)
 
-    async def _wait_for_idle(self) -> ModelEntry | None:
-        """The next model that can go, if one comes to rest in time."""
-        if not any(entry.served is not None and not entry.pinned for entry in self.entries):
-            return None
+    async def _make_room(self, entry: ModelEntry, held: dict[ModelEntry, ServedModel]) -> bool:
+        """Have one of those go that `held` memory, or that comes to rest in time, unless one has
+        gone; False where none does."""
+        can_go = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ROOM_SECONDS):
-                while (entry := self._least_used()) is None:
-                    await asyncio.sleep(0.05)
-                return entry
-        return None
+                while can_go is None:
+                    if any(other.held is not model for other, model in held.items()):
+                        return True
+                    # Not for its turn: that may be taken by its next load, which waits for ours.
+                    leaves = any(other.leaving is not None for other in self.entries)
+                    can_go = None if leaves else self._least_used()
+                    if can_go is None:
+                        if not leaves and not any(e.served and not e.pinned for e in self.entries):
+                            return False
+                        await asyncio.sleep(_ROOM_LOOKS)
+        if can_go is None:
+            return False
+        log.info("%s makes room for %s.", can_go.names[0], entry.names[0])
+        async with can_go.turn:
+            await self._end(can_go)
+        return True
 
     def _no_room(self, entry: ModelEntry, reason: str) -> str:
-        loaded = [e for e in self.entries if e.served is not None]
+        loaded = [e for e in self.entries if e.held is not None]
         held = ", ".join(
             f"{e.names[0]} {format_bytes(e.planned_bytes)}{' (pinned)' if e.pinned else ''}"
             for e in loaded

@@ -268,7 +268,7 @@ class MediaFiles:
                 continue
             try:
                 np.save(path, pixels[item.content_hash], allow_pickle=False)
-            except OSError:
+            except BaseException:
                 self.release(request.req_id)
                 raise
 

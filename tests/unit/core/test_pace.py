@@ -1,65 +1,15 @@
 """A long prompt beside streams, on simulated machines: nobody waits much longer, nobody starves."""
 
 import math
-import random
 
 import pytest
 
-from pagoda.core.pace import LEAST_PROMPT_TOKENS
-from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.core.step_time import StepCost, size_of
+from pagoda.core.limits import SchedulerLimits
+from pagoda.core.pace import LEAST_PROMPT_TOKENS, PromptRoom
+from pagoda.core.step_time import StepCost, StepSize, StepTimes
 
-from .fake_runner import add_request, make_scheduler, planned_tokens
-
-MACHINES = {
-    "laptop": StepCost(per_token=2.6e-4, base=1.9e-3, per_pair=6e-8),
-    "slow": StepCost(per_token=4e-2, base=1e-2, per_pair=1e-6),
-    "gpu": StepCost(per_token=2e-5, base=5e-3, per_pair=1e-9),
-}
-
-
-class Machine:
-    """Executes plans in simulated time: what a step takes follows from its cost."""
-
-    def __init__(self, cost: StepCost, noise: float = 0.0, **limits: object):
-        values = {"max_num_reqs": 16, "max_num_batched_tokens": 512, "max_model_len": 8192}
-        self.scheduler, _ = make_scheduler(
-            num_blocks=4096, block_size=16, prefix_caching=False, **{**values, **limits}
-        )
-        self.cost = cost
-        self.noise = noise
-        self.chance = random.Random(1)
-
-    def step(self) -> tuple[StepPlan, float]:
-        plan = self.scheduler.schedule()
-        seconds = self.cost.seconds(size_of(plan)) * self.chance.lognormvariate(0, self.noise)
-        results = [
-            RequestResult(req_id=planned.req_id, token_ids=[1] if planned.samples else [])
-            for planned in plan.requests
-        ]
-        self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results), seconds)
-        return plan, seconds
-
-    def add(self, name: str, length: int, **fields: object) -> None:
-        prompt = [(length * i + i * i // 3) % 24 for i in range(length)]
-        add_request(self.scheduler, name, prompt, **{"max_tokens": 3000, **fields})
-
-    def start_streams(self, count: int) -> list[float]:
-        """Seconds of each of their steps, once they all run."""
-        for index in range(count):
-            self.add(f"stream{index}", 30 + index)
-        seconds = [self.step()[1] for _ in range(100)]
-        return seconds[20:]
-
-    def read_prompt(self, length: int) -> tuple[list[int], list[float]]:
-        """Tokens and seconds of each step until the prompt is read."""
-        self.add("long", length, max_tokens=1)
-        tokens, seconds = [], []
-        while sum(tokens) < length:
-            plan, elapsed = self.step()
-            tokens.append(planned_tokens(plan).get("long", 0))
-            seconds.append(elapsed)
-        return tokens, seconds
+from .fake_runner import planned_tokens
+from .machine import MACHINES, Machine
 
 
 def p99(seconds: list[float]) -> float:
@@ -95,12 +45,37 @@ def test_a_bound_in_seconds():
     assert seconds[5] > 0.027
 
 
-def test_without_streams_the_whole_budget_is_used():
-    machine = Machine(MACHINES["laptop"], max_step_growth=2.5)
-    machine.start_streams(2)
-    machine.scheduler.abort(["stream0", "stream1"])
-    tokens, _ = machine.read_prompt(2000)
-    assert tokens == [512, 512, 512, 464]
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_prompt_alone_takes_short_steps_and_is_read_no_slower(name):
+    """Who comes while it is read waits for the end of a step."""
+    cost = MACHINES[name]
+    whole = sum(Machine(cost).read_prompt(4000)[1])
+    machine = Machine(cost, max_step_growth=2.5)
+    tokens, seconds = machine.read_prompt(4000)
+    assert sum(seconds) < 1.12 * whole
+    assert min(tokens[:-1]) >= 32
+    # Steps of so many tokens, or eight times as long as one is without any.
+    longest = max(0.02, 8 * cost.base, cost.seconds(StepSize().plus(4000, 33)))
+    assert max(seconds[5:]) < 1.05 * longest
+
+
+def test_a_step_costs_no_more_without_tokens_than_the_shortest_one_seen():
+    """What a context costs each step looks like that where sizes are alike."""
+    times = StepTimes()
+    times.observe(StepSize().plus(40, 1), 0.003, decodes=True)
+    for start, tokens, seconds in ((500, 90, 0.048), (2000, 40, 0.046), (4000, 20, 0.067)):
+        times.observe(StepSize().plus(start, tokens), seconds)
+    assert times.cost().base > 2 * 0.003
+    limits = SchedulerLimits(8, 512, 8192, max_step_growth=2.2)
+    room = PromptRoom(limits, times, [], 512)
+    tokens = room.most(0, 512)
+    assert tokens >= 32
+    room.take(0, tokens)
+    assert room.seconds <= max(0.02, 8 * 0.003)
+
+
+def test_without_a_bound_a_prompt_alone_takes_the_whole_budget():
+    assert Machine(MACHINES["laptop"]).read_prompt(2000)[0] == [512, 512, 512, 464]
 
 
 def test_few_streams_are_as_patient_as_eight():

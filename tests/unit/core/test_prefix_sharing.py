@@ -83,8 +83,8 @@ def test_equal_prompts_in_flight_are_computed_once():
     add_request(scheduler, "other", [20, 21])
     steps = [run_step(scheduler, runner) for _ in range(3)]
     plans = [planned_tokens(plan) for plan, _ in steps]
-    assert plans[0] == {"r0": 8}
-    assert plans[1] == {"r0": 6, "other": 2}, "those who wait block nobody"
+    assert plans[0] == {"other": 2, "r0": 6}, "those who wait block nobody"
+    assert plans[1] == {"r0": 7, "other": 1}
     assert plans[2] == {"r0": 1, "r1": 2, "r2": 2, "r3": 2, "other": 1}
     cached = {delta.req_id: delta.num_cached_tokens for delta in steps[2][1]}
     assert [cached[f"r{i}"] for i in range(1, 4)] == [12, 12, 12]
