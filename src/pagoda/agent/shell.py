@@ -6,7 +6,6 @@ and `?`. Whoever wants to know what a line does takes all else for unknown.
 """
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 LONGEST = 1000
@@ -73,8 +72,10 @@ def _known(char: str) -> bool:
     return char.isalpha() and ("À" <= char <= "ſ" or "Ͱ" <= char < "\ud800")
 
 
-def names(line: str) -> Iterator[str]:
-    """The programs of a line that is understood, as far as they are named plainly."""
-    for command in commands(line) or ():
-        if command[0].plain and not command[0].glob and "=" not in command[0].text:
-            yield command[0].text
+def programs(line: str) -> frozenset[str] | None:
+    """The programs that a line runs, as they are named there; None where it is not understood, or
+    the name of one is quoted or a pattern."""
+    found = commands(line)
+    if found is None or not all(name.plain and not name.glob for name, *_ in found):
+        return None
+    return frozenset(name.text for name, *_ in found)
