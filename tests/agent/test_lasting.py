@@ -60,8 +60,8 @@ def granted(lasting, **changes):
         ("sudo mkdir a", None), ("env mkdir a", None), ("xargs mkdir", None), ("sh x", None),
         ("python3 -c 'x'", None), ("ls | xargs cp", None), ("mkdir a && make", None),
         ("find . -name x -newer y -printf x", None), ("git status", None), ("./mkdir a", None),
-        ("'mkdir' a", None), ("mk* a", None), ("x=1 mkdir a", None), ("rm x", None),
-        ("8.8.8.8", None),
+        ("'mkdir' a", None), ("mk* a", None), ("cp x /dev/sda", None), ("cp x //host/y", None),
+        ("x=1 mkdir a", None), ("rm x", None), ("8.8.8.8", None),
         # no line that every shell reads alike
         ("mkdir $x", ANY), ("cp x > y", ANY), ("Dear Sir, it's done!", ANY), ("cp x y &", ANY),
     ],
@@ -127,7 +127,7 @@ def test_what_passes_afterwards():
     policy.allow(of("mkdir", "cp"))
     for line in ("mkdir b", "cp -r x y | mkdir z", "ls"):
         assert judged(Type(line), ENTER, policy=policy).decision is Decision.ALLOW
-    for line in ("mkdir b; touch x", "mkdir $b", "sudo cp x y", "mkdir b > c"):
+    for line in ("mkdir b; touch x", "mkdir $b", "sudo cp x y", "mkdir b > c", "cp x /dev/sda"):
         assert judged(Type(line), ENTER, policy=policy).decision is Decision.CONFIRM
     assert judged(Type("mkdir b"), Click(AT), ENTER, policy=policy).decision is Decision.CONFIRM
     policy.allow(of("touch"))

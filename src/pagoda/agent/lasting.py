@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pagoda.agent.line import Line
+from pagoda.agent.readonly import REACHES
 from pagoda.agent.reasons import Reason
-from pagoda.agent.shell import commands, programs
+from pagoda.agent.shell import Word, commands
 
-# They run nothing that their words name, destroy nothing but what they overwrite, and send nothing
-# to where a word says (but ping its echoes). Left out is all of which that is not known, whatever
-# it does: sudo, env and xargs are in good company with tar, sort, ssh and git.
+# With any options and words, they run nothing, and remove nothing but empty folders and what they
+# overwrite. Whatever is not known to be so is left out: sudo, env and xargs, and also tar, sort,
+# find and git, which have options that name a program to run.
 BY_NAME = frozenset({
     "basename", "cat", "cd", "cmp", "cp", "cut", "df", "diff", "dirname", "du", "echo", "false",
     "file", "free", "grep", "groups", "head", "id", "ln", "ls", "lsblk", "lscpu", "md5sum",
@@ -56,6 +57,12 @@ def offered(lines: Sequence[Line]) -> Lasting | None:
 
 
 def _names(line: Line) -> frozenset[str]:
-    """The programs that it runs; one that has no name where that is not known."""
-    found = programs(line.text) if line.known else None
-    return frozenset({""}) if found is None else found
+    """The programs that it runs, without a name where that does not say enough."""
+    found = commands(line.text) if line.known else None
+    return frozenset({""}) if found is None else frozenset(map(_name, found))
+
+
+def _name(command: Sequence[Word]) -> str:
+    name, *words = command
+    reaches = any(REACHES.search(word.text) for word in words)
+    return name.text if name.plain and not reaches else ""

@@ -70,12 +70,3 @@ def _known(char: str) -> bool:
     if char < "\x7f":
         return char >= " "
     return char.isalpha() and ("À" <= char <= "ſ" or "Ͱ" <= char < "\ud800")
-
-
-def programs(line: str) -> frozenset[str] | None:
-    """The programs that a line runs, as they are named there; None where it is not understood, or
-    the name of one is quoted or a pattern."""
-    found = commands(line)
-    if found is None or not all(name.plain and not name.glob for name, *_ in found):
-        return None
-    return frozenset(name.text for name, *_ in found)

@@ -273,7 +273,8 @@ class Stepper:
         if judgement.decision is Decision.CONFIRM:
             asked = await self.driver.screenshot()
             offer = judgement.offer
-            verdict = await control.ask_consent(action, reason, category, offer and offer.reason)
+            said = None if offer is None else offer.reason
+            verdict = await control.ask_consent(action, reason, category, said)
             if offer is not None and verdict is Consent.LASTING:
                 self.policy.allow(offer)
             refusal = "" if verdict.allowed else _REFUSED[verdict].format(reason)
