@@ -208,6 +208,24 @@ async def test_consent_over_http(make, serve, computer):
     assert seen[-1]["state"] == "done" and not entered(computer)
 
 
+async def test_consent_that_lasts_over_http(make, serve, computer):
+    lines = "typestr mkdir a\nkeyboard Enter"
+    running = await serve(make("keyboard ctrl+c", lines, lines, "Done")[0])
+    client = await running.controller()
+    await client.post("/api/start", json={"task": "x"})
+    asked = (await events_of(client, lambda event: event.get("state") == "waiting_consent"))[-1]
+    assert "runs nothing but mkdir" in asked["offer"]
+    answer = {"id": asked["id"], "allow": False, "lasting": True}
+    refused = await client.post("/api/consent", json=answer)
+    assert refused.status_code == 409 and "for longer" in refused.json()["error"]
+    reply = await client.post("/api/consent", json={**answer, "allow": True})
+    assert reply.status_code == 200
+    seen = await events_of(client, is_over, asked["number"] + 1)
+    assert seen[-1]["state"] == "done" and computer.log.count(("down", "Enter")) == 2
+    given = [event for event in seen if event["event"] == "consent"]
+    assert [(event["verdict"], event["offer"]) for event in given] == [("lasting", asked["offer"])]
+
+
 async def test_pause_hint_and_reset_over_http(make, serve):
     running = await serve(make(asyncio.Event(), "Done")[0])
     client = await running.controller()

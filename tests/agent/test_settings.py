@@ -23,7 +23,9 @@ def test_a_kind_that_is_set_goes_before_the_level():
         assert decided == {**decisions(level), **own} and set(decided) == set(Category)
 
 
-@pytest.mark.parametrize("kind", [["run", "task"], ["resume", "run"], ["serve"], ["mcp"]])
+@pytest.mark.parametrize(
+    "kind", [["run", "task"], ["resume", "run"], ["replay", "run"], ["serve"], ["mcp"]]
+)
 def test_the_level_of_consent_is_a_flag(monkeypatch, tmp_path, kind):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load_settings(parse_kind(kind)[1]).consent is Level.DEFAULT

@@ -71,6 +71,22 @@ async def test_consent_is_asked_and_given(make, computer, person, capsys):
     assert await watched.code() == 0 and computer.done("down")
 
 
+@pytest.mark.parametrize(("answers", "sent"), [("a", 2), ("yn", 1), ("nA", 1)])
+async def test_consent_that_lasts(make, computer, person, capsys, answers, sent):
+    lines = [f"typestr {line}\nkeyboard Enter" for line in ("mkdir a", "mkdir b", "reboot")]
+    operator, _script = make("keyboard ctrl+c", *lines, "Done")
+    watched = Watched(operator, capsys)
+    shown = []
+    for answer in answers:
+        shown += ["nothing but mkdir", "\nAllow it? [y/N, a: do not ask again] "]
+        await watched.shows(*shown)
+        person(f"{answer}\n")
+    await watched.shows(*shown, f"Enter would run 'reboot' ('reboot'). {CONSENT}")
+    person("a\n")  # was not offered
+    assert await watched.code() == 0
+    assert computer.log.count(("down", "Enter")) == sent
+
+
 async def test_a_question_that_nobody_answers_ends(make, computer, person, capsys):
     replies = ["typestr reboot\nkeyboard Enter", "keyboard ctrl+c", "$ Which printer?", "Done"]
     operator, script = make(*replies, consent_seconds=0.05)

@@ -18,6 +18,7 @@ from tests.web.agent_server import AgentServer, serving, wait_until
 from tests.web.conftest import Visit
 
 CLICK = "# I click the button\nmouse 500 500 1"
+PAY = "# pay\nmouse 500 500 1"
 HANGS = Step(hang="before headers")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 HOSTILE = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
@@ -163,6 +164,27 @@ def test_consent(visit, allow: bool) -> None:
     dialog.wait_for(state="hidden")
     assert bool(visitor.server.computer.done("press")) is allow
     page.get_by_text("Allowed" if allow else "Refused", exact=True).wait_for()
+
+
+def test_consent_that_lasts(visit) -> None:
+    lines = "typestr mkdir a\nkeyboard Enter"
+    visitor = visit("keyboard ctrl+c", lines, lines, CLICK, PAY, "Done").enter()
+    page = visitor.page
+    visitor.send("make folders")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    offer = '"Do not ask again" lets every line pass that runs nothing but mkdir'
+    assert dialog.locator("#consent-offer").inner_text().startswith(offer)
+    dialog.get_by_role("button", name="Allow, and do not ask again").click()
+    page.locator("#consent-reason", has_text="this click is to 'pay'").wait_for()
+    assert visitor.server.computer.log.count(("down", "Enter")) == 2
+    assert not dialog.locator("#allow-lasting").is_visible()
+    assert dialog.locator("#consent-offer").inner_text() == ""
+    dialog.get_by_role("button", name="Allow", exact=True).click()
+    visitor.state("done")
+    note = page.locator(".note", has_text="Allowed, not to be asked again")
+    assert offer in note.inner_text()
+    assert page.get_by_text("Allowed", exact=True).count() == 1
 
 
 def test_escape_stops_while_consent_is_asked(visit) -> None:

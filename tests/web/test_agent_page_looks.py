@@ -99,7 +99,7 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
 
 
 def test_in_chinese_and_dark(visit) -> None:
-    script = ["# delete the file\nmouse 500 500 1", "Done"]
+    script = ["# delete the file\nmouse 500 500 1", "keyboard Enter", "Done"]
     visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
     page = visitor.page
     assert page.locator("#state").inner_text() == "空闲"
@@ -110,9 +110,13 @@ def test_in_chinese_and_dark(visit) -> None:
     reason = "据它自己所说，这次点击是要 'delete'。"
     assert page.locator("#consent-reason").inner_text() == reason
     page.click("#allow")
+    offer = "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    page.locator("#consent-offer", has_text=offer).wait_for()
+    page.get_by_role("button", name="允许，不再询问").click()
     visitor.state("done")
     assert reason in page.locator("#transcript").inner_text()
-    assert page.locator(".result").inner_text() == "完成。"
+    assert f"已允许，不再询问\n\n{offer}" in page.locator("#transcript").inner_text()
+    assert page.locator(".result").first.inner_text() == "完成。"
     assert page.locator("#state").inner_text() == "完成"
     dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
     assert dark == "rgb(28, 27, 26)"

@@ -26,6 +26,12 @@ _REASONS: Mapping[str, str] = {
     "closingKeys": "{keys} 会关闭窗口或程序。",
     "anyInput": "设置要求每次点击、按键和输入文字都先询问。",
     "warning": "模型提供方警告：{text}",
+    "lastingPrograms": (
+        "“不再询问”会放行只运行 {programs} 的每一行，无论涉及哪些文件，直到任务结束。"
+    ),
+    "lastingAnyLine": (
+        "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    ),
 }
 SENTENCES: Mapping[str, str] = {
     **{WORDS[code]: chinese for code, chinese in _REASONS.items()},
@@ -117,6 +123,9 @@ SENTENCES: Mapping[str, str] = {
     "The task is {state}, not paused.": "任务并未暂停 ({state})。",
     "The task is {state}; the model has not asked anything.": "模型没有提问 ({state})。",
     "That action does not wait for consent (any more).": "该操作并不（或不再）等待许可。",
+    "That action can be allowed this once, or refused; it cannot be allowed for longer.": (
+        "该操作只能允许这一次或拒绝，不能长期允许。"
+    ),
     "Another task is going on; cancel it or wait for its end.": (
         "另一个任务正在进行；请取消它或等它结束。"
     ),

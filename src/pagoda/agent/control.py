@@ -46,10 +46,16 @@ class Consent(StrEnum):
     """How a request for consent ended."""
 
     ALLOW = "allow"
+    LASTING = "lasting"
+    """Allowed, with all that the request offered."""
     DENY = "deny"
     TIMEOUT = "timeout"
     NOBODY = "nobody"
     """There was nobody to ask."""
+
+    @property
+    def allowed(self) -> bool:
+        return self in (Consent.ALLOW, Consent.LASTING)
 
 
 class PauseRequest(Exception):  # noqa: N818 - no error
@@ -65,6 +71,8 @@ class ConsentRequest:
     id: int
     action: Action
     reason: str
+    offer: str
+    """What may be allowed beyond the action; empty where nothing may."""
 
 
 @dataclass
@@ -94,7 +102,7 @@ class Control:
     recorder: Recorder
     step: Step
     release: Callable[[], Awaitable[None]]
-    """Lifts what is held down; called whenever a step was stopped or was the last one."""
+    """Lifts what is held down; called whenever a step was stopped or no other follows it."""
     finish: Callable[[], Awaitable[None]]
     """At the end of the task, once."""
     budget: Budget
@@ -143,10 +151,10 @@ class Control:
         """What the model asked for. Raises StateError where it did not."""
         return self._inbox.put(partial(self._answer, text))
 
-    def consent(self, request_id: int, allow: bool) -> Awaitable[None]:
-        """Allow or refuse the action that waits under this number. Raises StateError where none
-        does."""
-        return self._inbox.put(partial(self._consent, request_id, allow))
+    def consent(self, request_id: int, allow: bool, lasting: bool = False) -> Awaitable[None]:
+        """Allow or refuse the action that waits under this number; `lasting` allows all that the
+        request offers. Raises StateError where none waits, or it offers nothing."""
+        return self._inbox.put(partial(self._consent, request_id, allow, lasting))
 
     async def cancel(self, reason: str = CANCELLED) -> None:
         """End the task; returns when nothing more is sent, nothing is held down, and `finish` was
@@ -155,15 +163,20 @@ class Control:
         await self.wait()
 
     async def ask_consent(
-        self, action: Action, reason: Reason, category: Category | None = None
+        self,
+        action: Action,
+        reason: Reason,
+        category: Category | None = None,
+        offer: Reason | None = None,
     ) -> Consent:
-        """Called by a step."""
+        """Called by a step. `offer` says what may be allowed beyond the action."""
+        offered = "" if offer is None else str(offer)
         self._consents += 1
         self._enter(
             State.WAITING_CONSENT, str(reason), why=asdict(reason),
-            id=self._consents, action=to_json(action), category=category,
+            id=self._consents, action=to_json(action), category=category, offer=offered,
         )  # fmt: skip
-        request = ConsentRequest(self._consents, action, self.reason)
+        request = ConsentRequest(self._consents, action, self.reason, offered)
         self.consent_request = request
         try:
             verdict = Consent(await self._wait_for_reply(self.limits.consent))
@@ -171,7 +184,8 @@ class Control:
             verdict = Consent.TIMEOUT if self.limits.consent else Consent.NOBODY
         finally:
             self.consent_request = None
-        self.recorder.record("consent", id=request.id, verdict=verdict)
+        taken = {"offer": offered} if verdict is Consent.LASTING else {}
+        self.recorder.record("consent", id=request.id, verdict=verdict, **taken)
         self._enter(State.RUNNING)
         return verdict
 
@@ -241,12 +255,17 @@ class Control:
         if not self._reply.done():
             self._reply.set_result(text)
 
-    async def _consent(self, request_id: int, allow: bool) -> None:
+    async def _consent(self, request_id: int, allow: bool, lasting: bool) -> None:
         request = self.consent_request
         if request is None or self._reply is None or request.id != request_id:
             raise StateError("That action does not wait for consent (any more).")
+        if lasting and not (allow and request.offer):
+            raise StateError(
+                "That action can be allowed this once, or refused; it cannot be allowed for longer."
+            )
         if not self._reply.done():
-            self._reply.set_result(Consent.ALLOW if allow else Consent.DENY)
+            allowed = Consent.LASTING if lasting else Consent.ALLOW
+            self._reply.set_result(allowed if allow else Consent.DENY)
 
     def _begin_step(self) -> None:
         step = self._stepping = asyncio.ensure_future(self.step(self))

@@ -53,6 +53,7 @@ _ENGLISH = {
     "not understood": "Not understood",
     "consent": "Consent",
     "allow": "Allowed",
+    "lasting": "Allowed, not to be asked again",
     "deny": "Refused",
     "timeout": "Not done: nobody answered in time",
     "nobody": "Not done: nobody was there to be asked",
@@ -75,6 +76,7 @@ _CHINESE = {
     "not understood": "无法理解",
     "consent": "许可",
     "allow": "已允许",
+    "lasting": "已允许，不再询问",
     "deny": "已拒绝",
     "timeout": "未执行：无人及时回答",
     "nobody": "未执行：无人可询问",
@@ -116,6 +118,8 @@ def export_html(folder: Path, chinese: bool = False) -> str:
                 step["actions"] = actions
             case {"event": "state", "state": state, "reason": reason} if reason:
                 add(state, reason, ours=state != "done")
+            case {"event": "consent", "verdict": verdict, "offer": offer}:
+                add(verdict, offer)
             case {"event": "consent", "verdict": verdict}:
                 add("consent", words.get(verdict, verdict), ours=False)
             case {"event": str(kind)} if kind in _SAID:

@@ -121,6 +121,11 @@ class Line(msgspec.Struct, frozen=True):
         return self.before + self.after
 
     @property
+    def whole(self) -> str:
+        """All that may be on it, in the order in which it was typed."""
+        return "".join((*self.parts, self.text))
+
+    @property
     def shown(self) -> str:
         """For a user; parts that may not be one line stand beside each other."""
         return " ... ".join(map(_quoted, filter(None, (*self.parts, self.text))))
@@ -140,7 +145,7 @@ class Line(msgspec.Struct, frozen=True):
         """(the line for the user, the line)"""
         parts = [part for part in (*self.parts, self.text) if part]
         shown = self.shown
-        yield shown, "".join(parts)
+        yield shown, self.whole
         if len(parts) > 1:
             yield shown, " ".join(parts)
             yield shown, "".join(reversed(parts))
@@ -275,7 +280,7 @@ class Line(msgspec.Struct, frozen=True):
         return Line(earlier=danger.line if danger else self.earlier, known=True)
 
     def _bounded(self) -> "Line":
-        typed = "".join((*self.parts, self.text))
+        typed = self.whole
         if len(self.parts) <= _MOST_PARTS and len(typed) <= MAX_TYPED:
             return self
         if danger := self.danger():

@@ -271,7 +271,7 @@ class Operator:
             self.settle, run.number,
         )  # fmt: skip
         return Control(
-            recorder, stepper.step, driver.release_all, partial(_finish, model, recorder),
+            recorder, stepper.step, stepper.let_go, partial(_finish, model, recorder),
             budget, history.add_hint,
             Limits(settings.consent_seconds, settings.answer_seconds),
         )  # fmt: skip

@@ -7,8 +7,9 @@ because nobody is there to answer is refused.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from pagoda.agent.actions import (
@@ -23,6 +24,7 @@ from pagoda.agent.actions import (
     Type,
 )
 from pagoda.agent.errors import ActionError
+from pagoda.agent.lasting import Lasting, offered
 from pagoda.agent.line import ALT, CONTROL, ENTERS, META, SHIFT, Danger, Line, Memory
 from pagoda.agent.reasons import Reason
 
@@ -105,6 +107,15 @@ class Judgement:
     category: Category | None = None
     reason: Reason | None = None
     """For the user who is asked, and for the model that was refused."""
+    offer: Lasting | None = None
+    """What the user may allow beyond this action."""
+
+
+class _Finding(NamedTuple):
+    category: Category
+    reason: Reason
+    lines: tuple[Line, ...] = ()
+    """Those that it would send and that are asked about."""
 
 
 @dataclass
@@ -120,14 +131,25 @@ class Policy:
     """Hosts whose addresses may be typed, with their subdomains; empty allows all."""
     secret_names: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
+    lasting: Lasting = Lasting()
 
     def judge(self, action: Action, thought: str = "", program: str | None = None) -> Judgement:
         """`program` has the keyboard's focus, as far as the driver knows."""
+        found = list(self._found(action, thought, program))
         judgements = [
-            Judgement(self.decisions[category], category, reason)
-            for category, reason in self._found(action, thought, program)
+            Judgement(self.decisions[category], category, reason) for category, reason, _ in found
         ]
-        return max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
+        worst = max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
+        lines = self._nothing_but_lines(found) if worst.decision is Decision.CONFIRM else ()
+        if not lines:
+            return worst
+        if self.lasting.covers(lines):
+            return Judgement(Decision.ALLOW)
+        return replace(worst, offer=offered(lines))
+
+    def allow(self, offer: Lasting) -> None:
+        """Do not ask about such lines again."""
+        self.lasting = self.lasting.joined(offer)
 
     def erasure(self, action: Action, category: Category) -> tuple[Key, ...] | None:
         """What removes the line that the action would have sent, had that kind not been refused;
@@ -139,6 +161,11 @@ class Policy:
 
     def interrupted(self) -> None:
         """A person may use the computer now."""
+        self.lasting = self.lasting.after_pause()
+        self.left()
+
+    def left(self) -> None:
+        """The cursor or the focus may be elsewhere now."""
         self.memory.keep(self.memory.line.left())
 
     def note(self, action: Action, program: str | None = None) -> None:
@@ -157,48 +184,64 @@ class Policy:
             raise
         self.memory.keep(_after(line, action, program))
 
-    def _found(
-        self, action: Action, thought: str, program: str | None
-    ) -> Iterator[tuple[Category, Reason]]:
+    def _found(self, action: Action, thought: str, program: str | None) -> Iterator[_Finding]:
         """All that it may be asked about for, the worst first."""
         match action:
             case Power(what):
-                yield Category.POWER, Reason("power", {"what": what})
+                yield _Finding(Category.POWER, Reason("power", {"what": what}))
             case HidReset():
-                yield Category.POWER, Reason("replug")
+                yield _Finding(Category.POWER, Reason("replug"))
             case Type():
                 yield from self._typing(action, program)
             case Key():
                 yield from self._pressing(action, thought, program)
             case Click(button="left") if committed := _COMMITS.search(thought):
-                yield Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
+                yield _Finding(
+                    Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
+                )
             case Click(button="middle"):
-                yield Category.LINE, Reason("pasting")
+                yield _Finding(Category.LINE, Reason("pasting"))
         if isinstance(action, InputAction) and not isinstance(action, Move | Scroll):
-            yield Category.INPUT, Reason("anyInput")
+            yield _Finding(Category.INPUT, Reason("anyInput"))
 
-    def _typing(self, action: Type, program: str | None) -> Iterator[tuple[Category, Reason]]:
+    def _typing(self, action: Type, program: str | None) -> Iterator[_Finding]:
         line = self.memory.line
         # The last part has not been entered yet; it is judged with the Enter that follows.
         after, sent = line.after_action(action)
         yield from _sending(sent, "typedCommand", program)
-        for name in self.secret_names:
-            if f"{{{{secret:{name}}}}}" in action.text:
-                yield Category.SECRET, Reason("secret", {"name": repr(name)})
+        for name in self._secrets(action.text):
+            yield _Finding(Category.SECRET, Reason("secret", {"name": repr(name)}))
         if self.allowed_hosts:
             typed = "\n".join(entered.text for entered in [*sent, after])
             known = {_host(address[0]) for address in _ADDRESS.finditer(line.text)}
-            for address in _ADDRESS.finditer(typed):
-                if _host(address[0]) not in known and not self._allows(address[0]):
-                    yield Category.ADDRESS, Reason("address", {"address": address[0][:200]})
+            for address in self._foreign(typed):
+                if _host(address) not in known:
+                    yield _Finding(Category.ADDRESS, Reason("address", {"address": address[:200]}))
 
-    def _allows(self, address: str) -> bool:
-        host = _host(address)
-        return any(host == name or host.endswith(f".{name}") for name in self.allowed_hosts)
+    def _nothing_but_lines(self, found: list[_Finding]) -> tuple[Line, ...]:
+        """The lines that the user is asked about, where nothing else is to be said of the action or
+        of them; none otherwise."""
+        asks_always = self.decisions[Category.INPUT] is not Decision.ALLOW
+        said = [one for one in found if one.category is not Category.INPUT or asks_always]
+        if len(said) != 1 or said[0].category is not Category.LINE:
+            return ()
+        lines = said[0].lines
+        if any([*self._secrets(line.whole), *self._foreign(line.whole)] for line in lines):
+            return ()
+        return lines
 
-    def _pressing(
-        self, action: Key, thought: str, program: str | None
-    ) -> Iterator[tuple[Category, Reason]]:
+    def _secrets(self, text: str) -> Iterator[str]:
+        """The names of those that are in it."""
+        return (name for name in self.secret_names if f"{{{{secret:{name}}}}}" in text)
+
+    def _foreign(self, text: str) -> Iterator[str]:
+        """Addresses outside of the allowed hosts, where there are any."""
+        for address in _ADDRESS.finditer(text if self.allowed_hosts else ""):
+            host = _host(address[0])
+            if not any(host == name or host.endswith(f".{name}") for name in self.allowed_hosts):
+                yield address[0]
+
+    def _pressing(self, action: Key, thought: str, program: str | None) -> Iterator[_Finding]:
         _, sent = self.memory.line.after_action(action)
         yield from _sending(sent, "enteredCommand", program)
         keys = set(action.codes)
@@ -207,14 +250,16 @@ class Policy:
         if (control and alt and keys & ({"Delete", "Backspace"} | _FUNCTION_KEYS)) or (
             alt and "PrintScreen" in keys
         ):
-            yield Category.SECURE_KEYS, Reason("systemKeys", named)
+            yield _Finding(Category.SECURE_KEYS, Reason("systemKeys", named))
         if (alt and "F4" in keys) or (control and keys & {"KeyQ", "KeyW"}):
-            yield Category.CLOSE, Reason("closingKeys", named)
+            yield _Finding(Category.CLOSE, Reason("closingKeys", named))
         if keys & ENTERS and (committed := _COMMITS.search(thought)):
-            yield Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
+            yield _Finding(
+                Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
+            )
         pastes = ("KeyV" in keys and keys & (CONTROL | META)) or ("Insert" in keys and keys & SHIFT)
         if pastes and program not in BROWSERS:
-            yield Category.LINE, Reason("pasting")
+            yield _Finding(Category.LINE, Reason("pasting"))
 
 
 def _strictness(judgement: Judgement) -> int:
@@ -227,13 +272,13 @@ def _after(line: Line, action: Action, program: str | None) -> Line:
     return after.left() if program in BROWSERS and not after.text else after
 
 
-def _sending(sent: list[Line], code: str, program: str | None) -> Iterator[tuple[Category, Reason]]:
+def _sending(sent: list[Line], code: str, program: str | None) -> Iterator[_Finding]:
     if danger := next(filter(None, (line.danger() for line in sent)), None):
-        yield Category.COMMAND, _running(code, danger)
+        yield _Finding(Category.COMMAND, _running(code, danger))
     # Behind the first line, something else may have the focus.
     to_unknown = sent[1:] if program in BROWSERS else sent
-    if line := next((line for line in to_unknown if not line.only_reads()), None):
-        yield Category.LINE, _unlisted(line)
+    if asked := tuple(line for line in to_unknown if not line.only_reads()):
+        yield _Finding(Category.LINE, _unlisted(asked[0]), asked)
 
 
 def _unlisted(line: Line) -> Reason:

@@ -104,7 +104,7 @@ LISTED: Mapping[str, Options] = {
 """By program; `_listed` has the words of `date`, `find`, `git` and `ip`."""
 
 # Devices, other machines (on Windows, // is one), and variables of cmd.
-_REACHES = re.compile(r"//|/dev(/(?!null$)|$)|^/net/|%")
+REACHES = re.compile(r"//|/dev(/(?!null$)|$)|^/net/|%")
 _DATE = re.compile(r"\+[\w%:./ +-]*")
 
 
@@ -120,7 +120,7 @@ def _listed(command: Sequence[Word]) -> bool:
     if name.text == "date":
         words = [word for word in words if not _DATE.fullmatch(word.text)]
     texts = [word.text for word in words]
-    if options is None or any(map(_REACHES.search, texts)):
+    if options is None or any(map(REACHES.search, texts)):
         return False
     globs = any(word.glob for word in words)
     match name.text:

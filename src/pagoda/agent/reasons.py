@@ -23,6 +23,11 @@ WORDS: Mapping[str, str] = {
     "closingKeys": "{keys} closes a window or a program.",
     "anyInput": "The settings say to ask about every click, key and text.",
     "warning": "The model's provider warns: {text}",
+    # What passes once a person says not to be asked again.
+    "lastingPrograms": '"Do not ask again" lets every line pass that runs nothing but {programs}, '
+    "whatever files it names, until the task ends.",
+    "lastingAnyLine": '"Do not ask again" lets every line pass, whatever stands on it, until the '
+    "task ends or pauses; commands that are known to be dangerous still ask.",
 }
 
 

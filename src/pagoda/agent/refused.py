@@ -39,6 +39,6 @@ async def take_back(
             await perform(driver, key, str)
     after = await settled(driver, settle, lambda now: compare(before, now).happened)
     if not compare(before, after).happened:
-        policy.interrupted()
+        policy.left()
         return _STANDS
     return _REMOVED

@@ -6,7 +6,6 @@ and `?`. Whoever wants to know what a line does takes all else for unknown.
 """
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 LONGEST = 1000
@@ -71,10 +70,3 @@ def _known(char: str) -> bool:
     if char < "\x7f":
         return char >= " "
     return char.isalpha() and ("À" <= char <= "ſ" or "Ͱ" <= char < "\ud800")
-
-
-def names(line: str) -> Iterator[str]:
-    """The programs of a line that is understood, as far as they are named plainly."""
-    for command in commands(line) or ():
-        if command[0].plain and not command[0].glob and "=" not in command[0].text:
-            yield command[0].text

@@ -94,13 +94,6 @@ class Stepper:
     async def step(self, control: Control) -> Done | None:
         """How the task ended, or None while it goes on. May be cancelled anywhere: what was not
         carried out by then never is."""
-        try:
-            return await self._step(control)
-        except (asyncio.CancelledError, PauseRequest):
-            self.policy.interrupted()
-            raise
-
-    async def _step(self, control: Control) -> Done | None:
         self.budget.before_call()
         frame = self._seen
         if frame is None or time.monotonic() - frame.received_at > _FRESH:
@@ -127,6 +120,13 @@ class Stepper:
         ended = await self._check_progress(control, parsed, effect, after)
         self._seen = after
         return ended
+
+    async def let_go(self) -> None:
+        """Lift what is held down: a person may use the computer now."""
+        try:
+            self.policy.interrupted()
+        finally:
+            await self.driver.release_all()
 
     async def _look(
         self, control: Control, shows_effect: Callable[[Frame], bool] = lambda frame: True
@@ -193,7 +193,7 @@ class Stepper:
             if parsed.warnings:
                 reason = Reason("warning", {"text": " ".join(parsed.warnings)})
                 verdict = await control.ask_consent(parsed.actions[0], reason)
-                consented = verdict is Consent.ALLOW
+                consented = verdict.allowed
                 if not consented:
                     results.append(_REFUSED[verdict].format(reason))
                     return
@@ -272,8 +272,12 @@ class Stepper:
         refusal = f"Refused by the settings: {reason}"
         if judgement.decision is Decision.CONFIRM:
             asked = await self.driver.screenshot()
-            verdict = await control.ask_consent(action, reason, category)
-            refusal = "" if verdict is Consent.ALLOW else _REFUSED[verdict].format(reason)
+            offer = judgement.offer
+            said = None if offer is None else offer.reason
+            verdict = await control.ask_consent(action, reason, category, said)
+            if offer is not None and verdict is Consent.LASTING:
+                self.policy.allow(offer)
+            refusal = "" if verdict.allowed else _REFUSED[verdict].format(reason)
         if refusal:
             left = await take_back(self.driver, self.policy, self.settle, action, category, asked)
             return refusal + left

@@ -61,9 +61,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "The key that the model's server wants is no flag, for a command line is seen by every "
         "user: set it on the page, or in PAGODA_API_KEY.",
     )
-    for name, (metavar, kind, text) in _SETTINGS.items():
-        group.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
+    for name in _SETTINGS:
+        add_setting(group, name)
     group.add_argument("--insecure", action="store_true", default=None, help="any certificate")
+
+
+def add_setting(parser: "argparse._ActionsContainer", name: str) -> None:
+    """The flag of one field of the settings."""
+    metavar, kind, text = _SETTINGS[name]
+    parser.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:

@@ -6,18 +6,20 @@ from pagoda.cli.agent_flags import (
     add_driver,
     add_run,
     add_runs,
+    add_setting,
     load_settings,
     named_driver,
     runs_folder,
 )
 
-USAGE = "RUN [--driver URL] [--secrets FILE] [--runs-dir DIR]"
+USAGE = "RUN [--driver URL] [--consent LEVEL] [--secrets FILE] [--runs-dir DIR]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_driver(parser)
     add_runs(parser)
+    add_setting(parser, "consent")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -99,9 +99,7 @@ class Terminal:
             case State.WAITING_USER:
                 await control.answer(await self._keyboard.ask(f"{reason}\n> ") or "")
             case State.WAITING_CONSENT:
-                reply = await self._keyboard.ask(f"{reason} Allow it? [y/N] ")
-                allow = (reply or "").strip().lower() in ("y", "yes")
-                await control.consent(event["id"], allow)
+                await self._ask_consent(control, event)
             case State.PAUSED:
                 hint = await self._keyboard.ask(f"{reason} A hint, Enter to go on, or q to stop: ")
                 if hint is None or hint.strip().lower() == "q":
@@ -109,6 +107,14 @@ class Terminal:
                     self._stopping = asyncio.create_task(control.cancel())
                 else:
                     await control.resume(hint)
+
+    async def _ask_consent(self, control: Control, event: dict[str, Any]) -> None:
+        offer = event["offer"]
+        choices = f"{offer}\nAllow it? [y/N, a: do not ask again] " if offer else "Allow it? [y/N] "
+        reply = await self._keyboard.ask(f"{event['reason']} {choices}")
+        chosen = (reply or "").strip().lower()
+        lasting = bool(offer) and chosen == "a"
+        await control.consent(event["id"], lasting or chosen in ("y", "yes"), lasting)
 
     def _print(self, event: dict[str, Any]) -> None:
         for text, style in self._lines.of(event):

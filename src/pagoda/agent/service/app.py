@@ -61,6 +61,8 @@ class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
 class ConsentBody(msgspec.Struct, forbid_unknown_fields=True):
     id: int
     allow: bool
+    lasting: bool = False
+    """Allows all that the request offers."""
 
 
 class ButtonBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -187,7 +189,7 @@ class Service:
 
     async def consent(self, request: Request) -> Response:
         body = await _body(request, ConsentBody)
-        await self._control().consent(body.id, body.allow)
+        await self._control().consent(body.id, body.allow, body.lasting)
         return self._status()
 
     async def reset(self, request: Request) -> Response:

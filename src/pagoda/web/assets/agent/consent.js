@@ -16,6 +16,7 @@ export class Consent {
     this.view = new View("");
     byId("consent-screen").append(this.view.node);
     byId("allow").addEventListener("click", () => this.answer(true));
+    byId("allow-lasting").addEventListener("click", () => this.answer(true, true));
     byId("refuse").addEventListener("click", () => this.answer(false));
     // Escape pauses, which refuses; the dialog goes when the task's state does.
     this.dialog.addEventListener("cancel", (event) => event.preventDefault());
@@ -30,6 +31,8 @@ export class Consent {
     byId("consent-screen").hidden = !step;
     byId("consent-action").textContent = describe(event.action, size);
     byId("consent-reason").textContent = said(event.reason);
+    byId("consent-offer").textContent = said(event.offer ?? "");
+    byId("allow-lasting").hidden = !event.offer;
     byId("consent-category").textContent = event.category ? categoryWords(event.category) : "";
     const end = Date.now() + 1000 * seconds;
     const tick = () => {
@@ -48,9 +51,9 @@ export class Consent {
     this.dialog.close();
   }
 
-  async answer(allow) {
+  async answer(allow, lasting = false) {
     try {
-      await post("consent", { id: this.id, allow });
+      await post("consent", { id: this.id, allow, lasting });
     } catch (error) {
       toast(error.message);
     }

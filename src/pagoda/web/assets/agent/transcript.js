@@ -71,7 +71,7 @@ export class Transcript {
         this.note("user", t("answer"), event.text);
         break;
       case "consent":
-        this.note(event.verdict === "allow" ? "plain" : "warn", t(`verdict_${event.verdict}`), "");
+        this.consent(event);
         break;
       case "state":
         this.state(event);
@@ -139,6 +139,11 @@ export class Transcript {
     if (thought) parts.unshift(el("p", { class: "thought" }, thought));
     if (whole) whole.before(...parts);
     else node.append(...parts);
+  }
+
+  consent({ verdict, offer }) {
+    const kind = ["allow", "lasting"].includes(verdict) ? "plain" : "warn";
+    this.note(kind, t(`verdict_${verdict}`), said(offer ?? ""));
   }
 
   effect({ kind, share }) {
