@@ -33,7 +33,8 @@ from pagoda.agent.readonly import only_reads
 
 DANGEROUS = re.compile(
     r"""
-    \brm\s+(-\S*[rRf]|--recursive|--force) | \brmdir\s+/s | \bdel\s+.*/[sqf]\b | \brd\s+/s
+    \brm\s([^;|&]*\s)?(-\w*[rRf]|--recursive|--force)
+    | \brmdir\s+/s | \bdel\s+.*/[sqf]\b | \brd\s+/s
     | \bremove-item\b.*-(recurse|force) | \bshred\b | \bwipefs\b | \bblkdiscard\b
     | \bmkfs | \bmke2fs\b | \bmkswap\b | \bfdisk\b | \bparted\b | \bdiskpart\b
     | \bformat(\.com)?\s+[a-z]:

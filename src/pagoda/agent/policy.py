@@ -25,7 +25,7 @@ from pagoda.agent.actions import (
 )
 from pagoda.agent.errors import ActionError
 from pagoda.agent.lasting import Lasting, offered
-from pagoda.agent.line import ALT, CONTROL, ENTERS, META, SHIFT, Danger, Line, Memory
+from pagoda.agent.line import ALT, CONTROL, META, SHIFT, Danger, Line, Memory
 from pagoda.agent.reasons import Reason
 
 
@@ -192,7 +192,7 @@ class Policy:
             case HidReset():
                 yield _Finding(Category.POWER, Reason("replug"))
             case Type():
-                yield from self._typing(action, program)
+                yield from self._typing(action, thought, program)
             case Key():
                 yield from self._pressing(action, thought, program)
             case Click(button="left") if committed := _COMMITS.search(thought):
@@ -204,11 +204,12 @@ class Policy:
         if isinstance(action, InputAction) and not isinstance(action, Move | Scroll):
             yield _Finding(Category.INPUT, Reason("anyInput"))
 
-    def _typing(self, action: Type, program: str | None) -> Iterator[_Finding]:
+    def _typing(self, action: Type, thought: str, program: str | None) -> Iterator[_Finding]:
         line = self.memory.line
         # The last part has not been entered yet; it is judged with the Enter that follows.
         after, sent = line.after_action(action)
         yield from _sending(sent, "typedCommand", program)
+        yield from _committing(sent, thought)
         for name in self._secrets(action.text):
             yield _Finding(Category.SECRET, Reason("secret", {"name": repr(name)}))
         if self.allowed_hosts:
@@ -253,10 +254,7 @@ class Policy:
             yield _Finding(Category.SECURE_KEYS, Reason("systemKeys", named))
         if (alt and "F4" in keys) or (control and keys & {"KeyQ", "KeyW"}):
             yield _Finding(Category.CLOSE, Reason("closingKeys", named))
-        if keys & ENTERS and (committed := _COMMITS.search(thought)):
-            yield _Finding(
-                Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)})
-            )
+        yield from _committing(sent, thought)
         pastes = ("KeyV" in keys and keys & (CONTROL | META)) or ("Insert" in keys and keys & SHIFT)
         if pastes and program not in BROWSERS:
             yield _Finding(Category.LINE, Reason("pasting"))
@@ -279,6 +277,11 @@ def _sending(sent: list[Line], code: str, program: str | None) -> Iterator[_Find
     to_unknown = sent[1:] if program in BROWSERS else sent
     if asked := tuple(line for line in to_unknown if not line.only_reads()):
         yield _Finding(Category.LINE, _unlisted(asked[0]), asked)
+
+
+def _committing(sent: list[Line], thought: str) -> Iterator[_Finding]:
+    if sent and (committed := _COMMITS.search(thought)):
+        yield _Finding(Category.COMMIT, Reason("committingEnter", {"words": _quoted(committed)}))
 
 
 def _unlisted(line: Line) -> Reason:
