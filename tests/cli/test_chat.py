@@ -41,6 +41,18 @@ def test_piped_text_is_one_message(fake_server):
     ]
 
 
+def test_the_newline_of_echo_is_no_part_of_a_message(fake_server):
+    pagoda("chat", "--url", fake_server.url, stdin="two words\n")
+    assert fake_server.bodies[0]["messages"] == [{"role": "user", "content": "two words"}]
+
+
+@pytest.mark.parametrize("words", [(), ("-p", ""), ("-q", "  ")])
+def test_an_empty_message_is_not_sent(words, fake_server):
+    done = pagoda("chat", "--url", fake_server.url, *words)
+    assert done.returncode != 0 and "nothing to answer" in done.stderr
+    assert fake_server.bodies == []
+
+
 def test_piped_text_stands_before_the_question_about_it(fake_server):
     done = pagoda("chat", "--url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n")
     assert done.returncode == 0

@@ -6,8 +6,9 @@ from importlib.metadata import requires
 
 import pytest
 
-from pagoda.base.errors import EngineDeadError, MissingLibraryError
+from pagoda.base.errors import CapacityError, EngineDeadError, MissingLibraryError
 from pagoda.cli.main import main
+from pagoda.engine import libraries
 from pagoda.engine.client import EngineClient
 from pagoda.engine.libraries import import_torch
 
@@ -54,6 +55,17 @@ def test_a_torch_that_is_broken(broken_torch, monkeypatch):
     sys.modules.pop("torch", None)
     assert words in str(caught.value)
     assert "--force-reinstall" in advised(str(caught.value))
+
+
+def test_too_few_addresses_are_no_broken_torch(tmp_path, monkeypatch):
+    words = "libtorch_cpu.so: failed to map segment from shared object"
+    (tmp_path / "torch.py").write_text(f'raise ImportError("{words}")')
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(libraries, "address_limit", lambda: 700 << 20)
+    with pytest.raises(CapacityError, match=r"700.00 MiB of addresses .* ulimit -v unlimited"):
+        import_torch()
+    sys.modules.pop("torch", None)
 
 
 @pytest.mark.parametrize("kind", ["micro", "gpu", "host-overhead"])

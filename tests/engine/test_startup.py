@@ -45,6 +45,14 @@ def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
     core.shutdown()
 
 
+@pytest.mark.skipif(cpu.native() is None, reason="there are no kernels to leave out")
+def test_a_type_that_leaves_out_the_kernels_is_warned_of(tiny_config, caplog):
+    for dtype, warned in (("float16", True), ("auto", False)):
+        caplog.clear()
+        start_engine(with_model(tiny_config, dtype=dtype), lambda _: None)[0].shutdown()
+        assert ("--dtype float16 leaves out the native kernels" in caplog.text) == warned
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.cli.chat_commands import Next, context_used, run_command
 from pagoda.cli.connect import (
     add_source_arguments,
@@ -53,6 +53,10 @@ async def _chat(args: argparse.Namespace) -> int:
     chat = Conversation(system=args.system_prompt, options=request_options(args))
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     text = with_piped(args.prompt if args.quick is None and not on_terminal else args.quick)
+    if text is not None:
+        text = text.rstrip("\n")  # the one that `echo` adds is no part of a message
+        if not text.strip():
+            raise ConfigError("There is nothing to answer; give a text by -p or on the input.")
     source = await open_source(args)
     try:
         if text is None:

@@ -14,7 +14,7 @@ from pagoda.doctor.remedies import Remedy
 from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.speed import Range
+from pagoda.planner.speed import PROMPT_TOKENS, Range
 
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
@@ -215,7 +215,8 @@ def _speed(answer: Answer) -> list[str]:
         f"speed (estimate): {_span(one.decode_range)} tokens/s for one request behind "
         f"{speeds.context:,} tokens, bound by {one.decode_bound}; "
         f"{_span(speeds.empty.decode_range)} with an empty context; prompts "
-        f"{_span(one.prefill_range)} tokens/s, bound by {one.prefill_bound}"
+        f"of {PROMPT_TOKENS} tokens {_span(one.prefill_range)} tokens/s, bound by "
+        f"{one.prefill_bound}"
     ]
     if speeds.together is not None:
         span = _span(speeds.together.decode_range)

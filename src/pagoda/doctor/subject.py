@@ -9,7 +9,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
 from pagoda.config.engine import ModelConfig
-from pagoda.doctor.catalogue import config_of
+from pagoda.doctor.catalogue import config_of, names
 from pagoda.planner.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
@@ -96,7 +96,8 @@ def _from_catalogue(model: ModelConfig, error: SourceError) -> Subject:
     config = config_of(ref.name) if plain else None
     if config is None:
         raise SourceError(
-            f"{error} To plan it, a folder with its config.json is enough: pagoda doctor FOLDER."
+            f"{error} To plan it, a folder with its config.json is enough: pagoda doctor FOLDER. "
+            f"Known without a network: {', '.join(names())}."
         ) from error
     return replace(_of_config(model, config), unreached=str(error))
 

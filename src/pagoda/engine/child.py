@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +43,10 @@ class EngineChild:
         self.folder = private_folder()
         self.end = ClientEnd(self.folder)
         # -P: a file named torch.py in the working folder must not be imported.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", options.module], stdin=subprocess.PIPE
-        )
+        with _interrupts_wait():
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", options.module], stdin=subprocess.PIPE
+            )
         self._finalizer = weakref.finalize(self, _clean_up, self.process, self.folder)
         launch = Launch(
             config,
@@ -87,6 +89,17 @@ def exit_cause(code: int | None, what: str) -> str:
             "quantization, or lower --kv-cache-memory-bytes or --max-model-len"
         )
     return f"{what} was ended by {name}{hint}."
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """A terminal sends Ctrl-C to all of its processes. What is started here never gets it: its
+    parent tells it to leave. The parent gets it behind the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def private_folder() -> Path:

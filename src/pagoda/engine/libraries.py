@@ -9,7 +9,9 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagoda.base.errors import MissingLibraryError
+from pagoda.base.errors import CapacityError, MissingLibraryError
+from pagoda.base.machine import address_limit
+from pagoda.base.units import format_bytes
 from pagoda.engine.core import describe
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
@@ -18,6 +20,8 @@ if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.runtime.runner import ModelRunner
 
 _PACKAGE = "pagoda-llm"
+# As the loader and the system say it.
+_NO_ADDRESSES = re.compile("map segment|allocate memory")
 
 
 class Libraries(NamedTuple):
@@ -44,7 +48,7 @@ def import_libraries() -> Libraries:
 
 def import_torch() -> None:
     """Load torch. Raises MissingLibraryError, with the command that mends it, where it is not
-    installed or broken."""
+    installed or broken, and CapacityError where addresses are too few for it."""
     found = find_spec("torch")
     if found is None:
         raise MissingLibraryError(
@@ -55,6 +59,12 @@ def import_torch() -> None:
         import torch
     # A library that is not there is an OSError, of CUDA's own packages a ValueError.
     except (ImportError, OSError, ValueError) as error:
+        limit = address_limit()
+        if limit is not None and _NO_ADDRESSES.search(str(error)):
+            raise CapacityError(
+                f"A process may have {format_bytes(limit)} of addresses here, too few for PyTorch "
+                f"({describe(error)}). Lift the limit: ulimit -v unlimited."
+            ) from error
         raise MissingLibraryError(_broken(found.origin, describe(error))) from error
     if not hasattr(torch, "__version__"):
         # What an uninstallation left behind is a package without code.

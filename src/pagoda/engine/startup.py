@@ -140,6 +140,12 @@ class _Startup:
             device = self._import_torch(libraries).make_device("cpu")
         threads = _resolved(resolution.config.device.threads)
         device.set_threads(threads, packed=resolution.packed)
+        if device.name == "cpu" and not resolution.packed and cpu.native() is not None:
+            log.warning(
+                "--dtype %s leaves out the native kernels: weights are expanded, and torch "
+                "computes, many times slower. Without the flag they stay as the file has them.",
+                self.config.model.dtype,
+            )
         model = self._load(files, spec, device, resolution, libraries.result())
         if measures_steps(self.config, resolution, device):
             with self._timed("profile"), _memory_guard("measuring a step", resolution):

@@ -58,6 +58,8 @@ def find_projector(model: Path, named: str | None) -> Path | None:
     beside = [path for path in sorted(model.parent.glob("*.gguf")) if is_projector(path.name)]
     if named is None and not beside:
         return None
+    if named is not None and not Path(named).is_file():
+        raise ConfigError(f"--mmproj {named}: there is no such file.")
     metadata = GgufCheckpoint(model).metadata
     architecture = metadata.get("general.architecture")
     if architecture not in _SEEING:
@@ -67,8 +69,6 @@ def find_projector(model: Path, named: str | None) -> Path | None:
     width = metadata.get(f"{architecture}.embedding_length")
     if named is not None:
         path = Path(named)
-        if not path.is_file():
-            raise ConfigError(f"--mmproj {named}: there is no such file.")
         if _width(path) != width:
             raise ConfigError(f"--mmproj {named} is made for another model than {model.name}.")
         return path

@@ -61,4 +61,5 @@ def test_a_plan_without_a_network(no_network, capsys):
 )
 def test_what_is_not_known_needs_a_config(words, no_network, capsys):
     assert main(["doctor", *words, "--gpu", "3090"]) == 1
-    assert "a folder with its config.json is enough" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a folder with its config.json is enough" in said and "Qwen/Qwen3-8B" in said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pagoda.base.errors import CheckpointError, SourceError
+from pagoda.base.errors import CheckpointError, ConfigError, SourceError
 from pagoda.weights.files import open_model
 from pagoda.weights.source import resolve_model
 
@@ -137,6 +137,12 @@ def test_a_pipe_is_said_to_be_none(tmp_path):
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 12345678\n"
 )
+
+
+def test_a_projector_that_is_not_there_is_told_before_what_the_model_is(tmp_path):
+    write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        open_model(tmp_path / "m.gguf", str(tmp_path / "mmproj.gguf"))
 
 
 @pytest.mark.parametrize("name", ["m.gguf", "model.safetensors", "config.json"])
