@@ -128,12 +128,13 @@ def test_sampling_defaults(tiny_chat_model, tmp_path, caplog):
     files = open_model(tiny_chat_model)
     model = ModelConfig(model=str(tiny_chat_model))
     assert sampling_defaults(model, files) == {"temperature": 0.5, "top_k": 7}
-    assert "temperature=0.5, top_k=7" in caplog.text
+    assert "temperature=0.5, top_k=7" in caplog.text and "flags" not in caplog.text
     assert sampling_defaults(replace(model, generation_config="vllm"), files) == {}
     override = replace(model, override_generation_config={"temperature": 0.1, "max_new_tokens": 9})
     assert sampling_defaults(override, files) == {
         "temperature": 0.1, "top_k": 7, "max_tokens": 9,
     }  # fmt: skip
+    assert "ignores it) and flags: max_tokens=9, temperature=0.1, top_k=7." in caplog.text
     (tmp_path / "generation_config.json").write_text('{"top_p": 0.3}')
     other = replace(model, generation_config=str(tmp_path))
     assert sampling_defaults(other, files) == {"top_p": 0.3}

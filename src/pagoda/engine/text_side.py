@@ -151,9 +151,15 @@ def sampling_defaults(config: ModelConfig, files: ModelFiles) -> dict[str, Any]:
             "`--generation-config vllm` ignores it."
         ) from error
     if defaults:
+        origins = {
+            "the model's generation_config.json (`--generation-config vllm` ignores it)": found,
+            "flags": config.override_generation_config,
+        }
         log.info(
-            "Default sampling parameters come from the model's generation_config.json "
-            "(`--generation-config vllm` ignores it) and from flags: %s.",
+            "Default sampling parameters come from %s: %s.",
+            " and ".join(
+                name for name, said in origins.items() if said.keys() & _SAMPLING_DEFAULTS
+            ),
             ", ".join(f"{name}={value}" for name, value in sorted(defaults.items())),
         )
     structure = _default_structure(config)
