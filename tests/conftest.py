@@ -1,6 +1,8 @@
 """Fixtures of all tests."""
 
+import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,18 @@ if not Path("/dev/nvidiactl").exists():
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def _process_is_left_as_it_was():
+    """What a test does to the log is undone; what it does to Ctrl-C it undoes itself."""
+    root = logging.getLogger("pagoda")
+    log = list(root.handlers), root.level, root.propagate
+    interrupt = signal.getsignal(signal.SIGINT)
+    yield
+    root.handlers[:], root.level, root.propagate = log
+    assert signal.getsignal(signal.SIGINT) is interrupt, "this test changed what Ctrl-C does"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.fixture(scope="session")

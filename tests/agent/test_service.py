@@ -61,7 +61,7 @@ async def serve(tmp_path):
             running = Running(service, f"http://127.0.0.1:{port}")
             config = uvicorn.Config(service.app(), log_level="error", ws="none")
             server = uvicorn.Server(config)
-            server.install_signal_handlers = lambda: None
+            server.capture_signals = contextlib.nullcontext  # or it leaves them changed
             task = asyncio.create_task(server.serve([listener]))
 
             async def stop():

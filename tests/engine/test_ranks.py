@@ -41,7 +41,8 @@ def config_of(folder: Path, ranks: int = 1, slabs: int = 120, **model: Any) -> E
     return EngineConfig(
         model=ModelConfig(str(folder), **{"dtype": "float32", "max_model_len": 240, **model}),
         cache=CacheConfig(num_gpu_blocks_override=slabs),
-        scheduler=Scheduling(max_num_batched_tokens=64, max_num_seqs=6),
+        # Steps are the same however fast the machine is.
+        scheduler=Scheduling(max_num_batched_tokens=64, max_num_seqs=6, max_step_ms=0),
         parallel=ParallelConfig(ranks),
         device=DeviceConfig("cpu", threads=ranks),
     )

@@ -26,6 +26,7 @@ class Engine:
     def __init__(self, model: str, *, dtype: str = "float32", record: bool = True, **fields):
         config = EngineConfig()
         config = replace(config, model=replace(config.model, model=model, dtype=dtype))
+        fields = {"max_step_ms": 0, **fields}  # steps are the same however fast the machine is
         for section in ("cache", "scheduler"):
             known = {k: v for k, v in fields.items() if hasattr(getattr(config, section), k)}
             changed = replace(getattr(config, section), **known)

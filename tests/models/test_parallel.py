@@ -99,7 +99,8 @@ def test_ranks_share_experts(family, changes, kind, tmp_path):
     open_model = _write(tmp_path, kind, family, **changes)
     options = {"dtype": torch.float32, "device": "cpu"}
     ids = tiny.random_ids(30)
-    expected = Driver(build_model(*open_model(), **options)).run(ids, chunk=30)
+    # In the same steps: with others torch itself rounds otherwise, by as much as the bound.
+    expected = Driver(build_model(*open_model(), **options)).run(ids, chunk=9)
 
     def run(parallel: Parallel) -> tuple[torch.Tensor, int]:
         spec, checkpoint = open_model()

@@ -39,7 +39,10 @@ def peak_of(pid: int) -> Iterator[list[int]]:
 
 @pytest.mark.slow
 def test_the_largest_step_takes_what_was_predicted(serve, smollm2_gguf):
-    served = serve(smollm2_gguf, "--kv-cache-memory-bytes", "64M", "--max-model-len", 1024)
+    served = serve(
+        smollm2_gguf, "--kv-cache-memory-bytes", "64M", "--max-model-len", 1024,
+        "--max-step-ms", 0,  # or a lone prompt would be read in smaller steps
+    )  # fmt: skip
     served.wait_ready(60)
     items = predicted(served)
     assert set(items) == {"weights", "KV pool", "activations", "positions", "process"}
