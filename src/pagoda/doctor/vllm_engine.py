@@ -28,6 +28,7 @@ from pagoda.doctor.vllm_start import (
 )
 from pagoda.planner.vllm.plan import VllmPlan
 from pagoda.planner.vllm.setup import version_of
+from pagoda.weights.source import parse_ref
 
 SERVER_FLAGS = frozenset(
     ("host", "port", "uds", "root_path", "api_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs",
@@ -152,7 +153,10 @@ def _why_share(start: VllmStart) -> str:
 
 def _command(start: VllmStart) -> str:
     made = start.case.made
-    words = ["vllm", "serve", made.subject.ref]
+    ref = parse_ref(made.subject.ref)
+    # Of a hub's model the whole name: what is left out here vLLM would not find.
+    name = ref.name if ref.kind in ("hf", "modelscope") else made.subject.ref
+    words = ["vllm", "serve", name]
     for flag in _flags(start):
         value = json.dumps(flag.value) if isinstance(flag.value, dict) else flag.value
         words += flag_words(flag.name, value)

@@ -54,6 +54,15 @@ def test_a_plan_without_a_network(no_network, capsys):
     assert main(words) == 0
 
 
+def test_another_engine_is_given_the_whole_name(no_network, capsys):
+    words = ["doctor", "Qwen3-8B", "--gpu", "3090", "--engine", "vllm-0.19", "--json"]
+    main(words)
+    said = json.loads(capsys.readouterr().out)
+    commands = [said["command"], *(remedy["command"] for remedy in said["remedies"])]
+    assert all(one.startswith("vllm serve Qwen/Qwen3-8B ") for one in filter(None, commands))
+    assert any(commands)
+
+
 @pytest.mark.parametrize(
     "words",
     [["org/none"], ["Qwen/Qwen3-8B:Q4_K_M"], ["Qwen/Qwen3-8B", "--revision", "abc"]],
