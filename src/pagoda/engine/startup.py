@@ -140,12 +140,8 @@ class _Startup:
             device = self._import_torch(libraries).make_device("cpu")
         threads = _resolved(resolution.config.device.threads)
         device.set_threads(threads, packed=resolution.packed)
-        if device.name == "cpu" and not resolution.packed and cpu.native() is not None:
-            log.warning(
-                "--dtype %s leaves out the native kernels: weights are expanded, and torch "
-                "computes, many times slower. Without the flag they stay as the file has them.",
-                self.config.model.dtype,
-            )
+        if device.name == "cpu" and not resolution.packed:
+            _warn_of_type(self.config.model.dtype)
         model = self._load(files, spec, device, resolution, libraries.result())
         if measures_steps(self.config, resolution, device):
             with self._timed("profile"), _memory_guard("measuring a step", resolution):
@@ -392,6 +388,16 @@ def _media(
     if video_processor_for(files) is not None:
         found["video"] = _resolved(media.video_max_tokens)
     return found
+
+
+def _warn_of_type(dtype: str) -> None:
+    """What a type that was asked for costs on a CPU."""
+    if cpu.native() is not None:
+        log.warning(
+            "--dtype %s leaves out the native kernels: weights are expanded, and torch computes, "
+            "many times slower. Without the flag they stay as the file has them.",
+            dtype,
+        )
 
 
 def _rank_setup(resolution: Resolution) -> RankSetup:
