@@ -18,7 +18,6 @@ from pagoda.core.messages import (
     RequestDelta,
     StepOutputs,
 )
-from pagoda.engine import client as clients
 from pagoda.engine.child import LaunchOptions
 from pagoda.engine.client import EngineClient
 
@@ -48,10 +47,13 @@ class FakeChild:
 
 
 @pytest.fixture
-async def client(tmp_path, monkeypatch):
-    monkeypatch.setattr(clients, "EngineChild", lambda config, options: FakeChild(tmp_path))
+async def client(tmp_path):
     limits = SchedulerConfig(max_num_queued_reqs=3)
-    client = EngineClient(replace(EngineConfig(), scheduler=limits), LaunchOptions())
+    client = EngineClient(
+        replace(EngineConfig(), scheduler=limits),
+        LaunchOptions(),
+        lambda config, options: FakeChild(tmp_path),
+    )
     client.state, client.ready = "ready", READY
     client._loop = asyncio.get_running_loop()
     return client

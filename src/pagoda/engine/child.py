@@ -1,14 +1,16 @@
 """One engine process as its parent holds it: started, watched, ended, and cleaned up after."""
 
+import asyncio
 import contextlib
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +65,30 @@ class EngineChild:
             self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
             self.process.stdin.flush()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As subprocess has it; None while it runs."""
+        return self.process.returncode
+
+    def watch(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[["EngineChild"], None],
+        on_exit: Callable[["EngineChild"], None],
+    ) -> None:
+        """Have `loop` call `on_message` when messages may be there, and `on_exit` once."""
+        loop.add_reader(self.end.fileno(), on_message, self)
+        loop.call_soon(on_message, self)
+        threading.Thread(target=self._wait_for_exit, args=(loop, on_exit), daemon=True).start()
+
+    def unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear of no more messages."""
+        loop.remove_reader(self.end.fileno())
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -75,6 +101,14 @@ class EngineChild:
         """End the process if it still runs, and remove its sockets. Harmless when repeated."""
         self.end.close()
         self._finalizer()
+
+    def _wait_for_exit(
+        self, loop: asyncio.AbstractEventLoop, on_exit: Callable[["EngineChild"], None]
+    ) -> None:
+        self.process.wait()
+        # A closed loop refuses: then nobody is left who wants to know.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(on_exit, self)
 
 
 def exit_cause(code: int | None, what: str) -> str:

@@ -7,7 +7,6 @@ starting --> ready --> dead --> starting (once) ...
 import asyncio
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -72,7 +71,13 @@ Progress = Callable[[EngineProgress], None]
 class EngineClient:
     """Launch it anywhere; everything else belongs to one event loop."""
 
-    def __init__(self, config: EngineConfig, options: LaunchOptions):
+    def __init__(
+        self,
+        config: EngineConfig,
+        options: LaunchOptions,
+        spawn: Callable[[EngineConfig, LaunchOptions], EngineChild] = EngineChild,
+    ):
+        """`spawn` starts the process, and does so again when it died."""
         self.config = config
         self.state: State = "starting"
         self.cause: str | None = None
@@ -89,7 +94,8 @@ class EngineClient:
         """It died because its model does not fit."""
         self._said_why = True
         self._options = options
-        self._child = EngineChild(config, options)
+        self._spawn = spawn
+        self._child = spawn(config, options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settled = asyncio.Event()
         self._exited = asyncio.Event()
@@ -124,7 +130,7 @@ class EngineClient:
 
     @property
     def pid(self) -> int:
-        return self._child.process.pid
+        return self._child.pid
 
     async def wait_ready(
         self, timeout: float | None = None, progress: Progress | None = None
@@ -312,11 +318,7 @@ class EngineClient:
 
     def _watch(self, child: EngineChild) -> None:
         assert self._loop is not None
-        self._loop.add_reader(child.end.fileno(), self._receive, child)
-        self._loop.call_soon(self._receive, child)
-        threading.Thread(
-            target=_wait_for_exit, args=(child, self._loop, self._on_exit), daemon=True
-        ).start()
+        child.watch(self._loop, self._receive, self._on_exit)
 
     def _receive(self, child: EngineChild) -> None:
         if child is not self._child or self._exited.is_set():
@@ -376,9 +378,9 @@ class EngineClient:
         self._last_words = None
         served = self.state == "ready"
         # A clean exit is a stop that somebody asked for with SIGTERM.
-        asked = self._stopping or (served and child.process.returncode == 0)
+        asked = self._stopping or (served and child.returncode == 0)
         restart = served and not asked and not self._died_lately()
-        self._loop.remove_reader(child.end.fileno())
+        child.unwatch(self._loop)
         child.close()
         if asked:
             self.state, cause = "stopped", "The engine was stopped."
@@ -405,7 +407,7 @@ class EngineClient:
         self.restarts += 1
         self._settled.clear()
         try:
-            self._child = EngineChild(self.config, self._options)
+            self._child = self._spawn(self.config, self._options)
         except OSError as error:
             self.state, self.cause = "dead", f"{cause} It could not be restarted: {error}."
         else:
@@ -426,14 +428,3 @@ class EngineClient:
             if not future.done():
                 future.set_exception(EngineDeadError(cause))
         self._calls.clear()
-
-
-def _wait_for_exit(
-    child: EngineChild,
-    loop: asyncio.AbstractEventLoop,
-    on_exit: Callable[[EngineChild], None],
-) -> None:
-    child.process.wait()
-    # A closed loop refuses: then nobody is left who wants to know.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(on_exit, child)

@@ -60,20 +60,29 @@ class EngineLoop:
         self._stop_at = deadline if self._stop_at is None else min(deadline, self._stop_at)
 
     def run(self) -> None:
-        while not self._finished():
-            if not self._core.has_work():
-                self._watchdog.beat(None)
-                self._core.executor.check()
-                self._end.wait(0 if self._core.when_idle() else _IDLE_MS)
-            elif self._core.stalled:
-                self._end.wait(_STALLED_MS)
-            self._receive()
-            if self._core.has_work():
-                if not self._core.stalled:
-                    self._watchdog.beat("step")
-                self._send(self._core.step())
+        while not self.finished():
+            patience_ms = self.patience_ms()
+            if patience_ms:
+                self._end.wait(patience_ms)
+            self.turn()
 
-    def _finished(self) -> bool:
+    def patience_ms(self) -> int:
+        """How long to wait for a message before the next turn."""
+        if self._core.has_work():
+            return _STALLED_MS if self._core.stalled else 0
+        self._watchdog.beat(None)
+        self._core.executor.check()
+        return 0 if self._core.when_idle() else _IDLE_MS
+
+    def turn(self) -> None:
+        """Take what has come, and make a step of it."""
+        self._receive()
+        if self._core.has_work():
+            if not self._core.stalled:
+                self._watchdog.beat("step")
+            self._send(self._core.step())
+
+    def finished(self) -> bool:
         if self._stop_at is None:
             return False
         return time.monotonic() >= self._stop_at or not self._core.has_work()

@@ -59,6 +59,23 @@ class UnreadableMessage(msgspec.Struct):
     req_id: str | None = None
 
 
+def encode(message: ClientMessage | EngineMessage) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_request(raw: bytes) -> ClientMessage | UnreadableMessage:
+    """What a client sent."""
+    try:
+        return _FROM_CLIENT.decode(raw)
+    except msgspec.MsgspecError as error:
+        return UnreadableMessage(str(error), _req_id(raw))
+
+
+def decode_output(raw: bytes) -> EngineMessage:
+    """What an engine sent."""
+    return _FROM_ENGINE.decode(raw)
+
+
 class EngineEnd:
     """The engine process's end."""
 
@@ -78,18 +95,15 @@ class EngineEnd:
             raw = self._requests.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        try:
-            return _FROM_CLIENT.decode(raw)
-        except msgspec.MsgspecError as error:
-            return UnreadableMessage(str(error), _req_id(raw))
+        return decode_request(raw)
 
     def send(self, message: EngineMessage) -> None:
-        self._outputs.send(_ENCODER.encode(message))
+        self._outputs.send(encode(message))
 
     def send_from_thread(self, message: EngineMessage) -> None:
         """As `send`, from any thread: over a socket of its own, gone before it returns."""
         outputs = sender(self._context, self._folder / "outputs")
-        outputs.send(_ENCODER.encode(message))
+        outputs.send(encode(message))
         outputs.close(linger=_LINGER_MS)
 
     def close(self) -> None:
@@ -116,10 +130,10 @@ class ClientEnd:
 
     def receive(self) -> EngineMessage:
         """The next message; ask `pending` first."""
-        return _FROM_ENGINE.decode(self._outputs.recv(zmq.NOBLOCK))
+        return decode_output(self._outputs.recv(zmq.NOBLOCK))
 
     def send(self, message: ClientMessage) -> None:
-        self._requests.send(_ENCODER.encode(message))
+        self._requests.send(encode(message))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
