@@ -14,6 +14,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.server import ServerConfig
 from pagoda.server import launch as launch_module
 from pagoda.server.launch import run_server
+from pagoda.server.lifecycle import reach
 from pagoda.server.responses.store import ResponseStore
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY
@@ -46,6 +47,15 @@ def test_from_start_to_stop(launch, tmp_path: Path) -> None:
     served.process.send_signal(signal.SIGTERM)
     assert served.exit_code(2) == 0
     assert not (tmp_path / "run" / f"{served.port}.json").exists()
+
+
+def test_an_open_server_says_who_may_use_it() -> None:
+    with socket.socket() as unheard:  # bound and never listening: nobody can connect
+        unheard.bind(("0.0.0.0", 0))
+        open_to_all = reach(ServerConfig(host="0.0.0.0"), unheard)
+        assert "open to everyone who reaches it; --api-key asks for a key" in open_to_all
+        assert reach(ServerConfig(host="0.0.0.0", api_key=("k",)), unheard) == ""
+    assert ServerConfig().host == "127.0.0.1"
 
 
 def _status(served: Served, path: str) -> int:

@@ -139,19 +139,13 @@ class Lifecycle:
             ) from None
 
     def _announce(self, served: ServedModel) -> None:
-        reach = ""
-        if self._port is None:
-            reach = " (this user only)"
-        elif is_loopback(self._listener):
-            reach = " (this machine only; --host 0.0.0.0 opens it)"
-        elif not configured_keys(self._config):
-            reach = " (open to everyone who reaches it; --api-key asks for a key)"
         more = len(self._fleet.entries) - 1
         others = f" and {more} more when asked for" if more else ""
         path = f"{self._config.root_path}/v1"
         if self._port is None:
             path = f", {path}"
-        _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, reach)
+        whose = reach(self._config, self._listener)
+        _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, whose)
 
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
@@ -184,6 +178,17 @@ class Lifecycle:
         await self._responses.close()
         if self._port is not None:
             runfile.unregister(self._port)
+
+
+def reach(config: ServerConfig, listener: socket.socket) -> str:
+    """Who may use the server, for the log; empty where a key says it."""
+    if config.uds:
+        return " (this user only)"
+    if is_loopback(listener):
+        return " (this machine only; --host 0.0.0.0 opens it)"
+    if not configured_keys(config):
+        return " (open to everyone who reaches it; --api-key asks for a key)"
+    return ""
 
 
 def _uvicorn_config(
