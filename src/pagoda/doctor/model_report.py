@@ -175,9 +175,12 @@ def _users(answer: Answer) -> str:
     users = answer.users
     asked = f"{users.users.count} users x {users.users.tokens:,} tokens"
     verdict = "fit" if users.fits else "do not fit"
+    line = f"users: {asked} {verdict}: {format_bytes(users.needed)} of KV cache"
+    if not users.longest:  # not even their steps fit: how many do is said by the remedies
+        return line
     return (
-        f"users: {asked} {verdict}: {format_bytes(users.needed)} of KV cache; up to "
-        f"{users.most_users:,} users of that length, or {users.longest:,} tokens for each"
+        f"{line}; up to {users.most_users:,} users of that length, or {users.longest:,} tokens "
+        "for each"
     )
 
 

@@ -231,6 +231,17 @@ def test_the_command(tmp_path, capsys, laptop_only):
     assert json.loads(capsys.readouterr().out)[0]["model"] == str(tmp_path)
 
 
+def test_how_many_users_fit_is_said_once(tmp_path, capsys, laptop_only):
+    """A step for a million requests fits nowhere: only the remedies know how many do."""
+    subject_of(tmp_path, LLAMA)
+    line = ["doctor", str(tmp_path), "--for", "1000000 users x 8k", "--gpu", "3090"]
+    assert main(line) == 1
+    out = capsys.readouterr().out
+    [told] = [line for line in out.splitlines() if line.startswith("users:")]
+    assert told.endswith("of KV cache"), told
+    assert "0 tokens for each" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
