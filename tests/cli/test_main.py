@@ -119,6 +119,16 @@ def test_ctrl_c_is_no_traceback(failing, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("chained", [True, False])
+def test_ctrl_c_in_native_code_is_no_bug(failing, capsys, chained):
+    error = RuntimeError("not built" if chained else "not built: KeyboardInterrupt: ")
+    error.__cause__ = ValueError("field")
+    error.__cause__.__context__ = KeyboardInterrupt() if chained else None
+    failing(error)
+    assert main(["pull", "x/y"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_a_closed_pipe_is_no_error():
     script = "import sys; from pagoda.cli.main import main; sys.exit(main(['--help']))"
     command = f'{sys.executable} -c "{script}" | true; exit ${{PIPESTATUS[0]}}'

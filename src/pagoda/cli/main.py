@@ -53,8 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PagodaError, OSError) as error:
         return _report(words, str(error), error)
     except Exception as error:  # noqa: BLE001 - the process's edge
+        if _of_interrupt(error):
+            return _INTERRUPTED
         text = f"{type(error).__name__}: {error} (a bug; PAGODA_DEBUG=1 shows where)"
         return _report(words, text, error)
+
+
+def _of_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C lies behind it: native code that it reaches in the middle of an import, such
+    as pydantic's, raises errors of its own then."""
+    if "KeyboardInterrupt" in str(error):
+        return True
+    cause = error.__cause__ or error.__context__
+    return isinstance(cause, KeyboardInterrupt) or (cause is not None and _of_interrupt(cause))
 
 
 def _run(words: list[str]) -> int:
