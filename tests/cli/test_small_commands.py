@@ -53,8 +53,9 @@ def test_stop_says_when_the_server_goes_on(server, capsys):
     assert f"kill -9 {process.pid}" in capsys.readouterr().err
 
 
-def test_stop_without_a_server(capsys):
-    assert main(["stop", "--port", str(PORT)]) == 1
+@pytest.mark.parametrize("words", [["--port", str(PORT)], [str(PORT)]])
+def test_stop_without_a_server(words, capsys):
+    assert main(["stop", *words]) == 1
     assert f"No Pagoda server of yours runs on port {PORT}" in capsys.readouterr().err
 
 
