@@ -14,6 +14,7 @@ import msgspec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.process import go_on_without_parent
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
@@ -50,6 +51,7 @@ def main() -> NoReturn:
     # process group, or of a service, lets it finish its requests first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    go_on_without_parent()
     try:
         launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
     except msgspec.MsgspecError:
