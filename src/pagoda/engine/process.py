@@ -130,9 +130,9 @@ Start = Callable[[EngineConfig, Callable[[EngineMessage], None]], tuple[EngineCo
 
 def main(start: Start | None = None) -> NoReturn:
     """The whole process. `start` makes the engine, by default `start_engine`."""
+    go_on_without_parent()
     # The parent coordinates an interrupt of the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    go_on_without_parent()
     try:
         launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     except msgspec.MsgspecError:

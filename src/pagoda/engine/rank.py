@@ -47,11 +47,11 @@ _PATIENCE_SECONDS = 10.0
 
 def main() -> NoReturn:
     """The whole process."""
+    go_on_without_parent()
     # Rank 0 says when to go, by its end of our stdin if by nothing else: an interrupt of the whole
     # process group, or of a service, lets it finish its requests first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    go_on_without_parent()
     try:
         launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
     except msgspec.MsgspecError:
