@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pagoda.base import runfile
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig
@@ -74,7 +74,10 @@ class Lifecycle:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal, or until the first model's engine is given up; the exit code."""
+        """Serve until a signal; the exit code.
+
+        Raises what loading raises, and EngineDeadError when the first model's engine is given up.
+        """
         loop = asyncio.get_running_loop()
         if self._port is not None:
             runfile.register(self._port)
@@ -90,6 +93,8 @@ class Lifecycle:
             if starting.done():
                 starting.result()
                 await asyncio.wait((stop, http, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done() and not self._stop.is_set():
+                raise EngineDeadError(given_up.result())
             return 0 if self._stop.is_set() else 1
         finally:
             for task in (*beside, starting, stop, given_up):
@@ -152,16 +157,16 @@ class Lifecycle:
             path = f", {path}"
         _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, reach)
 
-    async def _engine_given_up(self) -> None:
-        """Until the first model's engine is started no more; who supervises this process may then
-        start it anew. It may be unloaded and loaded again meanwhile."""
+    async def _engine_given_up(self) -> str:
+        """Why the first model's engine is started no more, once that is so: who supervises this
+        process may start it anew. It may be unloaded and loaded again meanwhile."""
         first = self._fleet.entries[0]
         changes = self._fleet.listen()
         while True:
             if first.served is not None:
                 await first.served.client.wait_end()
                 if first.served is not None and first.served.client.state == "dead":
-                    return
+                    return f"The engine was given up. {first.cause}"
             await changes.get()
 
     async def _log_stats(self) -> None:
@@ -175,7 +180,7 @@ class Lifecycle:
         if self._stop.is_set():
             _log.warning("Stopping at once.")
             # An engine may have no process just now: its last one's id can be another's.
-            for client in {self._client, *(served.client for served in self._fleet.models())}:
+            for client in (self._client, *(served.client for served in self._fleet.models())):
                 client.kill()
             self._http.force_exit = True
             return
