@@ -35,7 +35,8 @@ async def test_a_stopped_process_does_not_outlive_its_parent(module):
     program = f"""if True:
         import subprocess, sys
         command = [sys.executable, "-m", {module!r}]
-        print(subprocess.Popen(command, stdin=subprocess.PIPE).pid, flush=True)
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        print(subprocess.Popen(command, **pipes).pid, flush=True)
         input()
     """
     parent = await asyncio.create_subprocess_exec(

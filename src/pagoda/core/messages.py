@@ -212,7 +212,7 @@ class EngineProgress(msgspec.Struct, tag=True):
 
 
 class EngineHeartbeat(msgspec.Struct, tag=True, omit_defaults=True):
-    """What the process does now; sent about once a second, whatever its main thread does."""
+    """What the process does now; sent each second or two, whatever its main thread does."""
 
     serial: int
     """Of what it does: two heartbeats with the same one saw no progress between them."""

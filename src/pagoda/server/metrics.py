@@ -340,7 +340,7 @@ _OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
     ),
     (
         GaugeMetricFamily, "engine_heartbeat_age_seconds",
-        "Since the engine said anything; one that works says something each second.",
+        "Since the engine said anything; one that is well says something each second or two.",
         lambda c: c.silent_seconds,
     ),
     (
