@@ -71,8 +71,9 @@ class ServerConfig(Options):
     )
     max_engine_restarts: int = option(
         5,
-        "Deaths of an engine in a row after which the server ends with exit code 1 (1, 2, 4, ... "
-        "60 s lie between the attempts; 10 minutes of service start the count anew); -1 goes on.",
+        "How often in a row an engine that dies is started again, at once, then after 1, 2, 4, ... "
+        "60 s, before the server ends with exit code 1; 10 minutes of service start the count "
+        "anew. -1 is no limit.",
         bounds=(-1, math.inf),
     )
     shutdown_timeout: float = option(
