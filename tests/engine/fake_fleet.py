@@ -1,6 +1,7 @@
 """A fleet whose engines compute nothing, and take only their sizes of memory."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ class FakeEngine:
         self.room = room
         self.state = "starting"
         self.cause: str | None = None
+        self.died_at: float | None = None
         self.out_of_memory = False
         self.ready: EngineReady | None = None
         self.num_running = 0
@@ -89,6 +91,11 @@ class FakeEngine:
             FakeEngine.running.discard(self.name)
             FakeEngine.alive.discard(self.name)
             self.state = "stopped"
+
+    def give_up(self, cause: str) -> None:
+        """As one whose process died too often."""
+        self.kill()
+        self.state, self.cause, self.died_at = "dead", cause, time.monotonic()
 
 
 class FakeText:

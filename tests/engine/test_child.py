@@ -1,9 +1,17 @@
 """The engine's process, before it can say anything."""
 
+import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from pagoda.engine.client import EngineClient
+from tests.engine.test_client import is_gone, wait_until
 
 
 async def test_ctrl_c_of_the_terminal_is_its_parents_alone(tiny_config, capfd):
@@ -13,3 +21,35 @@ async def test_ctrl_c_of_the_terminal_is_its_parents_alone(tiny_config, capfd):
     await client.shutdown()
     assert "Traceback" not in capfd.readouterr().err
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def ignores_interrupts(pid: int) -> bool:
+    mask = re.search(r"SigIgn:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return mask is not None and bool(int(mask[1], 16) & 1 << signal.SIGINT - 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes up who lost its parent")
+@pytest.mark.parametrize("module", ["pagoda.engine.process", "pagoda.engine.rank"])
+async def test_a_stopped_process_does_not_outlive_its_parent(module):
+    """Its end is seen at the end of stdin, which nobody reads who is stopped."""
+    program = f"""if True:
+        import subprocess, sys
+        command = [sys.executable, "-m", {module!r}]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        print(subprocess.Popen(command, **pipes).pid, flush=True)
+        input()
+    """
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    pid = int(await parent.stdout.readline())
+    try:
+        await wait_until(lambda: ignores_interrupts(pid))
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+        await parent.wait()
+        await wait_until(lambda: is_gone(pid))
+    finally:
+        if not is_gone(pid):
+            os.kill(pid, signal.SIGKILL)

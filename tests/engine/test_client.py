@@ -18,6 +18,7 @@ from pagoda.config.engine import ParallelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.client import EngineClient
+from pagoda.engine.supervision import SupervisionLimits
 from tests.engine.conftest import with_model
 
 # Generous: the machine that runs the tests may be busy. Nothing waits so long when all is well.
@@ -126,13 +127,17 @@ async def disconnects(client):
     await client.call("check_integrity")
 
 
-async def test_a_killed_engine_ends_its_streams_and_is_restarted_once(tiny_config):
+async def test_a_killed_engine_is_restarted_and_runs_what_had_not_begun(tiny_config):
     client = EngineClient.launch(tiny_config)
     try:
         ready = await client.wait_ready(PATIENCE)
+        expected = tokens_of(await collect(client, request("same", temperature=1.0)))
         stream = client.generate(request("victim", max_tokens=400))
         await anext(stream)
         first_pid = client.pid
+        os.kill(first_pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(collect(client, request("same", temperature=1.0)))
+        await wait_until(lambda: client.num_running == 2)
         os.kill(first_pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             async for _ in stream:
@@ -142,14 +147,27 @@ async def test_a_killed_engine_ends_its_streams_and_is_restarted_once(tiny_confi
             await anext(client.generate(request("early")))
         again = await client.wait_ready(PATIENCE)
         assert (again.kv_tokens, client.cause, client.restarts) == (ready.kv_tokens, None, 1)
-        assert len(tokens_of(await collect(client, request("later")))) == 20
+        assert tokens_of(await waiting) == expected, "the noise is that of its id"
+        assert is_gone(first_pid)
         os.kill(client.pid, signal.SIGKILL)
-        await wait_until(lambda: client.state == "dead")
+        await wait_until(lambda: client.restarts == 2)
+        await client.wait_ready(PATIENCE)
+        assert len(tokens_of(await collect(client, request("later")))) == 20
+    finally:
+        await client.shutdown()
+
+
+async def test_an_engine_without_restarts_stays_dead(tiny_config):
+    client = EngineClient.launch(tiny_config, supervision=SupervisionLimits(max_restarts=0))
+    try:
+        await client.wait_ready(PATIENCE)
+        os.kill(client.pid, signal.SIGKILL)
+        await client.wait_end()
+        assert client.state == "dead"
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await client.call("stats")
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await client.wait_ready(PATIENCE)
-        assert is_gone(first_pid)
     finally:
         await client.shutdown()
 

@@ -22,6 +22,22 @@ async def test_an_engine_that_was_stopped_from_outside_is_started_again():
     assert states(fleet) == ["loaded"]
 
 
+async def test_an_engine_that_was_given_up_is_loaded_again_after_a_while(monkeypatch):
+    fleet = make("small", "other")
+    served = await use(fleet, "small")
+    served.client.give_up("It died too often.")
+    entry = fleet.find("small")
+    assert (entry.state, entry.cause, entry.planned_bytes) == ("failed", "It died too often.", 0)
+    with pytest.raises(EngineDeadError, match="too often"):
+        await use(fleet, "small")
+    await use(fleet, "other")
+    monkeypatch.setattr("pagoda.engine.fleet._RETRY_SECONDS", 0.0)
+    again = await asyncio.gather(*(use(fleet, "small") for _ in range(3)))
+    assert again[0].client is not served.client and states(fleet) == ["loaded", "loaded"]
+    assert [name for name, _ in FakeEngine.launches] == ["small", "other", "small"]
+    await fleet.shutdown()
+
+
 @pytest.mark.parametrize("level", [1, 2])
 async def test_one_that_was_stopped_can_be_put_to_sleep_and_woken(level):
     fleet = make("small")

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,6 +150,10 @@ class FakeClient:
 
     stopped: bool = False
     asleep: bool = False
+    restarts: int = 0
+    stalled: str | None = None
+    silent_seconds: float = 0.25
+    died_at: float | None = None
     calls: list[str] = field(default_factory=list)
 
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
@@ -226,6 +231,7 @@ class FakeClient:
         for position, delta in enumerate(deltas):
             if position == self.die_after:
                 self.state, self.cause = "dead", "killed by a test"
+                self.died_at = time.monotonic()
                 inbox.end("killed by a test")
                 break
             inbox.put(delta)

@@ -11,6 +11,9 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import add_flags, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
+from pagoda.engine.child import LaunchOptions
+from pagoda.engine.client import EngineClient
+from pagoda.engine.supervision import SupervisionLimits
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
 
@@ -38,6 +41,9 @@ class LaunchedClient(FakeClient):
             await asyncio.sleep(3600)
         self.state = "ready"
 
+    async def wait_end(self) -> None:
+        await asyncio.get_running_loop().create_future()  # nothing ends it but its server
+
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         waited = 0.0
         while self.running and waited < drain_seconds and self.process.poll() is None:
@@ -51,13 +57,24 @@ class LaunchedClient(FakeClient):
         self.stop()
 
 
+def real_client(server: ServerConfig) -> EngineClient:
+    """Around a process that dies when a prompt says so (tests/engine/stub_engine.py)."""
+    supervision = SupervisionLimits(max_restarts=server.max_engine_restarts)
+    options = LaunchOptions(module="tests.engine.stub_engine", supervision=supervision)
+    return EngineClient(LaunchedClient.config, options)
+
+
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
     reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
-    launch._launch = lambda engine, server, room: LaunchedClient(
-        lambda request: reply, state="starting", delay=0.05
-    )
+
+    def launch_engine(engine: EngineConfig, server: ServerConfig, room: Any) -> Any:
+        if "stub" in sys.argv:
+            return real_client(server)
+        return LaunchedClient(lambda request: reply, state="starting", delay=0.05)
+
+    launch._launch = launch_engine
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide()

@@ -26,7 +26,7 @@ class Served:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.serve_fake", str(self.port), *how],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env={"PYTHONPATH": os.environ.get("PYTHONPATH") or str(ROOT / "src"),
+            env={"PYTHONPATH": f"{os.environ.get('PYTHONPATH') or ROOT / 'src'}:{ROOT}",
                  "PAGODA_CACHE": str(cache), **environment},
         )  # fmt: skip
         self._settled = threading.Event()

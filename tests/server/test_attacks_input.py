@@ -189,7 +189,9 @@ def test_no_spelling_of_a_path_goes_past_the_key(start, target: str, host: bytes
 def test_the_paths_that_need_no_key(start) -> None:
     server = start(FakeClient(), ServerConfig(api_key=("k",)))
     document = server.http.get("/openapi.json", headers={"x-api-key": "k"}).json()
-    assert sorted(OPEN_PATHS) == ["/health", "/metrics", "/ping", "/v1/health"]
+    assert sorted(OPEN_PATHS) == [
+        "/health", "/health/live", "/health/ready", "/metrics", "/ping", "/v1/health",
+    ]  # fmt: skip
     # Routes outside of the document: OpenAPI itself, its pages and their assets.
     paths = {
         *document["paths"],

@@ -35,7 +35,8 @@ def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Callable[[
         return lambda: capsys.readouterr().err
 
     yield start
-    root.handlers[:], root.level, root.propagate = state
+    root.handlers[:], level, root.propagate = state
+    root.setLevel(level)  # loggers below remember what holds for them
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -171,6 +171,31 @@ def test_engine_that_cannot_start(launch) -> None:
     assert "Traceback" not in served.log
 
 
+def ask(served: Served, first: str) -> httpx.Response:
+    """Its first letter tells the engine what to do (tests/engine/stub_engine.py)."""
+    body = {"prompt": f"{first}.", "max_tokens": 5, "temperature": 0}
+    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=30)
+
+
+def test_an_engine_that_dies_is_replaced_and_given_up_at_last(launch, tmp_path: Path) -> None:
+    served = launch("stub", "--max-engine-restarts=2", environment={"STUB_FOLDER": str(tmp_path)})
+    served.wait_ready()
+    expected = ask(served, "A").json()["choices"]
+    reply = ask(served, "C")
+    assert (tmp_path / "died").exists() and reply.status_code == 200, "it ran again"
+    assert len(reply.json()["choices"][0]["text"]) == len(expected[0]["text"])
+    assert 'pagoda:engine_restarts_total{engine="0",model_name="fake"} 1.0' in (
+        httpx.get(f"{served.url}/metrics").text
+    )
+    reply = ask(served, "B")
+    assert reply.status_code == 503 and "exit status 3" in reply.json()["error"]["message"]
+    assert served.exit_code() == 1
+    assert "The engine is given up after 3 deaths in a row: " in served.log
+    last = served.log.splitlines()[-1]
+    assert "The engine was given up. The engine process ended with exit status 3" in last
+    assert "Traceback" not in served.log
+
+
 def test_port_in_use(launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -272,6 +272,39 @@ def test_probes(shared: RunningServer) -> None:
     assert shared.http.get("/load").json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize(
+    ("client", "ready", "live"),
+    [
+        (FakeClient(), (200, b""), 200),
+        (FakeClient(state="starting"), (503, b'{"status":"starting","cause":null}'), 200),
+        (
+            FakeClient(stalled="The engine said nothing for 31 s."),
+            (503, b'{"status":"stalled","cause":"The engine said nothing for 31 s."}'), 200,
+        ),
+        (FakeClient(state="dead", cause="odd"), (503, b'{"status":"dead","cause":"odd"}'), 503),
+    ],
+)  # fmt: skip
+def test_liveness_is_not_readiness(start, client, ready, live) -> None:
+    server = start(client)
+    for path in ("/health", "/health/ready", "/v1/health", "/ping"):
+        reply = server.http.get(path)
+        assert (reply.status_code, reply.content) == ready
+    reply = server.http.get("/health/live")
+    assert (reply.status_code, reply.content) == (live, b"" if live == 200 else ready[1])
+
+
+def test_metrics_tell_of_an_engine_that_stands_still(start) -> None:
+    server = start(FakeClient(restarts=3, stalled="It stands.", silent_seconds=31.0))
+    labels = '{engine="0",model_name="fake"}'
+    text = server.http.get("/metrics").text
+    for line in (
+        f"pagoda:engine_stalled{labels} 1.0",
+        f"pagoda:engine_restarts_total{labels} 3.0",
+        f"pagoda:engine_heartbeat_age_seconds{labels} 31.0",
+    ):
+        assert line in text.splitlines()
+
+
 def test_access_log(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient(), ServerConfig())
     with caplog.at_level("INFO", "pagoda.server.access"):

@@ -42,8 +42,8 @@ POOLING = r"^/(v\d/)?(embed|pool|classify|score|rerank)"
 # Other names of routes that are here.
 ALIASES = {
     "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings",
-    "/models", "/ping", "/v1/health", "/v1/score", "/v1/rerank", "/v2/rerank", "/reranking",
-    "/v1/reranking",
+    "/models", "/ping", "/v1/health", "/health/ready", "/v1/score", "/v1/rerank", "/v2/rerank",
+    "/reranking", "/v1/reranking",
 }  # fmt: skip
 USER = [{"role": "user", "content": "hi"}]
 STREAM: dict[str, Any] = {"stream": True, "max_tokens": 3, "timings_per_token": True}

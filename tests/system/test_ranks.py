@@ -27,9 +27,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def served(serve, folder) -> Served:
+    return start(serve, folder)
+
+
+def start(serve, folder, *flags: str) -> Served:
     # 5 requests of 12 blocks want more than 40.
     server = serve(
-        folder, "--tensor-parallel-size", "2", "--dtype", "float32", "--device", "cpu",
+        folder, *flags, "--tensor-parallel-size", "2", "--dtype", "float32", "--device", "cpu",
         "--disable-custom-all-reduce", "--num-gpu-blocks-override", "41",
         "--max-model-len", "600",
     )  # fmt: skip
@@ -66,6 +70,20 @@ def stream(served: Served) -> openai.Stream:
     )  # fmt: skip
     next(reply)
     return reply
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_stops_the_step_of_all(serve, folder):
+    served = start(serve, folder, "--engine-stall-timeout", "5")
+    (first,) = ranks(served)
+    reply = stream(served)
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(openai.APIError, match=r"no progress for .* \(phase: step\) and was killed"):
+        list(reply)
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, 90)
+    (second,) = ranks(served)
+    assert second != first, "a stopped process does not stay behind"
+    assert len(complete(served, PROMPTS[:1])[0]) == 1
 
 
 @pytest.mark.slow

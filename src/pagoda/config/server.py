@@ -62,6 +62,20 @@ class ServerConfig(Options):
     startup_timeout: float = option(
         0.0, "Give up when not ready after so many seconds; 0 waits.", bounds=_AT_LEAST_0
     )
+    engine_stall_timeout: float = option(
+        300.0,
+        "Kill an engine that makes no progress for so many seconds (5 at least), and start it "
+        "again; a step may always take four times as long as the longest one before it. 0 waits "
+        "for ever.",
+        bounds=_AT_LEAST_0,
+    )
+    max_engine_restarts: int = option(
+        5,
+        "How often in a row an engine that dies is started again, at once, then after 1, 2, 4, ... "
+        "60 s, before the server ends with exit code 1; 10 minutes of service start the count "
+        "anew. -1 is no limit.",
+        bounds=(-1, math.inf),
+    )
     shutdown_timeout: float = option(
         0.0,
         "Seconds that running requests may take to finish when the server is told to stop.",

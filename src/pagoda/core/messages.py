@@ -211,10 +211,23 @@ class EngineProgress(msgspec.Struct, tag=True):
     total: int = 0
 
 
+class EngineHeartbeat(msgspec.Struct, tag=True, omit_defaults=True):
+    """What the process does now; sent each second or two, whatever its main thread does."""
+
+    serial: int
+    """Of what it does: two heartbeats with the same one saw no progress between them."""
+    phase: str | None = None
+    """`step`, a phase of the start, a utility's name, ...; None: it waits for requests."""
+    longest_step: float = 0.0
+    """Seconds that a step has taken at most."""
+
+
 class EngineDied(msgspec.Struct, tag=True):
     cause: str
     out_of_memory: bool = False
     """The model does not fit into the memory there is."""
 
 
-EngineMessage = StepOutputs | UtilityResult | EngineReady | EngineProgress | EngineDied
+EngineMessage = (
+    StepOutputs | UtilityResult | EngineReady | EngineProgress | EngineHeartbeat | EngineDied
+)

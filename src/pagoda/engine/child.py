@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pagoda.config.engine import EngineConfig
+from pagoda.engine.supervision import SupervisionLimits
 from pagoda.engine.transport import ClientEnd, Launch, MemoryRoom
 
 # A socket's path may have 107 bytes on Linux and 103 on macOS, the file's name included.
@@ -35,6 +36,7 @@ class LaunchOptions:
     """None: the engine is alone on the machine."""
     module: str = "pagoda.engine.process"
     """What runs there; a bench has an engine of its own that computes nothing."""
+    supervision: SupervisionLimits = SupervisionLimits()
 
 
 class EngineChild:

@@ -129,6 +129,11 @@ class EngineCore:
         """With no request there: work for a while for later steps; whether more is to be done."""
         return not self._asleep and self._when_idle()
 
+    @property
+    def compiles(self) -> bool:
+        """Requests wait until their grammars are ready, for a bounded time."""
+        return bool(self._compiling)
+
     def has_work(self) -> bool:
         waiting = self._in_flight or self._deltas or self._compiling
         return bool(waiting) or self.scheduler.has_work()

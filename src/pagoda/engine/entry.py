@@ -24,7 +24,7 @@ class ModelEntry:
     pinned: bool = False
     """Never unloaded to make room, nor for being idle."""
     served: ServedModel | None = None
-    """While it is loaded; also while its engine is restarted or dead."""
+    """While it is loaded; also while its engine is restarted, and after that was given up."""
     leaving: ServedModel | None = None
     """It was loaded, and its engine is being ended."""
     failure: PagodaError | None = None
@@ -47,12 +47,12 @@ class ModelEntry:
     @property
     def held(self) -> ServedModel | None:
         """Whose engine takes memory."""
-        return self.served or self.leaving
+        return self.leaving if self.is_over else self.served or self.leaving
 
     @property
-    def was_stopped(self) -> bool:
-        """Its engine was ended from outside, and takes no requests any more."""
-        return self.served is not None and self.served.client.state == "stopped"
+    def is_over(self) -> bool:
+        """Its engine was ended from outside or given up, and takes no requests any more."""
+        return self.served is not None and self.served.client.state in ("stopped", "dead")
 
     @property
     def state(self) -> State:

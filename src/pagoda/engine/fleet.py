@@ -30,7 +30,7 @@ from pagoda.core.messages import EngineProgress
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel, both_sides, served_model
 from pagoda.engine.entry import ModelEntry
-from pagoda.engine.text_side import fetch_model, load_text_side
+from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
 from pagoda.engine.transport import MemoryRoom
 from pagoda.weights.source import parse_ref
 
@@ -114,12 +114,20 @@ class Fleet:
         """
         if entry.asleep:
             raise EngineAsleepError(entry.names[0])
-        if entry.served is not None and not entry.was_stopped:
+        if entry.served is not None and not entry.is_over:
             return entry.served
-        if entry.failure is not None and time.monotonic() < entry.retry_at:
-            raise entry.failure
+        failure = _recent_failure(entry)
+        if failure is not None:
+            raise failure
         # Who asked first may leave; others wait for the same load.
         return await asyncio.shield(self.begin(entry))
+
+    def adopt(self, client: EngineClient, text: TextSide) -> ServedModel:
+        """Take the first model's engine, which was started elsewhere."""
+        first = self.entries[0]
+        first.served = served_model(first.config, client, text)
+        self._tell(first)
+        return first.served
 
     def begin(self, entry: ModelEntry) -> "asyncio.Task[ServedModel]":
         """Load a model in the background, unless that is under way."""
@@ -221,7 +229,7 @@ class Fleet:
                 await asyncio.shield(load)
             async with entry.turn:
                 if self._loading(entry) is None:
-                    if entry.was_stopped:
+                    if entry.is_over:
                         await self._end(entry)
                     yield
                     return
@@ -249,7 +257,7 @@ class Fleet:
         self._tell(entry)
         try:
             async with entry.turn:
-                if entry.served is not None and not entry.was_stopped:
+                if entry.served is not None and not entry.is_over:
                     return entry.served
                 await self._end(entry)
                 async with self._turn:
@@ -355,6 +363,15 @@ class Fleet:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
+
+
+def _recent_failure(entry: ModelEntry) -> PagodaError | None:
+    """Why it could not be loaded, or its engine was given up, moments ago."""
+    failure, retry_at = entry.failure, entry.retry_at
+    if entry.served is not None and entry.served.client.died_at is not None:
+        failure = EngineDeadError(entry.cause or "The engine is dead.")
+        retry_at = entry.served.client.died_at + _RETRY_SECONDS
+    return failure if time.monotonic() < retry_at else None
 
 
 def describe(entry: ModelEntry) -> Event:

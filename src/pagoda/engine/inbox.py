@@ -14,12 +14,17 @@ class Inbox:
     """
 
     def __init__(self) -> None:
+        self.begun = False
+        """Something of a request was there for the reader."""
+        self.runs = 0
+        """How often the requests were sent to an engine."""
         self._loop = asyncio.get_running_loop()
         self._deltas: dict[str, RequestDelta] = {}
         self._death: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: RequestDelta) -> None:
+        self.begun = True
         earlier = self._deltas.get(delta.req_id)
         self._deltas[delta.req_id] = delta if earlier is None else _merged(earlier, delta)
         self._wake()

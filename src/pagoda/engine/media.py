@@ -1,7 +1,7 @@
 """Pictures on their way into prompts: in the model's size, and as files that the engine reads."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -280,7 +280,13 @@ class MediaFiles:
                 del self._users[path]
                 path.unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        """The folder is gone, and the requests with it."""
-        self._files.clear()
-        self._users.clear()
+    def move(self, requests: Iterable[AddRequest], folder: Path) -> None:
+        """Take all files to another folder, and tell `requests`, the only ones that are left."""
+        moved = {path: folder / path.name for path in self._users}
+        for path, target in moved.items():
+            path.replace(target)
+        self._users = {moved[path]: users for path, users in self._users.items()}
+        self._files = {req: [moved[path] for path in own] for req, own in self._files.items()}
+        for request in requests:
+            for item in request.media:
+                item.payload = str(folder / Path(item.payload).name)

@@ -17,6 +17,7 @@ import msgspec
 
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.process import go_on_without_parent
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
     AddRequest,
@@ -29,7 +30,9 @@ from pagoda.core.messages import (
     RequestDelta,
     Shutdown,
     StepOutputs,
+    Utility,
 )
+from pagoda.engine.activity import STEP, Activity
 from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.transport import EngineEnd, Launch, UnreadableMessage
 from pagoda.engine.watchdog import Watchdog
@@ -47,10 +50,11 @@ _STATS_SECONDS = 0.5
 class EngineLoop:
     """Messages in, steps, outputs out, until told to stop."""
 
-    def __init__(self, core: EngineCore, end: EngineEnd, watchdog: Watchdog):
+    def __init__(self, core: EngineCore, end: EngineEnd, activity: Activity):
+        """`activity` hears what the loop does."""
         self._core = core
         self._end = end
-        self._watchdog = watchdog
+        self._activity = activity
         self._stop_at: float | None = None
         self._last_sent = 0.0
 
@@ -70,16 +74,19 @@ class EngineLoop:
         """How long to wait for a message before the next turn."""
         if self._core.has_work():
             return _STALLED_MS if self._core.stalled else 0
-        self._watchdog.beat(None)
         self._core.executor.check()
-        return 0 if self._core.when_idle() else _IDLE_MS
+        self._activity.beat("work ahead")
+        more = self._core.when_idle()
+        self._activity.beat(None)
+        return 0 if more else _IDLE_MS
 
     def turn(self) -> None:
         """Take what has come, and make a step of it."""
         self._receive()
         if self._core.has_work():
-            if not self._core.stalled:
-                self._watchdog.beat("step")
+            # Requests for which nothing can be done are no progress, but for those that wait.
+            if not self._core.stalled or self._core.compiles:
+                self._activity.beat(STEP)
             self._send(self._core.step())
 
     def finished(self) -> bool:
@@ -101,6 +108,8 @@ class EngineLoop:
                 self._handle(message)
 
     def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, Utility):
+            self._activity.beat(message.method)
         reply = self._core.handle(message)
         if reply is not None:
             self._end.send(reply)
@@ -121,6 +130,7 @@ Start = Callable[[EngineConfig, Callable[[EngineMessage], None]], tuple[EngineCo
 
 def main(start: Start | None = None) -> NoReturn:
     """The whole process. `start` makes the engine, by default `start_engine`."""
+    go_on_without_parent()
     # The parent coordinates an interrupt of the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -153,7 +163,9 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
         time.sleep(0.2)  # the context's own thread hands the message over
         leave(1)
 
-    watchdog = Watchdog(deadline_seconds=launch.startup_timeout, give_up=give_up)
+    watchdog = Watchdog(
+        deadline_seconds=launch.startup_timeout, give_up=give_up, tell=end.send_from_thread
+    )
 
     def report(message: EngineMessage) -> None:
         if isinstance(message, EngineProgress):
@@ -177,6 +189,7 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: loop.stop(float("inf")))
     end.send(ready)
     loop.run()
+    watchdog.beat("save")
     core.shutdown()
 
 

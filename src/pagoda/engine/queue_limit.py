@@ -48,9 +48,6 @@ class QueueLimit:
         """The request was heard of, or is gone."""
         self._silent.pop(req_id, None)
 
-    def clear(self) -> None:
-        self._silent.clear()
-
     def _check(self, limit: str, what: str, queued: int, most: int | None, new: int) -> None:
         if most is not None and queued > most:
             self.rejections[limit] += new

@@ -14,6 +14,7 @@ import msgspec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.process import go_on_without_parent
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
@@ -46,6 +47,7 @@ _PATIENCE_SECONDS = 10.0
 
 def main() -> NoReturn:
     """The whole process."""
+    go_on_without_parent()
     # Rank 0 says when to go, by its end of our stdin if by nothing else: an interrupt of the whole
     # process group, or of a service, lets it finish its requests first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,6 +4,7 @@ Two one-way ZMQ sockets over ipc in a folder that only this user can enter. The 
 and the sender connects, so that what is sent before the other side exists waits in the queue.
 """
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -81,9 +82,10 @@ class EngineEnd:
 
     def __init__(self, folder: Path):
         self._context = zmq.Context()
-        self._folder = folder
         self._requests = receiver(self._context, folder / "requests")
         self._outputs = sender(self._context, folder / "outputs")
+        self._from_threads = sender(self._context, folder / "outputs")
+        self._lock = threading.Lock()
 
     def wait(self, timeout_ms: int) -> bool:
         """Sleep until a message is there; False when the time passes first."""
@@ -101,15 +103,17 @@ class EngineEnd:
         self._outputs.send(encode(message))
 
     def send_from_thread(self, message: EngineMessage) -> None:
-        """As `send`, from any thread: over a socket of its own, gone before it returns."""
-        outputs = sender(self._context, self._folder / "outputs")
-        outputs.send(encode(message))
-        outputs.close(linger=_LINGER_MS)
+        """As `send`, from any thread: over a socket of its own. Nothing once this end is closed."""
+        with self._lock:
+            if not self._from_threads.closed:
+                self._from_threads.send(encode(message))
 
     def close(self) -> None:
         """Send what is queued, for a bounded time, and close."""
         self._requests.close(linger=0)
         self._outputs.close(linger=_LINGER_MS)
+        with self._lock:
+            self._from_threads.close(linger=_LINGER_MS)
         self._context.term()
 
 

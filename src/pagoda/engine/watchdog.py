@@ -10,15 +10,23 @@ from collections.abc import Callable
 from pagoda.base.log import get_logger
 from pagoda.base.machine import read_meminfo, resident_bytes, shared_memory_free
 from pagoda.base.units import format_bytes, format_seconds
+from pagoda.core.messages import EngineHeartbeat
+from pagoda.engine.activity import Activity
 
 log = get_logger(__name__)
 
 STALL_SECONDS = 30.0
+_PERIOD_SECONDS = 1.0
+# An idle process tells less often: each word costs 100 us, here and where it is heard.
+_IDLE_LOOKS = 2
+# A look that comes so much later than it should: the process was stopped, or its lock was held.
+_STOPPED_SECONDS = 5.0
 
 
-class Watchdog:
+class Watchdog(Activity):
     """A thread that reports after `stall_seconds` without a `beat`, then at twice that time
-    and so on, and that calls `give_up` when `deadline_seconds` pass before `disarm`.
+    and so on, that calls `give_up` when `deadline_seconds` pass before `disarm`, and that `tell`s
+    about once a second what goes on.
     """
 
     def __init__(
@@ -27,21 +35,21 @@ class Watchdog:
         stall_seconds: float = STALL_SECONDS,
         deadline_seconds: float = 0.0,
         give_up: Callable[[str], None] | None = None,
+        tell: Callable[[EngineHeartbeat], None] = lambda heartbeat: None,
     ):
+        super().__init__()
         self._stall = stall_seconds
-        self._started = self._last_beat = time.monotonic()
+        self._started = self.begun
         self._deadline = deadline_seconds if give_up is not None else 0.0
         self._give_up = give_up
-        self._phase: str | None = "starting"
+        self._tell = tell
         self._next_report = stall_seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def beat(self, phase: str | None) -> None:
-        """`phase` moved; None says that nothing is going on, so silence is right."""
-        self._phase = phase
-        self._last_beat = time.monotonic()
+        super().beat(phase)
         self._next_report = self._stall
 
     def disarm(self) -> None:
@@ -53,12 +61,21 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        period = min(1.0, self._stall / 4, self._deadline / 4 or 1.0)
+        period = min(_PERIOD_SECONDS, self._stall / 4, self._deadline / 4 or _PERIOD_SECONDS)
+        last = self.begun
+        looks = 0
         while not self._closed.wait(period):
-            self._check(time.monotonic())
+            now = time.monotonic()
+            if now - last > period + _STOPPED_SECONDS:
+                self.excuse()
+            last = now
+            looks += 1
+            if self.phase is not None or looks % _IDLE_LOOKS == 0:
+                self._tell(self.heartbeat())
+            self._check(now)
 
     def _check(self, now: float) -> None:
-        phase, silent = self._phase, now - self._last_beat
+        phase, silent = self.phase, now - self.begun
         if self._deadline and now - self._started >= self._deadline and self._give_up is not None:
             give_up, self._give_up = self._give_up, None
             self._deadline = 0.0

@@ -12,7 +12,9 @@ from pagoda.config.server import ServerConfig
 from pagoda.server.errors import ApiError
 
 # Probes and scrapers seldom carry keys; these paths tell nothing of any request.
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/metrics"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"}
+)
 
 
 def configured_keys(config: ServerConfig) -> tuple[str, ...]:

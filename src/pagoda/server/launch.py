@@ -13,6 +13,7 @@ from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
+from pagoda.engine.supervision import SupervisionLimits
 from pagoda.engine.text_side import fetch_model
 from pagoda.engine.transport import MemoryRoom
 from pagoda.engine.watchdog import Watchdog
@@ -128,4 +129,7 @@ def _launch(
         log_format=server_config.log_format,
         startup_timeout=server_config.startup_timeout,
         room=room,
+        supervision=SupervisionLimits(
+            server_config.engine_stall_timeout, server_config.max_engine_restarts
+        ),
     )

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import signal
 import socket
 import ssl
@@ -16,12 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pagoda.base import runfile
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig
 from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ServedModel, both_sides, served_model
+from pagoda.engine.directory import ServedModel, both_sides
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.text_side import TextSide, load_text_side
@@ -75,7 +74,10 @@ class Lifecycle:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal; the exit code."""
+        """Serve until a signal; the exit code.
+
+        Raises what loading raises, and EngineDeadError when the first model's engine is given up.
+        """
         loop = asyncio.get_running_loop()
         if self._port is not None:
             runfile.register(self._port)
@@ -84,15 +86,18 @@ class Lifecycle:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         stop = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start())
+        given_up = asyncio.create_task(self._engine_given_up())
         beside = [asyncio.create_task(work) for work in (self._log_stats(), self._watch_idle())]
         try:
             await asyncio.wait((starting, stop, http), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                await asyncio.wait((stop, http), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((stop, http, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done() and not self._stop.is_set():
+                raise EngineDeadError(given_up.result())
             return 0 if self._stop.is_set() else 1
         finally:
-            for task in (*beside, starting, stop):
+            for task in (*beside, starting, stop, given_up):
                 task.cancel()
             await self._end(http)
 
@@ -109,8 +114,7 @@ class Lifecycle:
             )
         finally:
             display.close()
-        first = self._fleet.entries[0]
-        served = first.served = served_model(first.config, self._client, text)
+        served = self._fleet.adopt(self._client, text)
         self._context.fleet = self._fleet
         self._announce(served)
 
@@ -147,6 +151,18 @@ class Lifecycle:
         whose = reach(self._config, self._listener)
         _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, whose)
 
+    async def _engine_given_up(self) -> str:
+        """Why the first model's engine is started no more, once that is so: who supervises this
+        process may start it anew. It may be unloaded and loaded again meanwhile."""
+        first = self._fleet.entries[0]
+        changes = self._fleet.listen()
+        while True:
+            if first.served is not None:
+                await first.served.client.wait_end()
+                if first.served is not None and first.served.client.state == "dead":
+                    return f"The engine was given up. {first.cause}"
+            await changes.get()
+
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
             await log_stats(self._fleet.models)
@@ -157,9 +173,9 @@ class Lifecycle:
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             _log.warning("Stopping at once.")
-            for pid in {self._client.pid, *(served.client.pid for served in self._fleet.models())}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            # An engine may have no process just now: its last one's id can be another's.
+            for client in (self._client, *(served.client for served in self._fleet.models())):
+                client.kill()
             self._http.force_exit = True
             return
         drain = self._config.shutdown_timeout

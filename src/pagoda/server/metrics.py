@@ -264,6 +264,11 @@ class _EngineCollector(Collector):
                 for labels, client in clients:
                     family.add_metric(labels, read(client.stats))
                 yield family
+        for kind, name, doc, of_client in _OWN:
+            family = kind(f"pagoda:{name}", doc, labels=_LABELS)
+            for labels, client in clients:
+                family.add_metric(labels, of_client(client))
+            yield family
         for kind, name, doc, label, split in _SPLIT:
             family = kind(f"vllm:{name}", doc, labels=(*_LABELS, label))
             for labels, client in clients:
@@ -327,6 +332,22 @@ _COUNTERS = (
     ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
     ("iterations", "Steps of the engine.", lambda s: s.num_steps),
 )
+_OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
+    (
+        GaugeMetricFamily, "engine_stalled",
+        "1: the engine makes no progress, and is killed if that goes on.",
+        lambda c: c.stalled is not None,
+    ),
+    (
+        GaugeMetricFamily, "engine_heartbeat_age_seconds",
+        "Since the engine said anything; one that is well says something each second or two.",
+        lambda c: c.silent_seconds,
+    ),
+    (
+        CounterMetricFamily, "engine_restarts", "Processes started after the engine had died.",
+        lambda c: c.restarts,
+    ),
+)  # fmt: skip
 _SPLIT: tuple[tuple[Any, str, str, str, Callable[[EngineClient], dict[str, int]]], ...] = (
     (
         GaugeMetricFamily, "num_requests_waiting_by_reason",

@@ -62,8 +62,8 @@ def health_replies(trouble: type[msgspec.Struct]) -> Schema:
     content = {"application/json": {"schema": _struct(trouble)}}
     return {
         "responses": {
-            "200": {"description": "Every model is ready."},
-            "503": {"description": "What is not ready, and why.", "content": content},
+            "200": {"description": "All is well."},
+            "503": {"description": "What is not well, and why.", "content": content},
             "4XX": _error("What is wrong with the request."),
         }
     }

@@ -1,4 +1,4 @@
-"""/health, /ping, /version, /load: what probes and load balancers ask."""
+"""/health, /health/live, /ping, /version, /load: what probes and load balancers ask."""
 
 import msgspec
 from fastapi import APIRouter
@@ -18,12 +18,25 @@ _HEALTH = health_replies(Health)
 
 
 @router.get("/health", openapi_extra=_HEALTH)
+@router.get("/health/ready", openapi_extra=_HEALTH)
 @router.get("/v1/health", openapi_extra=_HEALTH)
 @router.get("/ping", openapi_extra=_HEALTH)
 @router.post("/ping", openapi_extra=_HEALTH)
 async def health(request: Request) -> Response:
     """200 with an empty body when every engine is ready; else 503 that says why."""
-    trouble = find_trouble(context_of(request))
+    return _probed(find_trouble(context_of(request)))
+
+
+@router.get("/health/live", openapi_extra=_HEALTH)
+async def live(request: Request) -> Response:
+    """200 with an empty body while the server runs or starts, whatever its engines do; 503 when it
+    ends because the first model's engine is given up."""
+    first = context_of(request).fleet.entries[:1]
+    over = [entry.cause for entry in first if entry.served and entry.served.client.state == "dead"]
+    return _probed(Health("dead", over[0]) if over else None)
+
+
+def _probed(trouble: Health | None) -> Response:
     if trouble is None:
         return Response(status_code=200)
     return Response(
@@ -48,6 +61,9 @@ def find_trouble(context: Context) -> Health | None:
     if not context.fleet.entries:
         return Health("starting")
     for served in context.fleet.models():
-        if served.client.state != "ready":
-            return Health(served.client.state, served.client.cause)
+        client = served.client
+        if client.state != "ready":
+            return Health(client.state, client.cause)
+        if client.stalled is not None:
+            return Health("stalled", client.stalled)
     return None

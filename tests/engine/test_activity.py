@@ -1,0 +1,132 @@
+"""What an engine's heartbeats say of its loop."""
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from pagoda.core.messages import AddRequest, EngineHeartbeat, Utility
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine import activity as activities
+from pagoda.engine.activity import STEP, Activity
+from pagoda.engine.core import EngineCore
+from pagoda.engine.executor import LocalExecutor
+from pagoda.engine.process import EngineLoop
+from pagoda.engine.watchdog import Watchdog
+from tests.engine.mock_runner import CountingRunner, make_scheduler
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(activities, "time", clock)
+    return clock
+
+
+def test_the_longest_step_is_kept_and_nothing_else(clock):
+    activity = Activity()
+    for phase, seconds in (("load", 100), (STEP, 3), (STEP, 7), (STEP, 2), (None, 50)):
+        activity.beat(phase)
+        clock.now += seconds
+    activity.beat(STEP)
+    assert activity.heartbeat() == EngineHeartbeat(6, STEP, 7.0)
+    clock.now += 1000
+    activity.excuse()  # the process was stopped meanwhile
+    activity.beat(None)
+    assert activity.heartbeat() == EngineHeartbeat(7, None, 7.0)
+
+
+class FakeEnd:
+    """The wire: what comes is in `messages`."""
+
+    def __init__(self, *messages):
+        self.messages = list(messages)
+
+    def receive(self):
+        return self.messages.pop(0) if self.messages else None
+
+    def send(self, message): ...
+
+
+class Grammars:
+    def compile(self, grammar):
+        return Future()
+
+
+class Spy(Activity):
+    def __init__(self):
+        super().__init__()
+        self.phases = []
+
+    def beat(self, phase):
+        super().beat(phase)
+        self.phases.append(phase)
+
+
+def loop_of(*messages):
+    core = EngineCore(make_scheduler(), LocalExecutor(CountingRunner()), grammars=Grammars())
+    spy = Spy()
+    return core, EngineLoop(core, FakeEnd(*messages), spy), spy
+
+
+def turns(loop, count=3):
+    for _ in range(count):
+        loop.patience_ms()
+        loop.turn()
+
+
+def add(**fields):
+    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    return AddRequest(req_id="r", prompt_token_ids=[1], sampling=sampling, **fields)
+
+
+def test_steps_calls_and_idleness_are_told_apart():
+    _, loop, spy = loop_of()
+    turns(loop, 1)
+    assert spy.phases == ["work ahead", None]
+    _, loop, spy = loop_of(add())
+    turns(loop, 2)
+    assert spy.phases == ["work ahead", None, STEP, STEP]
+    _, loop, spy = loop_of(Utility(1, "stats"))
+    turns(loop, 2)
+    assert spy.phases == ["work ahead", None, "stats", "work ahead", None]
+
+
+def test_requests_that_nothing_can_be_done_for_are_no_progress():
+    core, loop, spy = loop_of(add())
+    core.scheduler.schedule = lambda: None
+    turns(loop, 1)
+    before = spy.heartbeat()
+    turns(loop, 9)
+    assert spy.heartbeat() == before and before.phase == STEP
+
+
+def test_one_that_waits_for_its_grammar_is():
+    _, loop, spy = loop_of(add(grammar="slow"))
+    turns(loop, 1)
+    before = spy.heartbeat()
+    turns(loop, 9)
+    assert spy.heartbeat().serial > before.serial
+
+
+def test_the_watchdog_tells_what_goes_on():
+    told: list[EngineHeartbeat] = []
+    busy, idle = threading.Event(), threading.Event()
+
+    def tell(heartbeat: EngineHeartbeat) -> None:
+        told.append(heartbeat)
+        (idle if heartbeat.phase is None else busy).set()
+
+    dog = Watchdog(stall_seconds=0.04, tell=tell)
+    dog.beat(STEP)
+    assert busy.wait(10) and told[-1].phase == STEP
+    dog.beat(None)
+    assert idle.wait(10)
+    dog.close()
