@@ -52,6 +52,8 @@ def _problems(world: "World", outcome: Outcome) -> list[str]:
             found.append(f"{told} after {choice}; the whole is {tokens} {reason}")
         elif bad_grammar:
             found.append("a request with a bad grammar was served")
+    if not outcome.left and "error: broken" in outcome.reasons:
+        found.append("its picture is gone")
     if outcome.at_fault and not bad_grammar:
         found.append(f"a good request was refused: {outcome.errors} {outcome.reasons}")
     if failed and not world.may_fail(outcome) and not (bad_grammar or outcome.busy):

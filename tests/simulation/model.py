@@ -10,7 +10,7 @@ import numpy as np
 
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, MediaItem
-from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.plan import PlannedRequest, StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
 from pagoda.core.step_time import StepCost, size_of
 from tests.simulation.clock import Clock
@@ -72,6 +72,8 @@ class SimRunner(FakeRunner):
         super().__init__(runner.groups)
         self._plan, self._clock, self._faults = plan, clock, faults
         self._device_free = 0.0
+        self._doomed: set[str] = set()
+        """Requests of failed steps: they end, and what is launched already stands on nothing."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._clock.busy += self._seconds(plan)
@@ -128,9 +130,7 @@ class SimRunner(FakeRunner):
             self._faults.failing_steps -= 1
             self.last = plan
             self._take_rows(plan)
-            for planned in plan.requests:
-                self._prepare(planned)
-                self.rows[planned.req_id].muted = True
+            self._doomed.update(plan.req_ids)
         except (AssertionError, KeyError, IndexError) as error:
             self._faults.found.append(f"{self._plan.name}: {error!r} in step {plan.step_id}")
             raise
@@ -140,14 +140,23 @@ class SimRunner(FakeRunner):
 
         return fail
 
+    def _take_rows(self, plan: StepPlan) -> None:
+        self._doomed.difference_update(plan.freed)
+        super()._take_rows(plan)
+
+    def _prepare(self, planned: PlannedRequest) -> bool:
+        return planned.req_id not in self._doomed and super()._prepare(planned)
+
     def _encode(self, plan: StepPlan) -> list[str]:
         for item in plan.encode:
-            pixels = np.load(item.payload)
+            try:
+                pixels = np.load(item.payload)
+            except FileNotFoundError:
+                # Its client may have left. What is not there counts as encoded, as in the real one.
+                self.broken.add(plan.encode_for)
+                return [item.content_hash for item in plan.encode]
             assert (pixels == pixels_of(item.content_hash)).all(), "a picture is another one"
         return super()._encode(plan)
-
-    def _sample(self, row: Any, planned: Any, result: RequestResult) -> None:
-        super()._sample(row, planned, result)
 
 
 def pixels_of(content_hash: str) -> np.ndarray:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # A turn in which nothing is computed takes this long.
 _TURN_SECONDS = 2e-5
 _KV_BYTES = 1 << 20
+# As the real end of the wire.
+_LINGER_SECONDS = 0.5
 
 
 class StartFaultError(Exception):
@@ -147,6 +149,7 @@ class SimChild:
             self._check_cause(error)
             self._engine_end.send(EngineDied(describe(error), isinstance(error, CapacityError)))
             code = 1
+        await asyncio.sleep(min(_LINGER_SECONDS, self._outputs.on_the_way))
         self._exit(code)
 
     async def _serve(self) -> None:

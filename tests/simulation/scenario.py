@@ -255,7 +255,7 @@ def _event(
     chance: random.Random, kind: str, models: tuple[ModelPlan, ...], span: float
 ) -> Event:
     value = {
-        "delay": chance.choice((0.05, 0.5, 2.0)),
+        "delay": chance.choice((0.01, 0.05, 0.4)),
         "pause": chance.choice((0.1, 2.0, 15.0)),
         "clock_jump": chance.choice((-3600.0, -5.0, 5.0, 86400.0)),
         "suspend": chance.choice((1.0, 60.0, 4000.0)),

@@ -39,6 +39,11 @@ class Wire:
     def receive(self) -> bytes:
         return self._sent.popleft()[2]
 
+    @property
+    def on_the_way(self) -> float:
+        """Seconds until all that was sent has arrived."""
+        return max(0.0, self._last - self._clock.now())
+
     def sender_died(self, num_lost: int) -> int:
         """It sends nothing any more: what it would have sent later never left, and the last
         `num_lost` of what is on its way never arrive. How many messages are lost."""
