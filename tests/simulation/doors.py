@@ -70,8 +70,13 @@ class DirectDoor:
         task = asyncio.current_task()
         assert task is not None
         leaving = None
+
+        def leave() -> None:
+            outcome.left = True
+            task.cancel()
+
         if ask.leaves_after is not None:
-            leaving = asyncio.get_running_loop().call_later(ask.leaves_after, task.cancel)
+            leaving = asyncio.get_running_loop().call_later(ask.leaves_after, leave)
         try:
             await self._ask(outcome)
         except PagodaError as error:
@@ -81,7 +86,8 @@ class DirectDoor:
         except OSError as error:  # a picture that cannot be written
             outcome.fail(repr(error))
         except asyncio.CancelledError:
-            outcome.left = True
+            if not outcome.left:
+                raise
         finally:
             if leaving is not None:
                 leaving.cancel()
