@@ -77,7 +77,9 @@ def of_quiet(world: "World") -> list[str]:
             "pictures": len(client._media._files) + len(client._media._users),
             "places in the queue": len(client.queue._silent),
         }
-        found += [f"{name}: the client keeps {count} {what}" for what, count in kept.items() if count]
+        found += [
+            f"{name}: the client keeps {count} {what}" for what, count in kept.items() if count
+        ]
         child = world.child_of(client)
         if child is None or child.core is None or child.runner is None or not child.alive:
             continue

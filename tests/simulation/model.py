@@ -1,4 +1,4 @@
-"""Models of known outputs, as the engine process runs them: plans in simulated time, with faults."""
+"""Models of known outputs, as the engine process runs them: in simulated time, with faults."""
 
 import errno
 from collections.abc import Callable, Sequence

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import CapacityError
-from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
     AbortRequests,
     AddRequest,
@@ -297,4 +296,3 @@ def _brief(message: Any) -> str:
     if isinstance(message, EngineProgress | EngineReady | EngineDied | Shutdown | Utility):
         return f"{type(message).__name__} {getattr(message, 'method', '')}".strip()
     return repr(message)
-

@@ -1,8 +1,7 @@
 """What a seed says: models, who asks them for what, and what befalls them."""
 
 import random
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
@@ -10,10 +9,11 @@ from pagoda.core.step_time import StepCost
 from tests.simulation.model import BLOCK_SIZE, MAX_MODEL_LEN, ModelPlan, picture
 from tests.unit.core.fake_runner import VOCAB
 
-STALLS = False
-"""Whether engines stop for ever without ending. Off while nobody notices that."""
-REPEATED_DEATHS = False
-"""Whether an engine that was restarted dies again. Off while that is final."""
+STALLS, REPEATED_DEATHS = "stalls", "repeated deaths"
+"""Engines that stop for ever without ending; engines that die again after a restart."""
+ENABLED: frozenset[str] = frozenset()
+"""Which of these two befall engines: none, while nobody notices a stopped engine, and while a
+second death is final."""
 
 MEMORY = 100
 """Bytes that all models may take together."""
@@ -72,7 +72,7 @@ class Scenario:
     drain_seconds: float
     second_signal: float | None
     """Seconds after the first."""
-    limits: dict[str, Any] = field(default_factory=dict)
+    enabled: frozenset[str]
 
     @property
     def harmed(self) -> bool:
@@ -80,9 +80,7 @@ class Scenario:
         return any(event.kind in HARMFUL + OPERATIONS + ("stop",) for event in self.events)
 
 
-def scenario_of(
-    seed: int, *, stalls: bool = STALLS, repeated_deaths: bool = REPEATED_DEATHS
-) -> Scenario:
+def scenario_of(seed: int, enabled: frozenset[str] = ENABLED) -> Scenario:
     chance = random.Random(seed)
     models = _models(chance)
     span = chance.choice((2.0, 5.0, 20.0))
@@ -102,11 +100,12 @@ def scenario_of(
         models=models,
         clients=clients,
         late=late,
-        events=_events(chance, models, span, stalls=stalls, repeated=repeated_deaths),
+        events=_events(chance, models, span) + _grave_events(seed, models, span, enabled),
         idle_seconds=chance.choice((0.0, 0.0, 3.0, 30.0)),
         queue_limit=chance.choice((None, None, None, 2)),
         drain_seconds=chance.choice((0.0, 0.2, 5.0)),
         second_signal=chance.choice((None, None, 0.1, 1.0)),
+        enabled=enabled,
     )
 
 
@@ -227,33 +226,37 @@ class _Asks:
             message.media = [picture(chance.randrange(3), 0, length)]
 
 
-def _events(
-    chance: random.Random,
-    models: tuple[ModelPlan, ...],
-    span: float,
-    *,
-    stalls: bool,
-    repeated: bool,
-) -> tuple[Event, ...]:
+def _events(chance: random.Random, models: tuple[ModelPlan, ...], span: float) -> tuple[Event, ...]:
     kinds: tuple[str, ...] = chance.choice(
         ((), HARMLESS, OPERATIONS, HARMLESS + HARMFUL, HARMLESS + HARMFUL + OPERATIONS)
     )
-    if not kinds:
-        return ()
-    events = [_event(chance, kind, models, span) for kind in chance.choices(kinds, k=6)]
-    events = events[: chance.randint(1, 6)]
-    if stalls and chance.random() < 0.3:
-        events.append(_event(chance, "stop", models, span))
-    if repeated and chance.random() < 0.3:
+    count = chance.randint(1, 6)
+    return (
+        tuple(_event(chance, kind, models, span) for kind in chance.choices(kinds, k=count))
+        if kinds
+        else ()
+    )
+
+
+def _grave_events(
+    seed: int, models: tuple[ModelPlan, ...], span: float, enabled: frozenset[str]
+) -> tuple[Event, ...]:
+    """By a chance of their own: the rest of a scenario is the same with them and without."""
+    chance = random.Random(f"grave {seed}")
+    events: list[Event] = []
+    for kind in (STALLS, REPEATED_DEATHS):
+        befalls = chance.random() < 0.3
         at, model = chance.uniform(0, span), chance.choice(models).name
-        deaths = range(chance.choice((2, 3)))
-        events += [Event(at + 30 * i, "kill", model) for i in deaths]
-    return tuple(sorted(events, key=lambda event: event.at))
+        if not befalls or kind not in enabled:
+            continue
+        if kind == STALLS:
+            events.append(Event(at, "stop", model))
+        else:
+            events += [Event(at + 30 * i, "kill", model) for i in range(3)]
+    return tuple(events)
 
 
-def _event(
-    chance: random.Random, kind: str, models: tuple[ModelPlan, ...], span: float
-) -> Event:
+def _event(chance: random.Random, kind: str, models: tuple[ModelPlan, ...], span: float) -> Event:
     value = {
         "delay": chance.choice((0.01, 0.05, 0.4)),
         "pause": chance.choice((0.1, 2.0, 15.0)),

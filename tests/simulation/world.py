@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from pagoda.engine.client import EngineClient
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet, FleetLimits
 from pagoda.engine.transport import MemoryRoom
+from pagoda.server import generation
 from pagoda.server.app import create_app
 from tests.server.fakes import FakeTextSide
 from tests.simulation import checks
@@ -46,6 +48,7 @@ _QUIET_SECONDS = 3.0
 class Report:
     scenario: Scenario
     found: list[str]
+    """What must never be; empty where all holds."""
     digest: str
     virtual_seconds: float
     num_requests: int
@@ -53,15 +56,15 @@ class Report:
     tail: list[str]
 
 
-def play(scenario: Scenario, *, repeated_deaths: bool = REPEATED_DEATHS, keep: int = 60) -> Report:
-    """The scenario from its beginning to its end."""
+def play(scenario: Scenario, keep: int | None = 60) -> Report:
+    """The scenario from its beginning to its end; `keep` lines of its diary, None: all."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
         clock = Clock(loop)
         trace = Trace(clock, keep)
         folder = Path(tempfile.mkdtemp(prefix="pagoda-simulated-"))
-        world = World(scenario, clock, trace, folder, repeated_deaths=repeated_deaths)
+        world = World(scenario, clock, trace, folder)
         try:
             with simulated_time(clock), _machine(world):
                 runner.run(world.live())
@@ -96,6 +99,7 @@ def _machine(world: "World") -> Iterator[None]:
             mock.patch.object(fleet_module, "load_text_side", lambda _: FakeTextSide()),
             mock.patch.object(entry_module, "resident_bytes", lambda _: 0),
             mock.patch.object(np, "save", save_unless_full),
+            mock.patch.object(generation, "_serial", itertools.count()),
         ):
             yield
     finally:
@@ -108,7 +112,6 @@ class World:
     clock: Clock
     trace: Trace
     folder: Path
-    repeated_deaths: bool
     found: list[str] = field(default_factory=list)
     children: list[SimChild] = field(default_factory=list)
     clients: list[EngineClient] = field(default_factory=list)
@@ -136,7 +139,7 @@ class World:
         return folder
 
     def may_die(self, child: SimChild) -> bool:
-        return child.alive and (self.repeated_deaths or child.life == 0)
+        return child.alive and (REPEATED_DEATHS in self.scenario.enabled or child.life == 0)
 
     def take_start_fault(self, child: SimChild) -> bool:
         model = child.name.partition("#")[0]
@@ -339,8 +342,8 @@ class World:
 
     def _on_failing_steps(self, event: Event) -> bool:
         child = self._child(event.model)
-        return child is not None and self.may_die(child) and self._set_fault(
-            event, "failing_steps", 2
+        return (
+            child is not None and self.may_die(child) and self._set_fault(event, "failing_steps", 2)
         )
 
     def _set_fault(self, event: Event, name: str, value: float) -> bool:
