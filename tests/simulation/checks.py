@@ -136,6 +136,11 @@ async def of_metrics(world: "World") -> list[str]:
 def of_the_end(world: "World") -> list[str]:
     """The server has ended: no process, no file, no request."""
     found = [f"{child.name} outlives the server" for child in world.children if child.alive]
+    found += [
+        f"{child.name} computed {child.num_late} tokens that nobody wants"
+        for child in world.children
+        if child.num_late
+    ]
     left = [path.name for path in world.folder.iterdir() if path.name != "kept"]
     kept = world.folder / "kept"
     left += [path.name for path in kept.glob("*.partial")] if kept.exists() else []

@@ -78,7 +78,7 @@ class SimChild:
         self._requests = Wire(clock, self._latency)
         self._outputs = Wire(clock, self._latency)
         self.end = SimClientEnd(self._requests, self._outputs, self._log)
-        self._engine_end = SimEngineEnd(self._requests, _Counted(self._outputs, self._on_send))
+        self._engine_end = SimEngineEnd(self._requests, self._outputs, self._on_send)
         self._goes = asyncio.Event()
         self._goes.set()
         self._arrival: asyncio.Future[None] | None = None
@@ -137,6 +137,11 @@ class SimChild:
     @property
     def answers(self) -> bool:
         return self.alive and self._goes.is_set()
+
+    @property
+    def num_late(self) -> int:
+        """Tokens that it sent of requests after their end."""
+        return self._engine_end.num_late
 
     # The process itself, as `pagoda.engine.process.main`.
 
@@ -271,17 +276,6 @@ class SimChild:
     def _log(self, verb: str, message: Any) -> None:
         self._world.num_added += isinstance(message, AddRequest)
         self._world.trace.add(self.name, f"{verb} {_brief(message)}")
-
-
-class _Counted:
-    """A wire that tells of each message."""
-
-    def __init__(self, wire: Wire, on_send: Callable[[], None]):
-        self._wire, self._on_send = wire, on_send
-
-    def send(self, raw: bytes) -> None:
-        self._wire.send(raw)
-        self._on_send()
 
 
 def _brief(message: Any) -> str:

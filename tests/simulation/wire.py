@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from pagoda.core.messages import ClientMessage, EngineMessage
+from pagoda.core.messages import AbortRequests, ClientMessage, EngineMessage, StepOutputs
 from pagoda.engine.transport import (
     UnreadableMessage,
     decode_output,
@@ -108,13 +108,24 @@ class SimClientEnd:
 class SimEngineEnd:
     """As `EngineEnd`, but for `wait`: the process waits by the loop."""
 
-    def __init__(self, requests: Wire, outputs: Wire):
+    def __init__(self, requests: Wire, outputs: Wire, on_send: Callable[[], None]):
         self._requests, self._outputs = requests, outputs
+        self._on_send = on_send
+        self._aborted: set[str] = set()
+        self.num_late = 0
+        """Tokens of requests that were aborted before."""
 
     def receive(self) -> ClientMessage | UnreadableMessage | None:
         if not self._requests.pending():
             return None
-        return decode_request(self._requests.receive())
+        message = decode_request(self._requests.receive())
+        if isinstance(message, AbortRequests):
+            self._aborted.update(message.req_ids)
+        return message
 
     def send(self, message: EngineMessage) -> None:
+        if self._aborted and isinstance(message, StepOutputs):
+            told = [delta for delta in message.deltas if delta.req_id in self._aborted]
+            self.num_late += sum(len(delta.token_ids) for delta in told)
         self._outputs.send(encode(message))
+        self._on_send()
