@@ -45,7 +45,7 @@ def block_never_freed() -> AbstractContextManager[Any]:
     release = BlockPools.release
 
     def mutated(self: BlockPools, group: int, blocks: Sequence[int]) -> None:
-        release(self, group, blocks[:-1])
+        release(self, group, blocks[:-1] if len(blocks) > 8 else blocks)
 
     return mock.patch.object(BlockPools, "release", mutated)
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 # A turn in which nothing is computed takes this long.
 _TURN_SECONDS = 2e-5
 _KV_BYTES = 1 << 20
+# No scenario has work for so many turns without a rest.
+_MOST_TURNS = 20_000
 # As the real end of the wire.
 _LINGER_SECONDS = 0.5
 
@@ -159,8 +161,12 @@ class SimChild:
     async def _serve(self) -> None:
         await self._start()
         loop = self._loop
+        in_a_row = 0
         while not loop.finished():
             patience_ms = loop.patience_ms()
+            in_a_row = 0 if patience_ms else in_a_row + 1
+            if in_a_row > _MOST_TURNS:
+                raise RuntimeError("it takes one turn after the other and never rests")
             if patience_ms:
                 await self._wait(patience_ms / 1000)
             await self._goes.wait()
