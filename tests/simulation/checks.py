@@ -114,8 +114,8 @@ async def of_metrics(world: "World") -> list[str]:
     found = []
     if status != 200:
         found.append(f"/metrics answers {status}")
-    if totals.get("vllm:request_success_total", 0.0) != started:
-        found.append(f"{started} requests began, and /metrics has {totals}")
+    if (ended := totals.get("vllm:request_success_total", 0.0)) != started:
+        found.append(f"{started} requests began, and /metrics has {ended:.0f} that ended")
     seen = sum(len(choice) for outcome in world.outcomes for choice in outcome.tokens)
     if totals.get("vllm:request_generation_tokens_sum", 0.0) < seen:
         found.append(f"clients saw {seen} tokens, and /metrics has fewer")

@@ -1,6 +1,5 @@
 """The clocks and the diary of a simulated machine."""
 
-import asyncio
 import hashlib
 import time
 import uuid
@@ -65,9 +64,3 @@ def simulated_time(clock: Clock) -> Iterator[None]:
         mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=next(count))),
     ):
         yield
-
-
-def current_clock() -> Clock:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return Clock(loop)
