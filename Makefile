@@ -14,8 +14,8 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-all test-agent test-quick check format docs \
-  bench bench-agent bench-peers clean
+.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate check \
+  format docs bench bench-agent bench-peers clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -24,6 +24,7 @@ help:
 	@echo "make test        what each landing passes    make test-quick   what takes a few minutes"
 	@echo "make test-all    all tests, the agent's among them"
 	@echo "make test-agent  those of the agent, with the desktops that they need (Debian, as root)"
+	@echo "make simulate    20,000 seeds of faults in virtual time (ARGS='--seeds 1000' fewer)"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
@@ -82,6 +83,9 @@ test-agent: install-dev
 
 test-quick: install-dev
 	$(BIN)/python -m pytest tests -m "not slow and not exhaustive"
+
+simulate: install-dev
+	$(BIN)/python -m tests.simulation --seeds 20000 --processes $(TEST_PROCESSES) --record $(ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check src tests tools bench

@@ -18,7 +18,7 @@ from pagoda.agent.service.app import Service
 from pagoda.agent.service.gate import Gate
 from pagoda.agent.settings import Settings
 from tests.agent.fake_computer import FakeComputer
-from tests.agent.virtual_loop import run_virtually
+from tests.virtual_time import run_virtually
 
 AT_ONCE = Settle(0, 0, 0, 0, 0)
 # Of the virtual clock, far beyond all that a test does; a question waits an hour.

@@ -111,7 +111,7 @@ async def test_whatever_overlaps_a_model_has_one_engine(seed):
                 await fleet.ready(entry)
                 await asyncio.sleep(chance.uniform(0, 0.02))
         elif what == "load":
-            await asyncio.shield(fleet.begin(entry))
+            await asyncio.wait([fleet.begin(entry)])
         elif what == "unload":
             await fleet.unload(entry, drain_seconds=chance.uniform(0, 0.02))
         elif what == "sleep":
@@ -123,7 +123,7 @@ async def test_whatever_overlaps_a_model_has_one_engine(seed):
 
     async with asyncio.timeout(30):
         ends = await asyncio.gather(*(something() for _ in range(40)), return_exceptions=True)
-        refusals = (EngineAsleepError, EngineDeadError, asyncio.CancelledError)
+        refusals = (EngineAsleepError, EngineDeadError)
         assert [end for end in ends if end is not None and not isinstance(end, refusals)] == []
         for entry in fleet.entries:
             await fleet.wake(entry)
@@ -133,3 +133,24 @@ async def test_whatever_overlaps_a_model_has_one_engine(seed):
     assert FakeEngine.alive == held
     await fleet.shutdown()
     assert FakeEngine.alive == set()
+
+
+async def test_who_waits_for_a_load_that_is_given_up_is_served_by_the_next():
+    fleet = make("small")
+    waits = asyncio.create_task(use(fleet, "small"))
+    await asyncio.sleep(0)
+    assert await fleet.unload(fleet.find("small"))
+    assert (await waits).client.state == "ready"
+    assert states(fleet) == ["loaded"]
+
+
+async def test_a_fleet_that_shuts_down_starts_no_engine():
+    fleet = make("small", "other")
+    waits = asyncio.create_task(use(fleet, "small"))
+    await asyncio.sleep(0)
+    await fleet.shutdown()
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        await waits
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        await use(fleet, "other")
+    assert not FakeEngine.alive

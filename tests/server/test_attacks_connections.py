@@ -11,7 +11,8 @@ from pagoda.server.http1 import HEAD_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT
 from pagoda.server.launch import allow_many_connections
 from pagoda.server.middleware import BODY_TIMEOUT
 from tests.server.fakes import FakeClient
-from tests.server.virtual import Connection, Server, in_virtual_time
+from tests.server.virtual import Connection, Server
+from tests.virtual_time import in_virtual_time
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\nX: "
 BODY = b'{"prompt": "a", "max_tokens": 1}'

@@ -1,9 +1,6 @@
-"""Connections to the server's own HTTP protocol in time that passes at once: what takes minutes
-takes milliseconds, and a busy machine changes nothing."""
+"""Connections to the server's own HTTP protocol, for tests in virtual time."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
@@ -14,45 +11,6 @@ from pagoda.engine.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.http1 import StreamingProtocol
 from tests.server.fakes import FakeClient, served_model
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock stands still while there is something to do, and jumps to the next timer else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed = 0.0
-        select = self._selector.select
-
-        def select_at_once(timeout: float | None = None) -> list[Any]:
-            assert timeout is not None, "everything waits, and for nothing that will come"
-            self._passed += timeout
-            return select(0)
-
-        self._selector.select = select_at_once
-
-    def time(self) -> float:
-        return self._passed
-
-    def run_in_executor(
-        self, executor: Any, work: Callable[..., Any], *args: Any
-    ) -> "asyncio.Future[Any]":
-        """At once: the clock would not wait for a thread."""
-        done = self.create_future()
-        try:
-            done.set_result(work(*args))
-        except Exception as error:  # noqa: BLE001  # its reader raises it
-            done.set_exception(error)
-        return done
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
 
 
 class Server:

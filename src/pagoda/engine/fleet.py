@@ -87,6 +87,7 @@ class Fleet:
         # One load at a time: each plans with the memory that is left.
         self._turn = asyncio.Lock()
         self._listeners: set[asyncio.Queue[Event]] = set()
+        self._ends = False
 
     @classmethod
     def of(cls, models: Iterable[ServedModel]) -> "Fleet":
@@ -112,15 +113,17 @@ class Fleet:
         Raises EngineAsleepError while it sleeps, CapacityError where no room can be made, and what
         loading raises.
         """
-        if entry.asleep:
-            raise EngineAsleepError(entry.names[0])
-        if entry.served is not None and not entry.is_over:
-            return entry.served
-        failure = _recent_failure(entry)
-        if failure is not None:
-            raise failure
-        # Who asked first may leave; others wait for the same load.
-        return await asyncio.shield(self.begin(entry))
+        while True:
+            if entry.asleep:
+                raise EngineAsleepError(entry.names[0])
+            if entry.served is not None and not entry.is_over:
+                return entry.served
+            failure = _recent_failure(entry)
+            if failure is not None:
+                raise failure
+            load = self.begin(entry)
+            if await _outcome(load):
+                return load.result()
 
     def adopt(self, client: EngineClient, text: TextSide) -> ServedModel:
         """Take the first model's engine, which was started elsewhere."""
@@ -130,9 +133,12 @@ class Fleet:
         return first.served
 
     def begin(self, entry: ModelEntry) -> "asyncio.Task[ServedModel]":
-        """Load a model in the background, unless that is under way."""
+        """Load a model in the background, unless that is under way. Raises EngineDeadError once
+        the fleet shuts down."""
         load = self._loading(entry)
         if load is None:
+            if self._ends:
+                raise EngineDeadError("The server is shutting down.")
             load = self._loads[entry] = asyncio.create_task(self._load(entry))
             load.add_done_callback(lambda done: self._loaded(entry, done))
         return load
@@ -177,8 +183,8 @@ class Fleet:
             self._tell(entry)
             # It takes its turn next: who wants to put the model to sleep waits for it.
             load = None if entry.served is not None else self.begin(entry)
-        if load is not None:
-            await asyncio.shield(load)
+        if load is not None and await _outcome(load):
+            load.result()
         log.info("%s is awake.", entry.names[0])
 
     async def watch_idle(self) -> None:
@@ -201,7 +207,8 @@ class Fleet:
         self._listeners.discard(queue)
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
-        """End all engines, at the same time."""
+        """End all engines, at the same time; none is started any more."""
+        self._ends = True
         for load in list(self._loads.values()):
             load.cancel()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
@@ -225,8 +232,8 @@ class Fleet:
         """The entry's turn, behind a load that is under way; raises what that raises."""
         while True:
             load = self._loading(entry)
-            if load is not None:
-                await asyncio.shield(load)
+            if load is not None and await _outcome(load):
+                load.result()
             async with entry.turn:
                 if self._loading(entry) is None:
                     if entry.is_over:
@@ -372,6 +379,13 @@ def _recent_failure(entry: ModelEntry) -> PagodaError | None:
         failure = EngineDeadError(entry.cause or "The engine is dead.")
         retry_at = entry.served.client.died_at + _RETRY_SECONDS
     return failure if time.monotonic() < retry_at else None
+
+
+async def _outcome(load: "asyncio.Task[ServedModel]") -> bool:
+    """Wait for a load, which goes on when its waiter leaves; False where it was given up, which is
+    no cancelling of those who wait."""
+    await asyncio.wait((load,))
+    return not load.cancelled()
 
 
 def describe(entry: ModelEntry) -> Event:

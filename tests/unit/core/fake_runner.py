@@ -28,23 +28,41 @@ VOCAB = 24
 EOS = 0
 
 
-def digests(message: AddRequest, tokens: list[int]) -> list[bytes]:
-    """What the KV at each position depends on."""
-    state = repr((message.cache_salt, message.adapter)).encode()
-    out = []
-    for position, token in enumerate(tokens):
+class Digests:
+    """What the KV at each position of a request depends on; what is known already is kept."""
+
+    def __init__(self, message: AddRequest):
+        self._message = message
+        self._tokens: list[int] = []
+        self._known: list[bytes] = []
+
+    def of(self, tokens: list[int]) -> list[bytes]:
+        """One for each token, and for those that were known behind them."""
+        count = min(len(tokens), len(self._tokens))
+        if self._tokens[:count] != tokens[:count]:
+            self._tokens, self._known, count = [], [], 0
+        for position in range(len(self._tokens), len(tokens)):
+            self._known.append(self._next(position, tokens[position]))
+        self._tokens += tokens[len(self._tokens) :]
+        return self._known
+
+    def last(self, tokens: list[int]) -> bytes:
+        return self.of(tokens)[len(tokens) - 1]
+
+    def next_token(self, tokens: list[int]) -> int:
+        return self.last(tokens)[0] % VOCAB
+
+    def _next(self, position: int, token: int) -> bytes:
+        message = self._message
+        before = (
+            self._known[-1] if self._known else repr((message.cache_salt, message.adapter)).encode()
+        )
         media = [
             (item.content_hash, position - item.start)
             for item in message.media
             if item.start <= position < item.start + item.length
         ]
-        state = blake2b(state + repr((token, media)).encode(), digest_size=8).digest()
-        out.append(state)
-    return out
-
-
-def next_token(message: AddRequest, tokens: list[int]) -> int:
-    return digests(message, tokens)[-1][0] % VOCAB
+        return blake2b(before + repr((token, media)).encode(), digest_size=8).digest()
 
 
 def expected_output(message: AddRequest, max_model_len: int) -> list[int]:
@@ -55,8 +73,9 @@ def expected_output(message: AddRequest, max_model_len: int) -> list[int]:
     room = max_model_len - len(message.prompt_token_ids)
     limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     output: list[int] = []
+    digests = Digests(message)
     while len(output) < limit:
-        output.append(next_token(message, message.prompt_token_ids + output))
+        output.append(digests.next_token(message.prompt_token_ids + output))
         if len(output) < sampling.min_tokens:
             continue
         if output[-1] in sampling.stop_token_ids:
@@ -75,6 +94,9 @@ class Row:
     """Prompt tokens whose logprobs were reported."""
     muted: bool = False
     """A sampling yielded no token; plans already made then stand on it and are left out."""
+
+    def __post_init__(self) -> None:
+        self.digests = Digests(self.message)
 
 
 @dataclass
@@ -97,16 +119,7 @@ class FakeRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._check_again(plan)
-        for req_id in plan.freed:
-            del self.rows[req_id]
-        for new in plan.rows:
-            tables: list[list[int]] = [[] for _ in attention_groups(self.groups)]
-            if new.request is None:
-                self.rows[new.req_id].tables = tables
-            else:
-                assert new.req_id not in self.rows, "two rows of one name"
-                tokens = list(new.request.prompt_token_ids)
-                self.rows[new.req_id] = Row(new.request, tokens, tables)
+        self._take_rows(plan)
         good = [planned for planned in plan.requests if self._prepare(planned)]
         for planned in good:
             self._read_state(planned)
@@ -132,6 +145,18 @@ class FakeRunner:
             result.tokens = [entry.token_ids[0] for entry in plain]
             result.results = []
         return result
+
+    def _take_rows(self, plan: StepPlan) -> None:
+        for req_id in plan.freed:
+            del self.rows[req_id]
+        for new in plan.rows:
+            tables: list[list[int]] = [[] for _ in attention_groups(self.groups)]
+            if new.request is None:
+                self.rows[new.req_id].tables = tables
+            else:
+                assert new.req_id not in self.rows, "two rows of one name"
+                tokens = list(new.request.prompt_token_ids)
+                self.rows[new.req_id] = Row(new.request, tokens, tables)
 
     def _check_again(self, plan: StepPlan) -> None:
         last, self.last = self.last, plan
@@ -170,7 +195,7 @@ class FakeRunner:
         end = start + planned.num_tokens
         known = end - len(planned.draft_token_ids)
         tokens = row.tokens[:known] + planned.draft_token_ids
-        return row, start, end, digests(row.message, tokens)
+        return row, start, end, row.digests.of(tokens)
 
     def _entry(self, row: Row, group: int, position: int) -> tuple[int, int, int]:
         size = self.groups[group].block_size
@@ -248,14 +273,14 @@ class FakeRunner:
 
     def _sample(self, row: Row, planned: PlannedRequest, result: RequestResult) -> None:
         if row.message.kind == "pool":
-            result.embedding = digests(row.message, row.tokens)[-1]
+            result.embedding = row.digests.last(row.tokens)
             return
         if planned.req_id in self.mute:
             self.mute.discard(planned.req_id)
             row.muted = True
             return
         for draft in [*planned.draft_token_ids, None]:
-            token = next_token(row.message, row.tokens)
+            token = row.digests.next_token(row.tokens)
             row.tokens.append(token)
             result.token_ids.append(token)
             if token != draft:
