@@ -30,6 +30,7 @@ from pagoda.agent.actions import (
 from pagoda.agent.errors import DriverError
 from pagoda.agent.keys import KEYS, SHIFTED
 from pagoda.agent.readonly import only_reads
+from pagoda.base.whole import write_whole
 
 DANGEROUS = re.compile(
     r"""
@@ -406,13 +407,11 @@ class Memory:
             return
         self.line = line
         if self._path is not None:
-            draft = self._path.with_suffix(".new")
+            data = self._redact(msgspec.json.encode(line).decode())
             try:
-                draft.touch(mode=0o600)
-                draft.write_text(self._redact(msgspec.json.encode(line).decode()))
-                draft.replace(self._path)
+                write_whole(self._path, data, 0o600)
             except OSError as error:
-                raise DriverError(f"{draft} cannot be written: {error.strerror}.") from error
+                raise DriverError(f"{self._path} cannot be written: {error.strerror}.") from error
 
 
 def _load(path: Path) -> Line:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagoda.base.env import cache_dir
+from pagoda.base.whole import write_whole
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,7 @@ def register(port: int, pid: int | None = None) -> None:
     folder = _folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     entry = RunningServer(port, pid, _start_ticks(pid) or 0)
-    # Whole or not at all: a reader must never see half a file.
-    draft = folder / f".{port}.{pid}"
-    draft.write_text(json.dumps(asdict(entry)))
-    draft.rename(_file(port))
+    write_whole(_file(port), json.dumps(asdict(entry)))
 
 
 def find(port: int) -> RunningServer | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.whole import write_whole
 from pagoda.cli.source import Usage
 from pagoda.core.sampling import SamplingParams
 
@@ -78,7 +79,7 @@ class Conversation:
         self.options[name] = value
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
+        write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
 
     def load(self, path: Path) -> None:
         """Take the messages of a file that `save` wrote. Raises ConfigError for anything else."""

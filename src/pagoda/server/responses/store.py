@@ -7,11 +7,13 @@ import sqlite3
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.whole import sync_folder
 
 T = TypeVar("T")
 
@@ -110,11 +112,13 @@ class ResponseStore:
             if self._path != MEMORY:
                 # What people asked and were told is nobody else's.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+                sync_folder(Path(self._path).absolute().parent)
             database = sqlite3.connect(self._path, timeout=1, isolation_level=None)
             # Two servers would end each other's responses.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
+            # What a client is told is kept outlives a power cut.
+            database.execute("PRAGMA synchronous = FULL")
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 database.executescript(_SCHEMA + f"PRAGMA user_version = {_VERSION};")
