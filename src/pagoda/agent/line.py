@@ -400,18 +400,19 @@ class Memory:
         self._path = path
         self._redact = redact
         self.line = Line() if path is None else _load(path).left_over()
+        self._kept: Line | None = None
 
     def keep(self, line: Line) -> None:
         """Raises DriverError when it cannot be written."""
-        if line == self.line:
-            return
         self.line = line
-        if self._path is not None:
+        # What could not be written is written the next time, though it is the same.
+        if self._path is not None and line != self._kept:
             data = self._redact(msgspec.json.encode(line).decode())
             try:
                 write_whole(self._path, data, 0o600)
             except OSError as error:
                 raise DriverError(f"{self._path} cannot be written: {error.strerror}.") from error
+            self._kept = line
 
 
 def _load(path: Path) -> Line:

@@ -153,7 +153,14 @@ def _in_words(error: Exception) -> str:
 
 
 def save(settings: Settings, path: Path) -> None:
-    """Whole or not at all, and readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Whole or not at all, and readable by its owner only. Raises ConfigError where it cannot be
+    written."""
     data = msgspec.json.format(msgspec.json.encode(settings))
-    write_whole(path, data + b"\n", 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, data + b"\n", 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. What was changed holds until the agent "
+            "ends; make room there and save it again."
+        ) from error

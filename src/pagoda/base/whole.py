@@ -20,18 +20,23 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     the new file, less the umask. Raises OSError where it cannot be written.
     """
     remove_partials(path.parent, path.name)
-    partial, file = _open_partial(path, mode)
     try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        partial, file = _open_partial(path, mode)
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        # Nobody knows the partial file's name.
+        error.filename, error.filename2 = str(path), None
         raise
-    sync_folder(path.parent)
 
 
 def write_whole(path: Path, data: bytes | str, mode: int = 0o666) -> None:

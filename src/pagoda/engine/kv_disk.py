@@ -93,7 +93,8 @@ class KvDisk:
     def restore(self, cache: KVCacheManager, store: BlockStore) -> int:
         """Put the blocks of the file into the prefix cache, as far as there is room; how many.
 
-        A file that is damaged, or of another layout, is passed over and said so.
+        A file that is damaged, or of another layout, is passed over and said so; without memory to
+        copy the blocks none is taken.
         """
         try:
             data = np.memmap(self.path, np.uint8, "r")
@@ -108,6 +109,11 @@ class KvDisk:
             if index.block_bytes != sizes:
                 raise ValueError("its blocks have other sizes")
             return _adopt_all(data, index, starts, cache, store)
+        except MemoryError:
+            # A block that was taken may not have its bytes yet.
+            cache.reset_prefix_cache()
+            log.warning("The kept KV blocks are not used: there is no memory to copy them.")
+            return 0
         except (ValueError, msgspec.MsgspecError) as error:
             log.warning("The kept KV blocks in %s are not used: %s.", self.path, error)
             return 0
