@@ -58,10 +58,10 @@ class Faults:
                     counted = self.call(kind, getattr(module, name))
                     patches.enter_context(patch.object(module, name, counted))
             for module in (io, builtins):
-                patches.enter_context(patch.object(module, "open", self._open))
+                patches.enter_context(patch.object(module, "open", self.open))
             yield self
 
-    def _open(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+    def open(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         # What has a descriptor was counted when it was opened.
         if not isinstance(file, int) and self.step("open"):
             raise self.error()
