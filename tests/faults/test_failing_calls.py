@@ -20,8 +20,8 @@ from tests.engine.test_kv_disk import MemoryStore, check, compute, make
 from tests.faults.faults import KINDS, Faults, full
 from tests.faults.stores import STORES, Store, claim_and_leave, serve_and_stop
 
-# Their callers say these themselves: engine/startup, cli/chat_commands, cli/main.
-SAYS_OSERROR = {"kv-disk", "saved chat", "whole file"}
+# Their callers say these in words, engine/startup among them.
+SAYS_OSERROR = {"kv-disk", "whole file"}
 
 
 def broken() -> OSError:

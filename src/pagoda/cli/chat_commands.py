@@ -40,7 +40,7 @@ def run_command(line: str, chat: Conversation, source: Source) -> tuple[str, Nex
         return COMMANDS[name].run(argument.strip(), chat, source)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{error.filename or argument} cannot be used: {reason}.") from error
+        raise ConfigError(f"{error.filename} cannot be opened: {reason}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{argument.strip()} is not text.") from error
 

@@ -79,7 +79,12 @@ class Conversation:
         self.options[name] = value
 
     def save(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
+        """Raises ConfigError where it cannot be written."""
+        text = json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n"
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
     def load(self, path: Path) -> None:
         """Take the messages of a file that `save` wrote. Raises ConfigError for anything else."""
