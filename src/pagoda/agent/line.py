@@ -399,8 +399,8 @@ class Memory:
     def __init__(self, path: Path | None = None, redact: Callable[[str], str] = str):
         self._path = path
         self._redact = redact
-        self.line = Line() if path is None else _load(path).left_over()
-        self._kept: Line | None = None
+        self._kept = Line() if path is None else _load(path)
+        self.line = self._kept.left_over()
 
     def keep(self, line: Line) -> None:
         """Raises DriverError when it cannot be written."""

@@ -80,7 +80,7 @@ class EngineChild:
         self._finalizer()
 
 
-def exit_cause(code: int | None, what: str, before: tuple[int, int] | None) -> str:
+def exit_cause(code: int | None, what: str, before: tuple[int, int] | None = None) -> str:
     """Why a process ended, in a sentence with `what` for its subject. `before` is what
     `machine.oom_kills` said when it was started."""
     if code is None or code >= 0:

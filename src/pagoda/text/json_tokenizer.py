@@ -89,8 +89,11 @@ def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    with path.open("rb") as file:
-        refuse_pointer(path, file.read(START))
+    try:
+        with path.open("rb") as file:
+            refuse_pointer(path, file.read(START))
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from error
     with library_faults(CheckpointError, f"{path} can't be read; fetch the model again"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()

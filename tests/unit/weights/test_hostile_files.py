@@ -1,6 +1,7 @@
 """Whatever a model's files say, they are read, or an error says what is wrong with them."""
 
 import contextlib
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pagoda.doctor.subject import find_subject
 from pagoda.engine.text_side import load_text_side
 from pagoda.text.gguf_tokenizer import parts_from_gguf
 from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.text.json_tokenizer import parts_from_folder
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.weights.files import open_model
 from pagoda.weights.jsonfile import parse_json
@@ -139,6 +141,20 @@ def test_what_no_field_means_is_named_with_its_file(tmp_path, files, said):
     fails = contextlib.nullcontext() if said is None else pytest.raises(CheckpointError, match=said)
     with fails:
         read_folder(tmp_path, files)
+
+
+def test_a_tokenizer_that_the_disk_does_not_give(tmp_path, monkeypatch):
+    opened = Path.open
+
+    def failing(path, *args, **options):
+        if path.name == "tokenizer.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(BPE))
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json can't be read: Input/output"):
+        parts_from_folder(tmp_path, end_ids=[])
 
 
 def test_healthy_files_are_read(tmp_path):
