@@ -9,7 +9,6 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -98,14 +97,6 @@ def _live(store: Store, folder: Path, kind: str, number: int, loss: str) -> None
         disk.crash()
         os._exit(0)
 
-    def noting(real: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            result = real(*args)
-            note(*args)
-            return result
-
-        return call
-
     faults = Faults(kind, number, die)
     opened = faults.open
 
@@ -117,7 +108,7 @@ def _live(store: Store, folder: Path, kind: str, number: int, loss: str) -> None
 
     faults.open = watched  # type: ignore[method-assign]
     with (
-        patch.object(os, "fsync", noting(os.fsync, disk.fsync)),
+        patch.object(os, "fsync", disk.fsync),
         patch.object(os, "replace", disk.replace),
         faults.installed(),
     ):
@@ -126,6 +117,7 @@ def _live(store: Store, folder: Path, kind: str, number: int, loss: str) -> None
 
 
 def main(root: Path) -> None:
+    os.fsync = lambda descriptor: None  # the disk is played, and need not be waited for
     for store, kind, loss in itertools.product(STORES, KINDS, LOSSES):
         for number in itertools.count(1):
             folder = root / f"{store.name}.{kind}.{number}.{loss}"
