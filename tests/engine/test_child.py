@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pagoda.engine import child
+from pagoda.engine.child import exit_cause
 from pagoda.engine.client import EngineClient
 from tests.engine.test_client import is_gone, wait_until
 
@@ -53,3 +55,21 @@ async def test_a_stopped_process_does_not_outlive_its_parent(module):
     finally:
         if not is_gone(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said", "unsaid"),
+    [
+        ((3, 1), (3, 1), "something else sent it", "quantization"),
+        ((3, 1), (4, 1), "the system ended a process for lack of memory", "something else"),
+        ((3, 1), (4, 2), "ended a process of this container for lack of memory", "something else"),
+        (None, (4, 2), "whether memory ran out is not known", "something else"),
+        ((3, 1), None, "whether memory ran out is not known", "something else"),
+    ],
+)
+def test_memory_is_blamed_where_the_system_says_so(monkeypatch, before, now, said, unsaid):
+    monkeypatch.setattr(child, "oom_kills", lambda: now)
+    cause = exit_cause(-signal.SIGKILL, "The engine", before)
+    assert cause.startswith("The engine was ended by SIGKILL; ")
+    assert said in cause and unsaid not in cause
+    assert exit_cause(-signal.SIGTERM, "It", before) == "It was ended by SIGTERM."

@@ -25,7 +25,7 @@ from pagoda.core.messages import (
 from pagoda.engine.child import LaunchOptions, exit_cause
 from pagoda.engine.client import EngineClient
 from pagoda.engine.supervision import SupervisionLimits
-from tests.server.virtual import in_virtual_time
+from tests.virtual_time import in_virtual_time
 
 READY = EngineReady(
     max_model_len=64, vocab_size=8, num_blocks=4, block_size=4, kv_tokens=12, max_num_seqs=1

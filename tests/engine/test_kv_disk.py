@@ -116,6 +116,25 @@ def damage(raw: bytearray, place: int) -> None:
     raw[place] ^= 0xFF
 
 
+def test_every_damaged_byte_is_noticed(disk):
+    """A hash of another prefix would give it the wrong blocks."""
+    cache, store = make()
+    hashes = compute(cache, store, "a", 5)
+    disk.save(cache, store)
+    raw = disk.path.read_bytes()
+    # Blocks have checksums of their own, so of them a few bytes do.
+    blocks = 5 * sum(BLOCK_BYTES)
+    for place in [*range(0, blocks, 61), *range(blocks, len(raw))]:
+        changed = bytearray(raw)
+        damage(changed, place)
+        disk.path.write_bytes(changed)
+        cache, store = make()
+        disk.restore(cache, store)
+        check(cache, store, "a", hashes)
+        known = {one.hash for one in cache.cached_blocks()}
+        assert known <= set(hashes), f"byte {place}"
+
+
 @pytest.mark.parametrize(
     "change",
     [

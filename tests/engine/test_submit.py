@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import zmq
 
+from pagoda.base.errors import CapacityError
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.messages import (
     AbortRequests,
@@ -90,7 +91,7 @@ async def test_a_picture_that_cannot_be_written(client, monkeypatch):
 
     monkeypatch.setattr(np, "save", full)
     requests = [request("second", "cat", "dog"), request("third", "cow"), request("fourth")]
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CapacityError, match="No space left"):
         client.submit(requests, PIXELS)
     assert len(written) == 1, "a picture was there already, one was written, one was not"
     assert [message.req_id for message in client._child.sent] == ["first"]

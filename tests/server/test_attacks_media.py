@@ -107,8 +107,9 @@ async def test_none_closes():
 @pytest.mark.parametrize("domains", [(), ("other.example", "IMAGES.example.")])
 @pytest.mark.parametrize(
     "address",
-    [PUBLIC, "2606:4700::6810:84e5", "64:ff9b::5db8:d70e"],
-)
+    [PUBLIC, "2606:4700::6810:84e5", "64:ff9b::5db8:d70e", "::ffff:93.184.215.14",
+     "2606:4700::5efe:5db8:d70e"],
+)  # fmt: skip
 async def test_public_addresses_are_fetched_from(
     url: str, domains: tuple[str, ...], address: str
 ) -> None:
@@ -126,7 +127,11 @@ async def test_public_addresses_are_fetched_from(
      "::ffff:127.0.0.1", "::ffff:10.1.2.3", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1",
      "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "fec0::1", "5f00::1", "100::1",
      "2001::1", "2001:db8::1", "2001:0:5db8:d70e::80ff:fffe", "3fff::1", "4000::1", "ff0e::1",
-     "64:ff9b::a00:1", "192.0.2.1", "198.18.0.1", "192.88.99.1", "240.0.0.1"],
+     "64:ff9b::a00:1", "192.0.2.1", "198.18.0.1", "192.88.99.1", "240.0.0.1",
+     # ISATAP, 6to4 and Teredo, anycast to what is nearest.
+     "2606:4700::5efe:7f00:1", "2606:4700::200:5efe:a9fe:a9fe", "2002:5db8:d70e::1",
+     "2001:0:7f00:1::", "2001:4:112::1", "2620:4f:8000::1", "192.0.0.9", "192.31.196.1",
+     "192.52.193.1", "192.175.48.1", "64:ff9b:1:fffe::5db8:d70e", "::5db8:d70e", "fe80::1"],
 )  # fmt: skip
 @pytest.mark.parametrize("domains", [(), ("images.example",)], ids=["all", "named"])
 async def test_addresses_inside_are_refused(address: str, domains: tuple[str, ...]):

@@ -9,9 +9,10 @@ import httpx
 import openai
 import pytest
 
+from pagoda.base.errors import CapacityError
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, RequestDelta
-from pagoda.server.errors import ApiError
+from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.middleware import BodyLimitMiddleware
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
@@ -394,3 +395,12 @@ def test_failure_of_one_request(start) -> None:
     error = error_of(server.post("/v1/completions", prompt="x"), 500)
     assert "a bug" not in error["message"]
     assert server.post("/v1/completions", prompt="y").status_code == 200
+
+
+def test_a_lack_of_room_is_said_and_may_pass():
+    error = to_api_error(CapacityError("A picture could not be handed to the engine: make room."))
+    assert (error.status, str(error)[:9], "Retry-After" in error.headers) == (
+        503,
+        "A picture",
+        True,
+    )

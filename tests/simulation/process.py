@@ -107,7 +107,7 @@ class SimChild:
             self._exit(-9)
 
     def exit_cause(self) -> str:
-        return exit_cause(self.returncode, "The engine process")
+        return exit_cause(self.returncode, "The engine process", None)
 
     def close(self) -> None:
         self.end.close()

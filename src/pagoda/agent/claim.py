@@ -1,5 +1,6 @@
 """One agent for one computer: two that press its keys at once would do what neither meant."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -32,9 +33,14 @@ def claim(target: str) -> IO[str]:
             f"Another agent operates {target} already (pid {owner}). End it first."
         ) from None
     # The lock is what counts; the file stays, as removing it would race with who opens it.
-    file.truncate()
-    file.write(str(os.getpid()))
-    file.flush()
+    try:
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise DriverError(f"{path} cannot be written: {error.strerror}.") from error
     return file
 
 

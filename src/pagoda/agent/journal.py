@@ -17,6 +17,7 @@ from typing import Any
 from pagoda.agent.dialogue import Picture
 from pagoda.agent.frame import Frame
 from pagoda.base.errors import PagodaError
+from pagoda.base.whole import sync_folder, write_whole
 
 JOURNAL = "journal.jsonl"
 # A run that is resumed must know what was begun, and what the user said.
@@ -39,6 +40,8 @@ class Journal:
             folder.chmod(0o700)
             _drop_cut_line(folder / JOURNAL)
             descriptor = os.open(folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            for holder in (folder, folder.parent):  # of names that may be new
+                sync_folder(holder)
         except OSError as error:
             raise JournalError(f"{folder} cannot be written to: {error.strerror}.") from error
         self._file = os.fdopen(descriptor, "ab", buffering=0)
@@ -82,9 +85,8 @@ class Journal:
         name = f"{frame.number:06d}.{picture.media_type.rpartition('/')[2]}"
         path = self.folder / FRAMES / name
         try:
-            path.write_bytes(picture.data)
+            write_whole(path, picture.data)
         except OSError as error:
-            path.unlink(missing_ok=True)
             raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
         digest = hashlib.sha256(picture.data).hexdigest()
         return {"file": name, "sha256": digest, "size": list(frame.size), "stale": frame.stale}

@@ -30,6 +30,7 @@ from pagoda.agent.actions import (
 from pagoda.agent.errors import DriverError
 from pagoda.agent.keys import KEYS, SHIFTED
 from pagoda.agent.readonly import only_reads
+from pagoda.base.whole import write_whole
 
 DANGEROUS = re.compile(
     r"""
@@ -398,21 +399,20 @@ class Memory:
     def __init__(self, path: Path | None = None, redact: Callable[[str], str] = str):
         self._path = path
         self._redact = redact
-        self.line = Line() if path is None else _load(path).left_over()
+        self._kept = Line() if path is None else _load(path)
+        self.line = self._kept.left_over()
 
     def keep(self, line: Line) -> None:
         """Raises DriverError when it cannot be written."""
-        if line == self.line:
-            return
         self.line = line
-        if self._path is not None:
-            draft = self._path.with_suffix(".new")
+        # What could not be written is written the next time, though it is the same.
+        if self._path is not None and line != self._kept:
+            data = self._redact(msgspec.json.encode(line).decode())
             try:
-                draft.touch(mode=0o600)
-                draft.write_text(self._redact(msgspec.json.encode(line).decode()))
-                draft.replace(self._path)
+                write_whole(self._path, data, 0o600)
             except OSError as error:
-                raise DriverError(f"{draft} cannot be written: {error.strerror}.") from error
+                raise DriverError(f"{self._path} cannot be written: {error.strerror}.") from error
+            self._kept = line
 
 
 def _load(path: Path) -> Line:

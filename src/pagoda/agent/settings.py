@@ -1,6 +1,5 @@
 """What a user may set, kept in one file that only its owner can read."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from pagoda.agent.models.endpoint import Endpoint
 from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
 from pagoda.agent.profiles import Profile, profile_for
 from pagoda.base.errors import ConfigError
+from pagoda.base.whole import write_whole
 
 _SHOWN = 4
 """Last characters of a key that are shown."""
@@ -153,11 +153,14 @@ def _in_words(error: Exception) -> str:
 
 
 def save(settings: Settings, path: Path) -> None:
-    """Whole or not at all, and readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")
+    """Whole or not at all, and readable by its owner only. Raises ConfigError where it cannot be
+    written."""
     data = msgspec.json.format(msgspec.json.encode(settings))
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data + b"\n")
-    draft.replace(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, data + b"\n", 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}. What was changed holds until the agent "
+            "ends; make room there and save it again."
+        ) from error

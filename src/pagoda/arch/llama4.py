@@ -147,11 +147,11 @@ def _with_attention(
 
 def _unrotated(reader: Reader, num_layers: int) -> list[int]:
     """By `no_rope_layers`, which has a 0 for each of them."""
-    listed = reader.raw("no_rope_layers")
+    listed = reader.listed("no_rope_layers")
     if not listed:
         every = reader.integer("no_rope_layer_interval", MAX_LAYERS, _INTERVAL)
         return list(range(every - 1, num_layers, every))
-    if not isinstance(listed, list) or len(listed) != num_layers or set(listed) - {0, 1}:
+    if len(listed) != num_layers or any(flag not in (0, 1) for flag in listed):
         raise reader.error("no_rope_layers", f"must list 0 or 1 for each of {num_layers} layers")
     return [layer for layer, rotated in enumerate(listed) if not rotated]
 
@@ -170,10 +170,10 @@ def _windows(reader: Reader, num_layers: int, unrotated: Collection[int]) -> tup
 
 
 def _sparse_layers(reader: Reader, num_layers: int) -> list[int]:
-    listed = reader.raw("moe_layers")
-    if listed is None:
+    if not reader.has("moe_layers"):
         step = reader.integer("interleave_moe_layer_step", MAX_LAYERS, 1)
         return list(range(step - 1, num_layers, step))
-    if not isinstance(listed, list) or set(listed) - set(range(num_layers)):
+    listed = reader.listed("moe_layers")
+    if not all(type(layer) is int and 0 <= layer < num_layers for layer in listed):
         raise reader.error("moe_layers", f"must list some of {num_layers} layers, not {listed!r}")
-    return listed
+    return list(listed)

@@ -49,7 +49,7 @@ def sparse_layers(reader: Reader) -> list[int]:
     """Each `decoder_sparse_step`-th layer, but for those that config.json lists as dense."""
     num_layers = reader.integer("num_hidden_layers", MAX_LAYERS)
     step = reader.integer("decoder_sparse_step", MAX_LAYERS, 1)
-    listed = reader.raw("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(type(index) is int for index in listed):
+    listed = reader.listed("mlp_only_layers")
+    if not all(type(index) is int for index in listed):
         raise reader.error("mlp_only_layers", f"must list layers, not {listed!r}")
     return [index for index in range(num_layers) if index not in listed and (index + 1) % step == 0]

@@ -43,7 +43,7 @@ def vision_from_config(config: Mapping[str, Any], out_size: int) -> VisionSpec:
             f"{' and '.join(_ACTIVATIONS)}."
         )
     layers = reader.integer("depth", MAX_LAYERS)
-    found = reader.raw("deepstack_visual_indexes") or ()
+    found = reader.listed("deepstack_visual_indexes")
     deepstack = reader.integers("deepstack_visual_indexes", len(found), layers - 1) if found else ()
     spec = VisionSpec(
         hidden_size=reader.integer("hidden_size", MAX_WIDTH),
@@ -81,7 +81,7 @@ def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
     if reader.integer("projection_dim", MAX_WIDTH) != out_size:
         raise reader.error("projection_dim", f"must be the language model's {out_size}")
     layers = reader.integer("block_count", MAX_LAYERS)
-    flags = reader.raw("is_deepstack_layers") or ()
+    flags = reader.listed("is_deepstack_layers")
     deepstack = tuple(index for index, flag in enumerate(flags) if flag is True)
     patch = reader.integer("patch_size", _MAX_PATCH)
     spec = VisionSpec(
@@ -134,9 +134,13 @@ def layers_with_axes(
 def rope_axes(reader: Reader, name: str, rope: RopeSpec) -> RopeSpec:
     """`rope` with the coordinate of each frequency, as the sizes under `name` deal them out: in
     turns (time, row, column, time, ...) as long as each has some left."""
-    sizes = tuple((reader.raw(name) or ())[:3])
+    sizes = tuple(reader.listed(name)[:3])
     half = rope.rotary_dim // 2
-    if len(sizes) != 3 or not all(type(size) is int for size in sizes) or sum(sizes) != half:
+    if (
+        len(sizes) != 3
+        or not all(type(size) is int and size >= 0 for size in sizes)
+        or sum(sizes) != half
+    ):
         raise reader.error(name, f"must be three sizes that add up to {half}, not {sizes}")
     if not reader.flag("mrope_interleaved", True):
         raise UnsupportedModelError(

@@ -1,6 +1,5 @@
 """Typed reads of config.json and of GGUF metadata; a wrong value is an error that names it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,11 +59,11 @@ class Reader:
     def number(
         self, name: str, default: Any = _REQUIRED, *, above: float = 0.0, below: float = 1e12
     ) -> float:
-        """A finite number between `above` and `below`, both excluded."""
+        """A number between `above` and `below`, both finite and excluded."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, f"must be a number, not {value!r}")
-        if not (math.isfinite(value) and above < value < below):
+        if not above < value < below:
             raise self.error(name, f"must be between {above:g} and {below:g}, not {value!r}")
         return float(value)
 
@@ -95,6 +94,14 @@ class Reader:
         if not _is_list(value) or not all(isinstance(item, str) for item in value):
             raise self.error(name, f"must be a list of texts, not {value!r}")
         return tuple(value)
+
+    def listed(self, name: str) -> Sequence[Any]:
+        """A list of anything, to be checked by who asks; empty where it is missing or null."""
+        value = self._get(name, ())
+        if not _is_list(value):
+            raise self.error(name, f"must be a list, not {str(value)[:80]!r}")
+        items: Sequence[Any] = value
+        return items
 
     def section(self, name: str) -> "Reader | None":
         """A nested object, or None where it is missing or null."""

@@ -44,8 +44,8 @@ def _unrotated(reader: Reader) -> Collection[int]:
     if not reader.has("no_rope_layers"):
         return _every(reader.integer("no_rope_layer_interval", MAX_LAYERS, _INTERVAL), num_layers)
     # Its name misleads: 1 stands for a layer that is rotated.
-    flags = reader.raw("no_rope_layers")
-    if not isinstance(flags, list) or len(flags) < num_layers or set(flags) - {0, 1}:
+    flags = reader.listed("no_rope_layers")
+    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         raise reader.error("no_rope_layers", f"must list 0 or 1 for each of {num_layers} layers")
     return [layer for layer in range(num_layers) if flags[layer] == 0]
 

@@ -6,6 +6,7 @@ import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import overload
 
 from pagoda.base.facts import DeviceFacts
 
@@ -49,14 +50,17 @@ def address_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def oom_kills() -> tuple[int, int]:
+def oom_kills() -> tuple[int, int] | None:
     """Processes ended for lack of memory: on the machine since it started, and in this container
-    (those count among the former too)."""
+    (those count among the former too). None where the kernel counts none."""
+    everywhere = _read_stat(PROC / "vmstat", "oom_kill", None)
+    if everywhere is None:
+        return None
     inside = 0
     for folder in _cgroup_folders("memory"):
         for file in ("memory.events", "memory.oom_control"):
             inside = max(inside, _read_stat(folder / file, "oom_kill"))
-    return _read_stat(PROC / "vmstat", "oom_kill"), inside
+    return everywhere, inside
 
 
 def memory_pressure() -> float | None:
@@ -180,12 +184,16 @@ def _read_number(path: Path) -> int | None:
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
-def _read_stat(path: Path, key: str) -> int:
+@overload
+def _read_stat(path: Path, key: str) -> int: ...
+@overload
+def _read_stat(path: Path, key: str, missing: None) -> int | None: ...
+def _read_stat(path: Path, key: str, missing: int | None = 0) -> int | None:
     for line in (read_text(path) or "").splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)
-    return 0
+    return missing
 
 
 def _cpu_name() -> str:

@@ -1,11 +1,16 @@
 """Which server runs on which port of this machine, so that `pagoda stop --port` finds it."""
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagoda.base.env import cache_dir
+from pagoda.base.log import get_logger
+from pagoda.base.whole import write_whole
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,15 +22,15 @@ class RunningServer:
 
 
 def register(port: int, pid: int | None = None) -> None:
-    """Note that process `pid` (this one by default) serves on `port`."""
+    """Note that process `pid` (this one by default) serves on `port`. Without room for the note
+    the server serves all the same."""
     pid = os.getpid() if pid is None else pid
-    folder = _folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     entry = RunningServer(port, pid, _start_ticks(pid) or 0)
-    # Whole or not at all: a reader must never see half a file.
-    draft = folder / f".{port}.{pid}"
-    draft.write_text(json.dumps(asdict(entry)))
-    draft.rename(_file(port))
+    try:
+        _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(_file(port), json.dumps(asdict(entry)))
+    except OSError as error:
+        log.warning("`pagoda stop --port %d` will not find this server: %s.", port, error)
 
 
 def find(port: int) -> RunningServer | None:
@@ -35,7 +40,7 @@ def find(port: int) -> RunningServer | None:
         return None
     if _start_ticks(entry.pid) == entry.started:
         return entry
-    _file(port).unlink(missing_ok=True)
+    _forget(port)
     return None
 
 
@@ -43,6 +48,12 @@ def unregister(port: int, pid: int | None = None) -> None:
     """Forget the server on `port`, unless the note is another process's by now."""
     entry = _read(port)
     if entry is None or entry.pid == (os.getpid() if pid is None else pid):
+        _forget(port)
+
+
+def _forget(port: int) -> None:
+    # A note that stays names a process that is gone, which readers notice.
+    with contextlib.suppress(OSError):
         _file(port).unlink(missing_ok=True)
 
 

@@ -8,7 +8,6 @@ https://platform.openai.com/docs/api-reference/batch
 import asyncio
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, TextIO
 import httpx
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.whole import whole_file
 from pagoda.bench.sse import ServerError, error_message, transport_message
 
 _ATTEMPTS = 6
@@ -137,15 +137,12 @@ def _answered(line: bytes, path: Path) -> str | None:
 def _keep_answered(path: Path) -> None:
     """Rewrite it in one step, so that an interrupt here loses nothing."""
     kept: set[str] = set()
-    with path.open("rb") as file, tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        rest = Path(folder) / path.name
-        with rest.open("wb") as out:
-            for line in file:
-                custom_id = _answered(line, path)
-                if custom_id is not None and custom_id not in kept:
-                    kept.add(custom_id)
-                    out.write(line)
-        rest.replace(path)
+    with path.open("rb") as file, whole_file(path) as out:
+        for line in file:
+            custom_id = _answered(line, path)
+            if custom_id is not None and custom_id not in kept:
+                kept.add(custom_id)
+                out.write(line)
 
 
 async def run_batch(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.whole import write_whole
 from pagoda.cli.source import Usage
 from pagoda.core.sampling import SamplingParams
 
@@ -78,7 +79,12 @@ class Conversation:
         self.options[name] = value
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
+        """Raises ConfigError where it cannot be written."""
+        text = json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n"
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
     def load(self, path: Path) -> None:
         """Take the messages of a file that `save` wrote. Raises ConfigError for anything else."""

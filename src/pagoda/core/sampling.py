@@ -1,6 +1,6 @@
 """What a caller asks of the sampler."""
 
-import math
+import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -132,8 +132,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
+    # Compared, not converted: an integer may be larger than any float.
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)  # type: ignore[arg-type]  # narrowed by `number`
+    return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # a number
 
 
 def _require(condition: bool, param: str, value: object, expected: str) -> None:

@@ -188,7 +188,7 @@ def probe_kernels() -> Kernels:
 
 def probe_memory() -> Memory:
     facts, info, limit = machine.cpu_facts(), machine.read_meminfo(), machine.memory_limit()
-    kills, inside = machine.oom_kills()
+    kills, inside = machine.oom_kills() or (0, 0)
     strict = read_text(machine.PROC / "sys/vm/overcommit_memory") == "2"
     enabled = read_text(machine.SYS / "kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", enabled)

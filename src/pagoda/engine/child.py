@@ -16,12 +16,14 @@ from pathlib import Path
 
 import msgspec
 
+from pagoda.base.machine import oom_kills
 from pagoda.config.engine import EngineConfig
 from pagoda.engine.supervision import SupervisionLimits
 from pagoda.engine.transport import ClientEnd, Launch, MemoryRoom
 
 # A socket's path may have 107 bytes on Linux and 103 on macOS, the file's name included.
 _LONGEST_FOLDER = 80
+_LESS_MEMORY = "choose a smaller quantization, or lower --kv-cache-memory-bytes or --max-model-len"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class EngineChild:
 
     def __init__(self, config: EngineConfig, options: LaunchOptions):
         launched_at = time.time()
+        self._oom_kills = oom_kills()
         self.folder = private_folder()
         self.end = ClientEnd(self.folder)
         # -P: a file named torch.py in the working folder must not be imported.
@@ -97,7 +100,7 @@ class EngineChild:
 
     def exit_cause(self) -> str:
         """Why the process ended, as far as its exit status tells."""
-        return exit_cause(self.process.returncode, "The engine process")
+        return exit_cause(self.process.returncode, "The engine process", self._oom_kills)
 
     def close(self) -> None:
         """End the process if it still runs, and remove its sockets. Harmless when repeated."""
@@ -113,18 +116,27 @@ class EngineChild:
             loop.call_soon_threadsafe(on_exit, self)
 
 
-def exit_cause(code: int | None, what: str) -> str:
-    """Why a process ended, in a sentence with `what` for its subject."""
+def exit_cause(code: int | None, what: str, before: tuple[int, int] | None = None) -> str:
+    """Why a process ended, in a sentence with `what` for its subject. `before` is what
+    `machine.oom_kills` said when it was started."""
     if code is None or code >= 0:
         return f"{what} ended with exit status {code}; its log says why."
     name = signal.Signals(-code).name
-    hint = ""
-    if name == "SIGKILL":
-        hint = (
-            "; when memory runs out the system does that (see dmesg): choose a smaller "
-            "quantization, or lower --kv-cache-memory-bytes or --max-model-len"
+    known = f"; {_sender(before, oom_kills())}" if name == "SIGKILL" else ""
+    return f"{what} was ended by {name}{known}."
+
+
+def _sender(before: tuple[int, int] | None, now: tuple[int, int] | None) -> str:
+    """What is known of who sent a SIGKILL; the kernel tells nobody."""
+    if before is None or now is None:
+        return f"whether memory ran out is not known here (see dmesg); if it did, {_LESS_MEMORY}"
+    if now == before:
+        return (
+            "the system ended no process for lack of memory in its time, so something else sent "
+            "it: a person, a supervisor, or a guard of memory such as systemd-oomd"
         )
-    return f"{what} was ended by {name}{hint}."
+    where = " of this container" if now[1] > before[1] else ""
+    return f"the system ended a process{where} for lack of memory in its time: {_LESS_MEMORY}"
 
 
 @contextlib.contextmanager

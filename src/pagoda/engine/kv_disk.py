@@ -1,9 +1,9 @@
 """Cached prefixes that outlive the engine: a file per model, written when the engine stops and read
 when it starts.
 
-The file: blocks one after the other, then their index as msgpack, the index's length (8 bytes,
-little endian) and MAGIC. Blocks are named by the hash of their tokens (and of the salt before
-them); the file is named by a hash of the model and of all that its KV depends on.
+The file: blocks one after the other, then their index as msgpack, the index's CRC-32 and length (4
+and 8 bytes, little endian) and MAGIC. Blocks are named by the hash of their tokens (and of the
+salt before them); the file is named by a hash of the model and of all that its KV depends on.
 """
 
 import hashlib
@@ -23,13 +23,15 @@ import numpy.typing as npt
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
+from pagoda.base.whole import remove_partials, whole_file
 from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
 from pagoda.weights.files import ModelFiles
 
 log = get_logger(__name__)
 
-MAGIC = b"PAGODAK1"
+MAGIC = b"PAGODAK2"
 _LENGTH_BYTES = 8
+_CHECK_BYTES = 4
 # Blocks copied at once: some MB, whatever the model.
 _CHUNK = 64
 # Of each weight file so many pieces are hashed, beside its size: reading all of it takes as long
@@ -72,25 +74,18 @@ class KvDisk:
         if not blocks:
             return 0
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                index = _Index([], [], [], [])
-                for chunk in _chunks(blocks):
-                    data = store.read_blocks(chunk[0].group, [one.block for one in chunk])
-                    file.write(data.tobytes())
-                    index.groups += [one.group for one in chunk]
-                    index.hashes += [one.hash for one in chunk]
-                    index.checksums += [zlib.crc32(row) for row in data]
-                index.block_bytes = [
-                    store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))
-                ]
-                encoded = msgspec.msgpack.encode(index)
-                file.write(encoded + len(encoded).to_bytes(_LENGTH_BYTES, "little") + MAGIC)
-            partial.replace(self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        index = _Index([], [], [], [])
+        with whole_file(self.path, 0o600) as file:
+            for chunk in _chunks(blocks):
+                data = store.read_blocks(chunk[0].group, [one.block for one in chunk])
+                file.write(data.tobytes())
+                index.groups += [one.group for one in chunk]
+                index.hashes += [one.hash for one in chunk]
+                index.checksums += [zlib.crc32(row) for row in data]
+            index.block_bytes = [
+                store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))
+            ]
+            file.write(_encoded(index))
         _trim(self.path.parent, self.path, self.max_bytes)
         log.info("Kept %d cached blocks in %s.", len(blocks), self.path)
         return len(blocks)
@@ -98,7 +93,8 @@ class KvDisk:
     def restore(self, cache: KVCacheManager, store: BlockStore) -> int:
         """Put the blocks of the file into the prefix cache, as far as there is room; how many.
 
-        A file that is damaged, or of another layout, is passed over and said so.
+        A file that is damaged, or of another layout, is passed over and said so; without memory to
+        copy the blocks none is taken.
         """
         try:
             data = np.memmap(self.path, np.uint8, "r")
@@ -113,6 +109,11 @@ class KvDisk:
             if index.block_bytes != sizes:
                 raise ValueError("its blocks have other sizes")
             return _adopt_all(data, index, starts, cache, store)
+        except MemoryError:
+            # A block that was taken may not have its bytes yet.
+            cache.reset_prefix_cache()
+            log.warning("The kept KV blocks are not used: there is no memory to copy them.")
+            return 0
         except (ValueError, msgspec.MsgspecError) as error:
             log.warning("The kept KV blocks in %s are not used: %s.", self.path, error)
             return 0
@@ -133,6 +134,7 @@ def kv_disk(folder: str, max_bytes: int, files: ModelFiles, layout: str) -> KvDi
         raise ConfigError(f"--kv-disk {folder} cannot be a folder: {error.strerror}.") from error
     if not os.access(path, os.W_OK):
         raise ConfigError(f"--kv-disk {folder} cannot be written to.")
+    remove_partials(path)
     return KvDisk(path / f"{digest.hexdigest()[:32]}.kv", max_bytes)
 
 
@@ -171,15 +173,26 @@ def _chunks(blocks: Sequence[CachedBlock]) -> Iterable[list[CachedBlock]]:
         yield chunk
 
 
+def _encoded(index: _Index) -> bytes:
+    """The end of the file."""
+    encoded = msgspec.msgpack.encode(index)
+    check = zlib.crc32(encoded).to_bytes(_CHECK_BYTES, "little")
+    return encoded + check + len(encoded).to_bytes(_LENGTH_BYTES, "little") + MAGIC
+
+
 def _read_index(data: Bytes) -> tuple[_Index, list[int]]:
     """The index, and where each block begins. Raises ValueError for a damaged file."""
-    tail = len(MAGIC) + _LENGTH_BYTES
+    tail = len(MAGIC) + _LENGTH_BYTES + _CHECK_BYTES
     if len(data) < tail or data[-len(MAGIC) :].tobytes() != MAGIC:
         raise ValueError("it is not whole")
-    length = int.from_bytes(data[-tail : -len(MAGIC)].tobytes(), "little")
+    ending = data[-tail:].tobytes()
+    length = int.from_bytes(ending[_CHECK_BYTES : -len(MAGIC)], "little")
     if length > min(_MAX_INDEX, len(data) - tail):
         raise ValueError("its index is longer than the file")
-    index = msgspec.msgpack.decode(data[-tail - length : -tail].tobytes(), type=_Index)
+    encoded = data[-tail - length : -tail].tobytes()
+    if zlib.crc32(encoded) != int.from_bytes(ending[:_CHECK_BYTES], "little"):
+        raise ValueError("its index is damaged")
+    index = msgspec.msgpack.decode(encoded, type=_Index)
     count = len(index.hashes)
     if len(index.groups) != count or len(index.checksums) != count:
         raise ValueError("its index does not add up")

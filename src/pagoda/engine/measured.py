@@ -3,7 +3,6 @@ step has been measured. What a step takes is kept in the cache folder, for the n
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +12,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
+from pagoda.base.whole import write_whole
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory import PROCESS_BYTES
 from pagoda.planner.resolve import Resolution, refit
@@ -114,8 +114,6 @@ def _write(path: Path, peak: int) -> None:
             : -_MOST_ENTRIES + 1
         ]:
             old.unlink(missing_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"peak_bytes": peak}))
-        partial.replace(path)
+        write_whole(path, json.dumps({"peak_bytes": peak}))
     except OSError as error:
         log.info("The measured step could not be kept: %s.", error)

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pagoda.base.errors import CheckpointError, RequestError
+from pagoda.base.errors import CapacityError, CheckpointError, RequestError
 from pagoda.core.messages import AddRequest, MediaItem
 from pagoda.text.images.base import ImageProcessor, Pixels, ProcessedImage
 from pagoda.text.images.decode import decode_image
@@ -268,8 +268,14 @@ class MediaFiles:
                 continue
             try:
                 np.save(path, pixels[item.content_hash], allow_pickle=False)
-            except BaseException:
+            except BaseException as error:
                 self.release(request.req_id)
+                if isinstance(error, OSError):
+                    raise CapacityError(
+                        f"A picture could not be handed to the engine through {folder}: "
+                        f"{error.strerror or error}. Make room there, or start the server with "
+                        "TMPDIR set to another folder."
+                    ) from error
                 raise
 
     def release(self, req_id: str) -> None:

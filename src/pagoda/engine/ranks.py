@@ -21,6 +21,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
+from pagoda.base.machine import oom_kills
 from pagoda.config.engine import EngineConfig
 from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.ranks import RankCall
@@ -74,6 +75,7 @@ class Ranks:
         self.folder = private_folder()
         self._give_up = give_up
         self._link = LeaderEnd(self.folder, self.size)
+        self._oom_kills = oom_kills()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._finalizer = weakref.finalize(
             self, _clean_up, self._processes, self._link, self.folder
@@ -226,6 +228,9 @@ class Ranks:
         self.close()
         return self._over
 
+    def exit_cause(self, rank: int, code: int | None) -> str:
+        return exit_cause(code, f"The process of rank {rank}", self._oom_kills)
+
     def _first_cause(self) -> EngineDeadError | CapacityError | None:
         for rank, process in self._processes.items():
             died = self._died.get(rank)
@@ -235,14 +240,14 @@ class Ranks:
             # A process that says why ends with 1, and its words may still be under way.
             code = process.poll()
             if died is None and code is not None and code != 1:
-                return EngineDeadError(exit_cause(code, f"The process of rank {rank}"))
+                return EngineDeadError(self.exit_cause(rank, code))
         return None
 
     def _any_cause(self, error: Exception | None) -> EngineDeadError:
         for rank, process in self._processes.items():
             code = process.poll()
             if rank not in self._died and code is not None:
-                return EngineDeadError(exit_cause(code, f"The process of rank {rank}"))
+                return EngineDeadError(self.exit_cause(rank, code))
         for rank, died in self._died.items():
             return EngineDeadError(f"Rank {rank}: {died.cause}")
         return EngineDeadError(f"The ranks lost each other: {error}")
@@ -318,7 +323,7 @@ def _watch(
             codes = {rank: process.poll() for rank, process in processes.items()}
             # Who ends with 1 had a reason to give, which may be the loss of another.
             rank = max(codes, key=lambda rank: (codes[rank] is not None, codes[rank] != 1))
-            ranks.unblock(exit_cause(codes[rank], f"The process of rank {rank}"))
+            ranks.unblock(ranks.exit_cause(rank, codes[rank]))
         return
 
 

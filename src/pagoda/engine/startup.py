@@ -323,8 +323,8 @@ class _Startup:
         def keep() -> None:
             try:
                 disk.save(cache, runner)
-            except OSError as error:
-                log.warning("The cached prefixes could not be kept: %s.", error)
+            except (OSError, MemoryError) as error:
+                log.warning("The cached prefixes could not be kept: %s.", error or "no memory")
 
         return keep
 

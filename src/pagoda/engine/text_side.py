@@ -6,9 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
-from pagoda.base.errors import ConfigError, RequestError
+from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.core.sampling import SamplingParams
@@ -20,6 +18,7 @@ from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.jsonfile import read_json
 from pagoda.weights.progress import terminal_progress
 from pagoda.weights.source import resolve_model
 
@@ -186,6 +185,6 @@ def _default_structure(config: ModelConfig) -> StructuredOutputsParams | None:
 def _read_generation_config(path: Path) -> dict[str, Any]:
     file = path / "generation_config.json" if path.is_dir() else path
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"--generation-config {path} can't be read: {error}.") from error
+        return read_json(file)
+    except CheckpointError as error:
+        raise ConfigError(f"--generation-config {path} can't be read: {error}") from error

@@ -95,6 +95,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return unavailable(error.message)
         case errors.RequestError():
             return ApiError(400, error.message, param=error.param)
+        case errors.CapacityError():
+            return unavailable(str(error))
         case errors.EngineDeadError():
             cause = str(error)
             named = cause.startswith("The engine")

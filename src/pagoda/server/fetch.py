@@ -20,15 +20,23 @@ MAX_SECONDS = 15.0
 
 # IANA's registries of special-purpose addresses. What is no global unicast is refused as a whole;
 # these are the parts of it that lead elsewhere: protocols and tunnels (Teredo, ORCHID, 6to4 and
-# its relays) and documentation.
+# its relays, anycast to the nearest router or name server) and documentation.
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _SPECIAL_V6 = [
     ipaddress.IPv6Network(network)
-    for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+    for network in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
 ]
-_SPECIAL_V4 = ipaddress.IPv4Network("192.88.99.0/24")
-# RFC 6052: where a network has IPv6 only, its DNS writes the IPv4 addresses of others like this.
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_SPECIAL_V4 = [
+    ipaddress.IPv4Network(network)
+    for network in (
+        "192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24",
+    )
+]  # fmt: skip
+# Addresses that stand for an IPv4 one: mapped by the system, or by a NAT64 (RFC 6052) where a
+# network has IPv6 only and its DNS writes the IPv4 addresses of others like this.
+_IPV4_INSIDE = [ipaddress.IPv6Network(network) for network in ("::ffff:0:0/96", "64:ff9b::/96")]
+# RFC 5214: interface ids of ISATAP end with the IPv4 address that packets are sent on to.
+_ISATAP = (0x00005EFE, 0x02005EFE)
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host and port; OSError where there are none."""
@@ -164,11 +172,19 @@ def _certificates() -> SSLContext:
 
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address):
-        if found not in _NAT64:
-            return found in _GLOBAL_UNICAST and not any(found in part for part in _SPECIAL_V6)
-        found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-    return found.is_global and not found.is_multicast and found not in _SPECIAL_V4
+    if isinstance(found, ipaddress.IPv4Address):
+        return _is_public_v4(found)
+    inside = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    if any(found in part for part in _IPV4_INSIDE):
+        return _is_public_v4(inside)
+    if found not in _GLOBAL_UNICAST or any(found in part for part in _SPECIAL_V6):
+        return False
+    return int(found) >> 32 & 0xFFFFFFFF not in _ISATAP or _is_public_v4(inside)
+
+
+def _is_public_v4(address: ipaddress.IPv4Address) -> bool:
+    special = address.is_multicast or any(address in part for part in _SPECIAL_V4)
+    return address.is_global and not special
 
 
 def _shown(url: str) -> str:

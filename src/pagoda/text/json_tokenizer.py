@@ -10,7 +10,14 @@ import tokenizers
 from pagoda.arch.read import MAX_VOCAB
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.text import bytelevel
-from pagoda.text.parts import Pieces, SpecialTokens, TokenizerParts, backend_ids, spm_bytes
+from pagoda.text.parts import (
+    Pieces,
+    SpecialTokens,
+    TokenizerParts,
+    backend_ids,
+    library_faults,
+    spm_bytes,
+)
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.pointer import START, refuse_pointer
 
@@ -83,11 +90,12 @@ def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other
         with path.open("rb") as file:
             refuse_pointer(path, file.read(START))
-        raise CheckpointError(f"{path} can't be read: {error}. Fetch the model again.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from error
+    with library_faults(CheckpointError, f"{path} can't be read; fetch the model again"):
+        backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -123,7 +131,8 @@ def _field(config: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) 
 
 
 def _by_id(item: tuple[str, Any]) -> int:
-    return int(item[0]) if item[0].isdigit() else 0
+    key = item[0]
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else 0
 
 
 def _added_token(entry: Any, special: bool) -> tokenizers.AddedToken:

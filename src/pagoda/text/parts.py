@@ -1,10 +1,28 @@
 """What a tokenizer file is read into, whichever its format: encoder, pieces, special tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenizers import Tokenizer
+
+from pagoda.base.errors import PagodaError
+
+
+@contextlib.contextmanager
+def library_faults(kind: type[PagodaError], what: str) -> Iterator[None]:
+    """Turn faults of `tokenizers` into `kind`, with `what` before the library's own words.
+
+    It raises plain Exceptions, and where its Rust panics, what is a BaseException alone and has no
+    public name.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what} ({' '.join(str(error).split())[:200]}).") from error
 
 
 def backend_ids(backend: Tokenizer, text: str) -> list[int]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagoda.base.errors import RequestError
+from pagoda.base.errors import CheckpointError, RequestError
 from pagoda.text.gguf_tokenizer import parts_from_gguf
 from pagoda.text.json_tokenizer import parts_from_folder
-from pagoda.text.parts import TokenizerParts
+from pagoda.text.parts import TokenizerParts, library_faults
 from pagoda.weights.files import ModelFiles
 
 
@@ -39,10 +39,12 @@ class Tokenizer:
         `add_special_tokens` puts the model's BOS (and whatever else it wants) around them, unless
         the text already has it there: a rendered chat template gets no second BOS. With
         `parse_special` false, control tokens in the text are ordinary characters.
-        Raises RequestError for text that is not Unicode (lone surrogates).
+        Raises RequestError for text that is not Unicode (lone surrogates), and for one that a
+        broken tokenizer fails on.
         """
         _check_unicode(text)
-        ids = self._encoder.encode(text, parse_special)
+        with library_faults(RequestError, "The model's tokenizer fails on this text"):
+            ids = self._encoder.encode(text, parse_special)
         return self.with_special(ids) if add_special_tokens else ids
 
     def with_special(self, ids: list[int]) -> list[int]:
@@ -93,12 +95,14 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
 
     Raises CheckpointError for broken files, UnsupportedModelError for a family not known here.
     """
-    if files.kind == "gguf":
-        return Tokenizer(parts_from_gguf(files.metadata))
-    configured = [files.generation_config.get("eos_token_id")]
-    configured.append((files.config or {}).get("eos_token_id"))
-    ids = [index for value in configured for index in _as_ids(value)]
-    return Tokenizer(parts_from_folder(files.folder, end_ids=ids))
+    broken = f"The tokenizer of {files.path} cannot be used; fetch the model again"
+    with library_faults(CheckpointError, broken):
+        if files.kind == "gguf":
+            return Tokenizer(parts_from_gguf(files.metadata))
+        configured = [files.generation_config.get("eos_token_id")]
+        configured.append((files.config or {}).get("eos_token_id"))
+        ids = [index for value in configured for index in _as_ids(value)]
+        return Tokenizer(parts_from_folder(files.folder, end_ids=ids))
 
 
 def _as_ids(value: Any) -> list[int]:

@@ -1,10 +1,10 @@
 """Headers of weight files without the weights: sparse files, full size, zeros behind the header."""
 
-import os
 from pathlib import Path
 
 from pagoda.base.errors import CheckpointError, SourceError
 from pagoda.base.units import format_bytes
+from pagoda.base.whole import whole_file
 from pagoda.weights.gguf import read_header
 from pagoda.weights.gguf_header import Cursor, CutShortError
 from pagoda.weights.jsonfile import check_size, parse_json, parse_value
@@ -83,15 +83,12 @@ def _gguf_header(remote: RemoteBytes) -> bytearray:
 
 
 def _write_sparse(target: Path, head: bytearray, size: int) -> None:
-    part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with whole_file(target) as file:
             file.write(head)
             file.truncate(size)
-        os.replace(part, target)
     except (OSError, OverflowError, ValueError) as error:
-        part.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise SourceError(
             f"{target.parent} cannot hold the header of {target.name} ({reason}). It becomes a "

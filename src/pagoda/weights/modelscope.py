@@ -5,7 +5,6 @@ a file (redirecting to storage that honours Range). A token goes as Bearer and, 
 endpoints, as the cookie `m_session_id`.
 """
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
+from pagoda.base.whole import put_in_place
 from pagoda.weights.choice import Choice, RemoteFile, choose_files
 from pagoda.weights.store import Progress, locked, reason_of, sha256_of, writing_to
 
@@ -128,7 +128,7 @@ def _fetch_file(
         target.parent.mkdir(parents=True, exist_ok=True)
         _download(client, url, params, file, part, report)
         _check(file, part)
-        os.replace(part, target)
+        put_in_place(part, target)
 
 
 def _download(

@@ -62,7 +62,7 @@ def find_projector(model: Path, named: str | None) -> Path | None:
         raise ConfigError(f"--mmproj {named}: there is no such file.")
     metadata = GgufCheckpoint(model).metadata
     architecture = metadata.get("general.architecture")
-    if architecture not in _SEEING:
+    if not isinstance(architecture, str) or architecture not in _SEEING:
         if named is not None:
             raise ConfigError(f"--mmproj {named}: the model ({architecture}) takes no images here.")
         return None

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,6 +11,7 @@ from pathlib import Path
 from pagoda.base.errors import CheckpointError, SourceError, UnsupportedModelError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
+from pagoda.base.whole import write_whole
 from pagoda.weights.choice import Listing, RemoteFile, choose_files
 from pagoda.weights.files import open_model
 from pagoda.weights.headers import fetch_header, is_planned_with, keep_header
@@ -176,6 +176,4 @@ def _missing(folder: Path, files: list[RemoteFile]) -> list[RemoteFile]:
 def _write_json(path: Path, value: object) -> None:
     with writing_to(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(part, path)
+        write_whole(path, json.dumps(value, indent=1) + "\n")

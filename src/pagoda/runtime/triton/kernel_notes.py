@@ -1,7 +1,6 @@
 """What is known of Triton's kernels on one kind of GPU, kept from one start to the next."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import triton
 
 from pagoda.base import env
 from pagoda.base.log import get_logger
+from pagoda.base.whole import write_whole
 from pagoda.kernels.triton.forms import kernels_version
 
 log = get_logger(__name__)
@@ -29,9 +29,7 @@ class KernelNotes:
         """Other keys stay as they are."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_suffix(f".{os.getpid()}.partial")
-            partial.write_text(json.dumps({**self._read(), key: value}))
-            partial.replace(self.path)
+            write_whole(self.path, json.dumps({**self._read(), key: value}))
         except OSError as error:
             log.info("What was learned of the kernels could not be kept: %s.", error)
 

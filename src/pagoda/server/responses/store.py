@@ -1,17 +1,20 @@
 """Finished responses, kept for whoever comes back for them: in memory, or in an SQLite file."""
 
 import asyncio
+import contextlib
 import os
 import re
 import sqlite3
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from pagoda.base.errors import ConfigError
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.whole import sync_folder
 
 T = TypeVar("T")
 
@@ -85,7 +88,7 @@ class ResponseStore:
             self._thread.submit(self._open).result()
 
     async def put(self, stored: Stored) -> None:
-        """Add or replace it."""
+        """Add or replace it. CapacityError where it cannot be kept; what was there stays."""
         await self._run(self._put, stored)
 
     async def get(self, response_id: str) -> Stored | None:
@@ -101,7 +104,13 @@ class ResponseStore:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        except sqlite3.Error as error:
+            raise CapacityError(
+                f"The stored responses cannot be read or changed: {error}. Make room where "
+                "--responses-store lies, or name another file."
+            ) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._database is not None:
@@ -110,11 +119,13 @@ class ResponseStore:
             if self._path != MEMORY:
                 # What people asked and were told is nobody else's.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+                sync_folder(Path(self._path).absolute().parent)
             database = sqlite3.connect(self._path, timeout=1, isolation_level=None)
             # Two servers would end each other's responses.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
+            # What a client is told is kept outlives a power cut.
+            database.execute("PRAGMA synchronous = FULL")
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 database.executescript(_SCHEMA + f"PRAGMA user_version = {_VERSION};")
@@ -156,15 +167,16 @@ class ResponseStore:
         self._held = held
 
     def _get(self, response_id: str) -> Stored | None:
-        row = (
-            self._open()
-            .execute(
-                "UPDATE responses SET used = ? WHERE id = ? "
-                "RETURNING previous, running, response, input, events",
-                (self._tick(), response_id),
+        database = self._open()
+        row = database.execute(
+            "SELECT previous, running, response, input, events FROM responses WHERE id = ?",
+            (response_id,),
+        ).fetchone()
+        # A full disk costs the note of its use, and not what is there.
+        with contextlib.suppress(sqlite3.OperationalError):
+            database.execute(
+                "UPDATE responses SET used = ? WHERE id = ?", (self._tick(), response_id)
             )
-            .fetchone()
-        )
         if row is None:
             return None
         previous, running, response, given, events = row

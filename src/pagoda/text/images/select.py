@@ -81,7 +81,7 @@ def _processor(
     kind = str(next((files.metadata[key] for key in keys if key in files.metadata), None))
     if kind in projectors:
         return projectors.get(kind)(files.metadata)
-    architectures = (files.config or {}).get("architectures") or ()
+    architectures = Reader(files.config or {}, "config.json").texts("architectures", ())
     known = [name for name in architectures if name in families]
     return families.get(known[0])(_reader(files, section, names)) if known else None
 
@@ -90,7 +90,7 @@ def _reader(files: ModelFiles, section: str, names: tuple[str, ...]) -> Reader:
     for name in names:
         path = files.folder / name
         if path.is_file():
-            found = read_json(path)
+            whole = Reader(read_json(path), name)
             # processor_config.json keeps those of several media apart.
-            return Reader(found.get(section, found), name)
+            return whole.section(section) or whole
     return Reader({}, names[0])
