@@ -15,6 +15,7 @@ from pagoda.server.volume import (
     MAX_CONTAINERS,
     MAX_ITEMS,
     MAX_MEMBERS,
+    MAX_STRINGS,
     Volume,
     check_volume,
     count_volume,
@@ -32,10 +33,12 @@ VALUES = st.recursive(
 
 def walked(value: Any) -> Iterator[Volume]:
     """The same from the decoded value."""
+    if isinstance(value, str):
+        yield Volume(strings=1)
     if not isinstance(value, list | dict):
         return
     members = len(value) if isinstance(value, dict) else 0
-    yield Volume(max(0, len(value) - 1), 1, members)
+    yield Volume(max(0, len(value) - 1), 1, members, members)
     for inner in value.values() if isinstance(value, dict) else value:
         yield from walked(inner)
 
@@ -75,9 +78,10 @@ def body(inner: bytes) -> bytes:
         (b'"stop_token_ids":[' + b"1," * MAX_ITEMS + b"1]", MAX_ITEMS),
         (b'"tools":[' + b"{}," * MAX_CONTAINERS + b"{}]", MAX_CONTAINERS),
         (b'"x":{"":0' + b',"a":1' * MAX_MEMBERS + b"}", MAX_MEMBERS),
+        (b'"stop":[""' + b',""' * MAX_STRINGS + b"]", MAX_STRINGS),
         (b",".join(b'"k%d":1' % number for number in range(MAX_FIELDS)), MAX_FIELDS),
     ],
-    ids=["ids", "objects", "members", "fields"],
+    ids=["ids", "objects", "members", "strings", "fields"],
 )
 def test_bodies_that_hold_too_much_are_refused(
     shared: RunningServer, path: str, inner: bytes, most: int

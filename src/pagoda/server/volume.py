@@ -19,6 +19,8 @@ MAX_CONTAINERS = 16_384
 """Objects and lists."""
 MAX_MEMBERS = 65_536
 """Names in all objects."""
+MAX_STRINGS = 200_000
+"""Names among them; each takes as long as four numbers."""
 
 # So little is not worth a closer look.
 _FEW = 16_384
@@ -28,11 +30,10 @@ _SLICE = 1 << 20
 
 @dataclass
 class Volume:
-    """What stands outside of strings."""
-
     commas: int = 0
     containers: int = 0
     members: int = 0
+    strings: int = 0
 
     def check(self) -> None:
         """ApiError 400 where it is more than one request may hold."""
@@ -40,6 +41,7 @@ class Volume:
             (self.commas, MAX_ITEMS, "values"),
             (self.containers, MAX_CONTAINERS, "objects and lists"),
             (self.members, MAX_MEMBERS, "names in its objects"),
+            (self.strings, MAX_STRINGS, "strings"),
         ):
             if found > most:
                 raise ApiError(
@@ -78,7 +80,8 @@ def _add(volume: Volume, piece: bytes, inside: bool) -> bool:
     if not piece:
         return inside
     codes = np.frombuffer(piece, np.uint8)
-    strings = np.logical_xor.accumulate(codes == ord('"')) ^ inside
+    quotes = codes == ord('"')
+    strings = np.logical_xor.accumulate(quotes) ^ inside
     outside = np.where(strings, 0, codes)
 
     def count(byte: str) -> int:
@@ -87,4 +90,5 @@ def _add(volume: Volume, piece: bytes, inside: bool) -> bool:
     volume.commas += count(",")
     volume.containers += count("[") + count("{")
     volume.members += count(":")
+    volume.strings += int(np.count_nonzero(strings & quotes))
     return bool(strings[-1])
