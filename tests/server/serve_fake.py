@@ -54,13 +54,19 @@ class LaunchedClient(FakeClient):
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
+    text: dict[str, Any] = {}
+    abilities: dict[str, Any] = {}
+    if "sees" in sys.argv:
+        from tests.server.seeing import ABILITIES, text_side
+
+        text, abilities = text_side(), ABILITIES
     reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
     launch._launch = lambda engine, server, room: LaunchedClient(
-        lambda request: reply, state="starting", delay=0.05
+        lambda request: reply, state="starting", delay=0.05, abilities=abilities
     )
     from pagoda.server import lifecycle
 
-    lifecycle.load_text_side = lambda config: FakeTextSide()
+    lifecycle.load_text_side = lambda config: FakeTextSide(**text)
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)
