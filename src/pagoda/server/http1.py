@@ -100,7 +100,9 @@ class StreamingProtocol(H11Protocol):
         super().data_received(data[:_PIECE])
         self._watch_peer()
         self._held = data[_PIECE:]
-        if self._held and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._held:
             self.flow.hold()
             self.loop.call_soon(self._take_held)
         elif self.flow.holds:
