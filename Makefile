@@ -65,6 +65,7 @@ chat: install
 # Each process loads models of its own, so that more of them want more memory.
 TEST_PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+# A test of HTTP behind a proxy needs nginx (Debian: apt install nginx-light), and is skipped without.
 test: install-dev
 	$(PYTEST) tests -m "not exhaustive" $(ARGS)
 

@@ -56,22 +56,28 @@ def video_processor() -> QwenVideoProcessor:
 Serve = Callable[..., RunningServer]
 
 
-def seeing(start: Serve, template: str = TEMPLATE, **media: Any) -> RunningServer:
-    client = FakeClient(abilities={"media": {"image": 64, "video": 128}, "vocab_size": 261})
+ABILITIES = {"media": {"image": 64, "video": 128}, "vocab_size": 261}
+"""Of the fake engine."""
+
+
+def text_side(template: str = TEMPLATE) -> dict[str, Any]:
+    """What the model's other side has beside that of one which only reads."""
     tokenizer = SeeingTokenizer()
-    chat_template = ChatTemplate(
-        {"default": template},
-        {},
-        image_placeholder=processor().placeholder,
-        video_placeholder=video_processor().placeholder,
-    )
-    server = start(
-        client,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        images=ImageInput(processor(), tokenizer),
-        videos=VideoInput(video_processor(), tokenizer),
-    )
+    return {
+        "tokenizer": tokenizer,
+        "chat_template": ChatTemplate(
+            {"default": template},
+            {},
+            image_placeholder=processor().placeholder,
+            video_placeholder=video_processor().placeholder,
+        ),
+        "images": ImageInput(processor(), tokenizer),
+        "videos": VideoInput(video_processor(), tokenizer),
+    }
+
+
+def seeing(start: Serve, template: str = TEMPLATE, **media: Any) -> RunningServer:
+    server = start(FakeClient(abilities=ABILITIES), **text_side(template))
     (served,) = server.context.fleet.models()
     served.media = MediaConfig(**media)
     return server

@@ -67,17 +67,25 @@ def real_client(server: ServerConfig) -> EngineClient:
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
+    text: dict[str, Any] = {}
+    abilities: dict[str, Any] = {}
+    if "sees" in sys.argv:
+        from tests.server.seeing import ABILITIES, text_side
+
+        text, abilities = text_side(), ABILITIES
     reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
 
     def launch_engine(engine: EngineConfig, server: ServerConfig, room: Any) -> Any:
         if "stub" in sys.argv:
             return real_client(server)
-        return LaunchedClient(lambda request: reply, state="starting", delay=0.05)
+        return LaunchedClient(
+            lambda request: reply, state="starting", delay=0.05, abilities=abilities
+        )
 
     launch._launch = launch_engine
     from pagoda.server import lifecycle
 
-    lifecycle.load_text_side = lambda config: FakeTextSide()
+    lifecycle.load_text_side = lambda config: FakeTextSide(**text)
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)

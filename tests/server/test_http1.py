@@ -136,3 +136,29 @@ async def test_chunks_do_not_wait_for_the_next_one():
     for task in protocol.tasks:
         task.cancel()
     await asyncio.gather(*protocol.tasks, return_exceptions=True)
+
+
+async def test_others_get_their_turn_while_a_connection_floods():
+    bodies = []
+
+    async def application(scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        bodies.append(body)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    count = 50_000
+    head = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    one = head + b"1\r\na\r\n" * count + b"0\r\n\r\n"
+    protocol = connect(StreamingProtocol, application)
+    protocol.data_received(one + one)
+    turns = 0
+    while len(bodies) < 2:
+        turns += 1
+        await asyncio.sleep(0)
+    assert bodies == [b"a" * count] * 2
+    assert turns > 10
+    assert not protocol.flow.holds and not protocol.flow.read_paused

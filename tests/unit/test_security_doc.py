@@ -5,6 +5,8 @@ import functools
 import re
 from pathlib import Path
 
+from tests.server.attacks import ATTACKS, ELSEWHERE
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 NAMED = re.compile(r"`(tests/[\w/]+\.py)?::(\w+)`")
@@ -61,3 +63,10 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 def test_other_sections_claim_nothing() -> None:
     assert set(sections()) - set(CLAIMING) == {"Who is trusted", "Recipes"}
+
+
+def test_every_class_and_limit_has_an_attack_during_which_others_are_served() -> None:
+    rows = {claim.split("|")[1].strip() for claim in claims() if claim.startswith("|")}
+    attacked = {row for attack in ATTACKS.values() for row in attack.rows}
+    assert not attacked & ELSEWHERE.keys()
+    assert attacked | ELSEWHERE.keys() == rows

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from pagoda.base.log import get_logger
 from pagoda.server.errors import ApiError
 from pagoda.server.protocol.common import Body
+from pagoda.server.volume import check_volume
 
 _log = get_logger(__name__)
 
@@ -20,6 +21,8 @@ _MAX_REPORTED = 10
 # More are not even looked at: `logit_bias` has room for a million wrong keys.
 _MAX_LISTED = 200
 _MAX_NAME = 64
+MAX_FIELDS = 1024
+"""Of a body itself; those that no route knows are kept and sorted for a line of the log."""
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
@@ -28,7 +31,8 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object that is the body; ApiError 400 for anything else, 415 for a coding."""
+    """The JSON object that is the body; ApiError 400 for anything else and for one that holds too
+    much, 415 for a coding."""
     content_type = request.headers.get("content-type", "")
     if not _is_json(content_type):
         raise ApiError(
@@ -39,15 +43,19 @@ async def read_object(request: Request) -> dict[str, Any]:
     if coding != "identity":
         # Never unpacked: a few bytes can hold gigabytes.
         raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
+    raw = await request.body()
+    await check_volume(raw)
     try:
         # Strict where the standard library is not: no NaN, no lone surrogates.
-        fields = msgspec.json.decode(await request.body())
+        fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", kind="Bad Request") from None
     except RecursionError:
         raise ApiError(400, "The JSON is nested too deeply.", kind="Bad Request") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.", kind="Bad Request")
+    if len(fields) > MAX_FIELDS:
+        raise ApiError(400, f"The body has more than {MAX_FIELDS} fields; send fewer of them.")
     return fields
 
 

@@ -32,6 +32,7 @@ _TYPES = {
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
+    505: "VersionNotSupportedError",
 }
 
 

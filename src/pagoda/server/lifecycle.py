@@ -30,6 +30,7 @@ from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.listen import base_url, is_loopback
+from pagoda.server.looplag import LoopLag
 from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
 
@@ -42,6 +43,14 @@ _TEXT_PHASE = "load tokenizer and chat template"
 
 class _HttpServer(uvicorn.Server):
     """Leaves the signals alone: stopping begins with the engine."""
+
+    def __init__(self, config: uvicorn.Config, lag: LoopLag):
+        super().__init__(config)
+        self._lag = lag
+
+    async def on_tick(self, counter: int) -> bool:
+        self._lag.tick()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,7 +79,9 @@ class Lifecycle:
         self._context: Context = app.state.context
         self._context.phase = lambda: client.phase
         self._responses: Responses = app.state.responses
-        self._http = _HttpServer(_uvicorn_config(wrap(app) if wrap else app, config, tls))
+        self._http = _HttpServer(
+            _uvicorn_config(wrap(app) if wrap else app, config, tls), self._context.metrics.lag
+        )
         self._stop = asyncio.Event()
 
     async def run(self) -> int:

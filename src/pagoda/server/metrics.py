@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,9 +20,12 @@ from prometheus_client.registry import Collector
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel
+from pagoda.server.looplag import LoopLag
 
 Models = Callable[[], list[ServedModel]]
 
+TICK = 0.1
+"""Seconds after which uvicorn's loop looks around, and the lag is measured."""
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 
@@ -133,6 +136,12 @@ class Metrics:
             "http_request_duration_seconds", "Seconds until a reply was complete.",
             ("handler", "method"), buckets=(0.1, 0.5, 1, 5, 30, 120), registry=self.registry,
         )  # fmt: skip
+        self.lag = LoopLag(TICK)
+        Gauge(
+            "pagoda:event_loop_lag_seconds",
+            "How late the server's event loop was at worst in the last 30 to 60 seconds.",
+            registry=self.registry,
+        ).set_function(self.lag.seconds)
         self.load = 0
         """Generating HTTP requests in flight."""
 

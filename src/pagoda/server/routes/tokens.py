@@ -18,6 +18,7 @@ from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.replies import Piece, Text, Tokens
 from pagoda.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from pagoda.server.respond import json_reply
+from pagoda.server.volume import MAX_ITEMS
 
 router = APIRouter()
 
@@ -27,7 +28,12 @@ async def tokenize_text(request: Request) -> Response:
     body = await read_body(request, TokenizeRequest)
     served = await context_of(request).served(request, body.model)
     ids = await _encode(body, served)
-    # There may be millions.
+    if len(ids) > MAX_ITEMS:
+        raise RequestError(
+            f"The text has {len(ids)} tokens, and a reply lists at most {MAX_ITEMS}. Send it in "
+            "parts."
+        )
+    # There may be a million.
     return json_reply(await asyncio.to_thread(_tokens, body, served, ids))
 
 
