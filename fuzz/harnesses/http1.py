@@ -100,7 +100,7 @@ async def _serve(pieces: list[bytes]) -> tuple[object, bytes]:
     config.load()
     protocol = StreamingProtocol(config, ServerState(), {})
     protocol.connection_made(transport)
-    for piece in pieces:
+    for piece in filter(None, pieces):
         if transport.closed:
             break
         protocol.data_received(piece)

@@ -47,6 +47,11 @@ def fuzz_text(data: bytes) -> None:
     _check_stop(text, step)
 
 
+def library_failed(error: BaseException) -> bool:
+    """Whether `tokenizers` gave up with no error of a kind: a plain Exception, a panic of Rust."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
 def round_trip(tokenizer: Tokenizer, ids: Sequence[int], step: int = 1) -> str:
     """The text of ids, of which a stream in pieces must say the same."""
     stream = Detokenizer(tokenizer, skip_special_tokens=False)
