@@ -34,6 +34,7 @@ def main() -> None:
         "grammar": _grammars(),
         "parsers": _replies(),
         "agent": _actions(),
+        "native": _shapes(),
     }.items():
         folder = ROOT / "corpus" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,6 +215,14 @@ def _actions() -> Iterator[tuple[str, bytes]]:
     yield "uitars-drag", b"\x02Action: drag(start_box='(1,2)', end_box='<bbox>1 2 3 4</bbox>')"
     yield "nanokvm", b"\x02# see\nmouse 500 500 1\ntypestr a 'b' \"c\"\nkeyboard ctrl+c"
     yield "done", b"\x02The list is there.\nDONE: 3 files"
+
+
+def _shapes() -> Iterator[tuple[str, bytes]]:
+    """The first byte is the kernel; the others choose sizes, formats and kinds of numbers."""
+    for kernel, name in enumerate(("gather", "matmul", "attention", "experts", "draw")):
+        yield f"{name}-small", bytes([kernel, *[0] * 40])
+        yield f"{name}-large", bytes([kernel, *[255] * 40])
+        yield f"{name}-mixed", bytes([kernel, *[7 * i % 256 for i in range(40)]])
 
 
 if __name__ == "__main__":

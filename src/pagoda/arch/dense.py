@@ -166,4 +166,6 @@ def _check_gguf_shape(reader: Reader, head_dim: int, rotary_dim: int, interleave
 def _gguf_vocab_size(reader: Reader, tokenizer: Reader) -> int:
     """llama.cpp sizes the embedding by the token list; `vocab_size` serves where none is."""
     tokens = tokenizer.raw("tokens")
-    return len(tokens) if tokens is not None else reader.integer("vocab_size", MAX_VOCAB)
+    if tokens is None:
+        return reader.integer("vocab_size", MAX_VOCAB)
+    return len(tokenizer.texts("tokens"))
