@@ -5,7 +5,6 @@ Sources: src/pagoda/server/http1.py, over uvicorn and h11.
 
 import asyncio
 import re
-from functools import cache
 
 import h11
 import uvicorn
@@ -79,20 +78,17 @@ class _Application:
 def fuzz_http1(data: bytes) -> None:
     """The first byte says how the rest is cut."""
     step, stream = 1 + data[0] % 13 if data else 1, data[1:]
-    loop = _loop()
     pieces = [stream[i : i + step] for i in range(0, min(len(stream), 4096), step)]
     try:
-        whole = loop.run_until_complete(_serve([stream]))
-        cut = loop.run_until_complete(_serve([*pieces, stream[len(pieces) * step :]]))
+        whole, cut = asyncio.run(_both([stream], [*pieces, stream[len(pieces) * step :]]))
     except h11.LocalProtocolError:
         # The refusal of a broken body of a HEAD request has a body itself; the connection ends.
         return
     assert cut == whole, (whole, cut)
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
+async def _both(one: list[bytes], other: list[bytes]) -> tuple[object, object]:
+    return await _serve(one), await _serve(other)
 
 
 async def _serve(pieces: list[bytes]) -> tuple[object, bytes]:
@@ -105,17 +101,19 @@ async def _serve(pieces: list[bytes]) -> tuple[object, bytes]:
     config.load()
     protocol = StreamingProtocol(config, ServerState(), {})
     protocol.connection_made(transport)
-    for piece in filter(None, pieces):
-        if transport.closed:
-            break
-        protocol.data_received(piece)
-        await _settle(protocol)
-    protocol.connection_lost(None)
-    await _settle(protocol)
+    try:
+        for piece in filter(None, pieces):
+            if transport.closed:
+                break
+            protocol.data_received(piece)
+            await _settle()
+    finally:
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks, return_exceptions=True)
     return application.seen, _DATE.sub(b"", transport.written)
 
 
-async def _settle(protocol: StreamingProtocol) -> None:
+async def _settle() -> None:
     """Until the application has done what it can with the bytes so far."""
     for _ in range(8):
         await asyncio.sleep(0)

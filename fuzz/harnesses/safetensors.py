@@ -39,7 +39,7 @@ def fuzz_safetensors(data: bytes) -> None:
             raw = checkpoint.read(name)
             assert raw.tobytes() == data[place.offset : place.offset + info.nbytes]
             checkpoint.release(name)
-            ours = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
+        ours = {name: list(info.shape) for name, info in checkpoint.tensors.items()}
     finally:
         checkpoint.close()
     if b"\\ud" in data.lower():

@@ -128,11 +128,11 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
         _mm512_and_si512(_mm512_castps_si512(values), _mm512_set1_epi32(0x7fffffff)));
     const float scale = std::bit_cast<float>(largest) / 127.0f;
     const __m512 inverse = _mm512_set1_ps(scale < 0x1p-126f ? 0.0f : 1.0f / scale);
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(values, inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + half * Q8Block::kHalf),
-                     _mm512_cvtepi32_epi8(q));
+    const __m128i q = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(values, inverse)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + half * Q8Block::kHalf), q);
     out.scale[half] = scale;
-    out.minus_sum[half] = -_mm512_reduce_add_epi32(q);
+    // Of the codes as they are stored: NaN and infinity become whole numbers too large to add up.
+    out.minus_sum[half] = -_mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(q));
 }
 
 #ifdef __AVX512BF16__
