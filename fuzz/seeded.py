@@ -60,7 +60,7 @@ def check(name: str, function: Harness, data: bytes) -> None:
             function(data)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001  # panics of Rust's libraries, too
+    except BaseException as error:  # panics of Rust's libraries, too
         raise FoundError(name, data) from error
 
 

@@ -64,6 +64,8 @@ def _check_with_reader(path: Path, checkpoint: GgufCheckpoint) -> None:
         reader = GGUFReader(path)
     except Exception:  # noqa: BLE001  # it raises what its reads happen to raise
         return
-    theirs = {tensor.name: int(tensor.data_offset) for tensor in reader.tensors if tensor.n_elements}
+    theirs = {
+        tensor.name: int(tensor.data_offset) for tensor in reader.tensors if tensor.n_elements
+    }
     ours = {name: checkpoint._places[name].offset for name in theirs}
     assert ours == theirs, (ours, theirs)

@@ -20,10 +20,10 @@ WORDS = (
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"5\r\nhello\r\n",
     b"0\r\n\r\n", b"5;x=y\r\n", b"ffffffffffffffff\r\n", b"0x5\r\n", b"Connection: close\r\n",
     b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"Expect: 100-continue\r\n", b" ", b"\t",
-    b"\x00", b":", b"%", b"?a=b#c", b"*", b"http://a/b", b"OPTIONS * HTTP/1.1\r\n", b"\r", b"\xff",
-    b"X: " + b"a" * 2000 + b"\r\n", b"CONNECT a:1 HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x00", b":", b"%", b"?a=b#c", b"*", b"http://a/b", b"OPTIONS * HTTP/1.1\r\n", b"\r",
+    b"\xff", b"X: " + b"a" * 2000 + b"\r\n", b"CONNECT a:1 HTTP/1.1\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 )  # fmt: skip
-_MAX_BODY = 1 << 20
 _DATE = re.compile(rb"date: [^\r]*\r\n")
 
 

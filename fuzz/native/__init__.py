@@ -54,7 +54,10 @@ def compiler() -> str | None:
 
 def _has_sanitizers(name: str) -> bool:
     command = [name, "-fsanitize=address,undefined", "-x", "c++", "-", "-o", os.devnull]
-    return subprocess.run(command, input="int main(){}", text=True, capture_output=True).returncode == 0
+    return (
+        subprocess.run(command, input="int main(){}", text=True, capture_output=True).returncode
+        == 0
+    )
 
 
 def build(isa: str) -> Path:

@@ -17,7 +17,7 @@ from jinja2.compiler import CodeGenerator, Frame
 
 MAX_OUTPUT = 32 * 1024 * 1024
 """Characters of any text that a template makes; the largest request body is well below."""
-_MAX_STEPS = 2_000_000
+_MAX_STEPS = 300_000
 _MAX_CHARACTERS = 16 * MAX_OUTPUT
 _MAX_WIDTH = 10_000
 """Of an indentation, a padding, a number of digits."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need
     import numpy as np
     import numpy.typing as npt
 
-# No file has as many; with up to 8 bytes each their size is one that numpy and mmap can reckon with.
+# No file has as many. At 8 bytes each their size still fits the numbers of numpy and mmap.
 _MAX_ELEMENTS = 2**56
 
 
