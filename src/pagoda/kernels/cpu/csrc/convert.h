@@ -204,7 +204,8 @@ inline void convert(const float* x, const Q8Block::Row& row, Q8Block& out) {
     store_halves(minus_sum, out.minus_sum);
     out.minus_total = _mm_cvtsi128_si32(_mm_add_epi32(_mm256_castsi256_si128(minus_sum),
                                                       _mm256_extracti128_si256(minus_sum, 1)));
-    out.total = static_cast<float>(-out.minus_total);
+    // Not of the negated number: NaN may have made it the least there is.
+    out.total = 0.0f - static_cast<float>(out.minus_total);
     out.scale = row.scale;
 }
 
