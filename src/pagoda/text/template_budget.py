@@ -18,15 +18,15 @@ from jinja2.compiler import CodeGenerator, Frame
 MAX_OUTPUT = 32 * 1024 * 1024
 """Characters of any text that a template makes; the largest request body is well below."""
 _MAX_STEPS = 300_000
-_MAX_CHARACTERS = 16 * MAX_OUTPUT
+_MAX_CHARACTERS = 128 * MAX_OUTPUT
 _MAX_WIDTH = 10_000
 """Of an indentation, a padding, a number of digits."""
 _MAX_BITS = 4096
 """Of a whole number."""
 
 # Filters and methods that take a width; those of `replace`, `join` and formats are measured.
-WIDE_FILTERS = ("batch", "center", "filesizeformat", "indent", "round", "slice", "truncate",
-                "wordwrap")  # fmt: skip
+WIDE_FILTERS = ("batch", "center", "filesizeformat", "indent", "round", "slice", "tojson",
+                "truncate", "wordwrap")  # fmt: skip
 WIDE_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _LONG_WIDTH = re.compile(r"\d{5}|\*")
 # `{:99999}`, and `{:{}}`, whose width is another argument.
@@ -136,10 +136,13 @@ def bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         value, *rest = arguments[skipped:]
         if name in WIDE_FILTERS:
             _check_widths([*rest, *named.values()])
-            if name == "indent" and isinstance(value, str):
-                spend(len(value) + _MAX_WIDTH * value.count("\n") if len(value) > 1 << 20 else 0)
+            if name == "indent":
+                width = rest[0] if rest else named.get("width", 4)
+                text = str(value)
+                spend(len(text) + (text.count("\n") + 1) * _width_of(width))
         elif name == "replace":
-            _check_replacement(str(value), *map(str, rest[:2]))
+            old, new = [*rest, *(named[key] for key in ("old", "new") if key in named)][:2]
+            _check_replacement(str(value), str(old), str(new))
         elif name == "join":
             _check_join(str(rest[0]) if rest else str(named.get("d", "")), value)
         elif name == "format":
@@ -153,10 +156,16 @@ BOUNDED_FILTERS = (*WIDE_FILTERS, "replace", "join", "format")
 
 
 def _check_widths(arguments: Sequence[Any]) -> None:
-    for argument in arguments:
-        width = len(argument) if isinstance(argument, str) else argument
-        if isinstance(width, int) and width > _MAX_WIDTH:
-            raise too_much(f"has a width of {width}; {_MAX_WIDTH} are allowed")
+    width = max(map(_width_of, arguments), default=0)
+    if width > _MAX_WIDTH:
+        raise too_much(f"has a width of {width}; {_MAX_WIDTH} are allowed")
+
+
+def _width_of(argument: Any) -> int:
+    """Of a number, or a text that stands for so many blanks."""
+    if isinstance(argument, str):
+        return len(argument)
+    return argument if isinstance(argument, int) else 0
 
 
 def _check_replacement(text: str, old: Any = "", new: Any = "") -> None:

@@ -53,7 +53,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, function: Any, *args: Any, **named: Any) -> Any:
+    def call(self, context: Context, function: Any, /, *args: Any, **named: Any) -> Any:
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             check_method(owner, function.__name__, args)
@@ -119,9 +119,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
+    environment.filters["tojson"] = _tojson
     for name in BOUNDED_FILTERS:
         environment.filters[name] = bounded(name, environment.filters[name])
-    environment.filters["tojson"] = _tojson
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

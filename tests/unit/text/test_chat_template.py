@@ -246,6 +246,8 @@ def test_expressions_that_fail_are_the_requests_error(source):
         "{{ messages | slice(10 ** 10) | list }}",
         "{{ '\n' * 1000000 | indent(10000) }}",
         "{{ lipsum(10 ** 10) }}",
+        "{{ messages | tojson(indent=10 ** 10) }}",
+        "{{ ('x' * 100000) | replace(old='x', new='y' * 100000) }}",
     ],
 )
 def test_runaway_templates_end_with_an_error(source):
@@ -275,6 +277,8 @@ def test_what_templates_do_in_earnest_stays_within_their_budget():
     source = (
         "{% for m in messages %}{% for x in [1, 2] %}{{ m.content ~ '\\n' + m.role }}{% endfor %}"
         "{{ '%5d' % loop.index }}{{ m.content | replace('a', 'bb') | indent(4) | center(20) }}"
+        "{% macro f(context, function) %}{{ function }}{% endmacro %}"
+        "{{ f(context=2, function='') }}{{ m | tojson(indent=2) | length > 0 }}"
         "{{ ', '.join(['a', 'b']) }}{{ 'year 2024: {}'.format(m.role) }}"
         "{{ ['a', 'b'] | join('; ') }}"
         "{% endfor %}"
