@@ -49,12 +49,8 @@ def inputs(name: str, seed: int) -> Iterator[bytes]:
         yield change.one()
 
 
-def run(name: str, data: bytes) -> None:
-    """One input; raises FoundError."""
-    check(name, harness(name), data)
-
-
 def check(name: str, function: Harness, data: bytes) -> None:
+    """One input; raises FoundError."""
     try:
         with _limited():
             function(data)
@@ -190,8 +186,13 @@ def main() -> int:
     parser.add_argument("--executions", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replay", type=Path, nargs="+", help="take these inputs instead")
     parser.add_argument("--findings", type=Path, default=Path("build/fuzz/findings"))
     options = parser.parse_args()
+    if options.replay:
+        for path in options.replay:
+            check(options.name, harness(options.name), path.read_bytes())
+        return 0
     done = failed = 0
     for error in session(options.name, options.seed, options.executions, options.seconds):
         done += 1

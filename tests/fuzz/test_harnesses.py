@@ -1,13 +1,11 @@
 """Each harness takes its corpus, what once failed, and some changed inputs of a fixed seed."""
 
-import json
-
 import pytest
 
 from fuzz import native, seeded
 from fuzz.registry import NAMES, ROOT, corpus, regressions, words
 
-EXECUTIONS = {"parsers": 100, "text": 150, "tokenizer_json": 150, "agent": 300}
+EXECUTIONS = {"parsers": 100, "text": 150, "tokenizer_json": 150, "agent": 300, "http1": 200}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,8 +55,19 @@ def test_the_plain_kernels_stay_in_their_memory():
     native.execute(native.build("generic"), 0, 150)
 
 
-def test_half_of_a_vocabulary_is_there_for_texts():
+def test_texts_pass_through_each_family_of_tokenizers():
     from fuzz.harnesses.text import tokenizers
 
     assert {name.split("-")[0] for name in tokenizers()} == {"gpt2", "llama", "bert"}
-    assert all(json.loads(path.read_bytes()) for path in corpus("gguf_vocab"))
+
+
+def test_what_failed_is_kept_and_replayed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(seeded, "harness", lambda name: broken)
+    monkeypatch.setattr("sys.argv", ["x", "gguf", "--executions", "3", f"--findings={tmp_path}"])
+    assert seeded.main() == 1
+    assert "executions: 3, failures: 3" in capsys.readouterr().out
+    kept = sorted(tmp_path.iterdir())
+    assert {path.read_bytes() for path in kept} == {p.read_bytes() for p in corpus("gguf")[:3]}
+    monkeypatch.setattr("sys.argv", ["x", "gguf", "--replay", str(kept[0])])
+    with pytest.raises(seeded.FoundError, match="harness gguf failed"):
+        seeded.main()
