@@ -109,4 +109,5 @@ def run(seconds: float, seed: int) -> Iterator[tuple[str, int, int, float]]:
                     print(f"kept: {path}")
             if time.monotonic() - begun >= seconds:
                 break
+        print(f"{isa}: executions: {done}, failures: {failed}", flush=True)
         yield isa, done, failed, time.monotonic() - begun
