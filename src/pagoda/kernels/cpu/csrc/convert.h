@@ -189,7 +189,10 @@ inline void convert(const float* x, const Q8Block::Row& row, Q8Block& out) {
     __m256i q[4];
     for (int i = 0; i < 4; ++i)
         q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], i < 2 ? first : second));
-    const __m256i low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    // Codes are added up as they are stored, in bytes: of NaN and infinity the sums would overflow.
+    const __m256i least = _mm256_set1_epi16(-128);
+    const __m256i low = _mm256_max_epi16(_mm256_packs_epi32(q[0], q[1]), least);
+    const __m256i high = _mm256_max_epi16(_mm256_packs_epi32(q[2], q[3]), least);
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(
         reinterpret_cast<__m256i*>(out.q),
@@ -204,8 +207,7 @@ inline void convert(const float* x, const Q8Block::Row& row, Q8Block& out) {
     store_halves(minus_sum, out.minus_sum);
     out.minus_total = _mm_cvtsi128_si32(_mm_add_epi32(_mm256_castsi256_si128(minus_sum),
                                                       _mm256_extracti128_si256(minus_sum, 1)));
-    // Not of the negated number: NaN may have made it the least there is.
-    out.total = 0.0f - static_cast<float>(out.minus_total);
+    out.total = static_cast<float>(-out.minus_total);
     out.scale = row.scale;
 }
 
