@@ -18,7 +18,12 @@ def main() -> int:
         problems += _too_long(aside, FILE_CAP)
     page = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".js", ".css", ".html")]
     problems += _too_long({p: _lines(p) for p in sorted(page)}, FILE_CAP)
-    cpp = [p for top in ("src", "fuzz") for p in (ROOT / top).rglob("*") if p.suffix in (".cpp", ".h", ".hpp")]
+    cpp = [
+        p
+        for top in ("src", "fuzz")
+        for p in (ROOT / top).rglob("*")
+        if p.suffix in (".cpp", ".h", ".hpp")
+    ]
     problems += _too_long({p: _lines(p) for p in sorted(cpp)}, CPP_CAP)
     for path in sizes:
         problems += _long_functions(path)
