@@ -14,7 +14,7 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate check \
+.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz check \
   format docs bench bench-agent bench-peers clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
 	@echo "make bench-agent  what the agent costs beside its model"
+	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -89,16 +90,16 @@ simulate: install-dev
 	$(BIN)/python -m tests.simulation --seeds 20000 --processes $(TEST_PROCESSES) --record $(ARGS)
 
 check: install-dev
-	$(BIN)/ruff format --check src tests tools bench
-	$(BIN)/ruff check src tests tools bench
+	$(BIN)/ruff format --check src tests tools bench fuzz
+	$(BIN)/ruff check src tests tools bench fuzz
 	$(BIN)/lint-imports --config .importlinter --no-cache
 	$(BIN)/mypy --follow-imports=silent $(addprefix src/pagoda/,$(MYPY_FLOORS))
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/gen_docs.py --check
 
 format: install-dev
-	$(BIN)/ruff format src tests tools bench
-	$(BIN)/ruff check --fix src tests tools bench
+	$(BIN)/ruff format src tests tools bench fuzz
+	$(BIN)/ruff check --fix src tests tools bench fuzz
 
 docs: install-dev
 	$(BIN)/python tools/gen_docs.py
@@ -108,6 +109,14 @@ bench-peers: install-dev
 
 bench-agent: install-dev
 	$(BIN)/python -m bench.agent $(ARGS)
+
+# Atheris where there is a wheel of it; elsewhere the same harnesses run from a seed.
+HARNESS ?=
+SECONDS ?= 1800
+fuzz: install-dev
+	@$(PIP) install --quiet --only-binary :all: "atheris>=3,<4" || \
+	  echo "Atheris cannot be had here; inputs are made from a seed."
+	$(BIN)/python -m fuzz $(HARNESS) --seconds $(SECONDS) $(ARGS)
 
 bench: install
 	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)

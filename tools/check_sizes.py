@@ -13,12 +13,17 @@ FILE_CAP, FILE_MEDIAN, FUNCTION_CAP, CPP_CAP = 500, 150, 80, 900
 def main() -> int:
     sizes = {path: _lines(path) for path in sorted((ROOT / "src").rglob("*.py"))}
     problems = list(_too_long(sizes, FILE_CAP))
-    for folder in ("bench", "tests"):
+    for folder in ("bench", "tests", "fuzz"):
         aside = {path: _lines(path) for path in sorted((ROOT / folder).rglob("*.py"))}
         problems += _too_long(aside, FILE_CAP)
     page = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".js", ".css", ".html")]
     problems += _too_long({p: _lines(p) for p in sorted(page)}, FILE_CAP)
-    cpp = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".cpp", ".h", ".hpp")]
+    cpp = [
+        p
+        for top in ("src", "fuzz")
+        for p in (ROOT / top).rglob("*")
+        if p.suffix in (".cpp", ".h", ".hpp")
+    ]
     problems += _too_long({p: _lines(p) for p in sorted(cpp)}, CPP_CAP)
     for path in sizes:
         problems += _long_functions(path)

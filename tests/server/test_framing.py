@@ -16,7 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from pagoda.server.http1 import StreamingProtocol
-from tests.server.virtual import Connection, in_virtual_time
+from tests.server.virtual import Connection
+from tests.virtual_time import in_virtual_time
 
 FOLDER = Path(__file__).parent / "framing"
 

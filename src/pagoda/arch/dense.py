@@ -165,4 +165,7 @@ def _check_gguf_shape(reader: Reader, head_dim: int, rotary_dim: int, interleave
 
 def _gguf_vocab_size(reader: Reader, tokenizer: Reader) -> int:
     """llama.cpp sizes the embedding by the token list; `vocab_size` serves where none is."""
-    return len(tokenizer.listed("tokens")) or reader.integer("vocab_size", MAX_VOCAB)
+    tokens = tokenizer.raw("tokens")
+    if tokens is None:
+        return reader.integer("vocab_size", MAX_VOCAB)
+    return len(tokenizer.texts("tokens"))

@@ -128,13 +128,19 @@ class StreamingProtocol(H11Protocol):
             return
         error = _told(sys.exception())
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        asked = self.conn.our_state is h11.SEND_RESPONSE  # else the method is not known
+        body = b"" if asked and self.scope["method"] == "HEAD" else error.body()
         reply = (
             h11.Response(status_code=error.status, headers=headers),
-            h11.Data(data=error.body()),
+            h11.Data(data=body),
             h11.EndOfMessage(),
         )
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in reply))
         self.transport.close()
+        if asked:
+            # Whoever was to answer this request hears that nobody reads that any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _watch_peer(self) -> None:
         """Bytes that come one by one keep no connection open: the time is for a whole head, or

@@ -24,6 +24,7 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_fi
 # What a template's expressions raise on data they were not written for.
 _EXPRESSION_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    NameError,  # `inf`, which is what Python makes of 1e400
 )  # fmt: skip
 # Rerankers: sentence-transformers' templates take one message per side of a pair, llama.cpp's have
 # places for both.

@@ -31,6 +31,8 @@ def wpm_parts(vocab: GgufVocab) -> tuple[FragmentEncoder, Pieces]:
             "The GGUF file names no unknown token (tokenizer.ggml.unknown_token_id), which its "
             "tokenizer needs; convert the model again."
         )
+    # Files that give it the type of a normal token mean it all the same.
+    words.setdefault(vocab.tokens[unknown], unknown)
     backend = Tokenizer(
         models.WordPiece(
             vocab=words,

@@ -5,7 +5,6 @@ an underscore, and limits on what a few characters of template could otherwise b
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -17,13 +16,21 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_OUTPUT = 32 * 1024 * 1024
-"""Characters a template may render; the largest request body is well below."""
+from pagoda.text.template_budget import (
+    BOUNDED_FILTERS,
+    MAX_OUTPUT,
+    BudgetedCode,
+    bounded,
+    check_format,
+    check_method,
+    check_operator,
+    joined,
+    spend_step,
+    spending,
+)
+
 _MAX_RANGE = 100_000
 """Steps that all `range` calls of one rendering may take together."""
-
-
-_LONG_WIDTH = re.compile(r"\d{4}|\*")
 
 
 class _GenerationTag(Extension):
@@ -37,27 +44,26 @@ class _GenerationTag(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(("*", "**", "%"))
+    intercepted_binops = frozenset(("*", "**", "%", "+"))
+    code_generator_class = BudgetedCode
+    joined = staticmethod(joined)
+    spend_step = staticmethod(spend_step)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str) and _LONG_WIDTH.search(left):
-            raise jinja2.TemplateRuntimeError("a width in the template is too large")
-        if operator == "**" and not _small(left, right):
-            raise jinja2.TemplateRuntimeError("a power in the template is too large")
-        if operator == "*" and _length(left, right) > MAX_OUTPUT:
-            raise jinja2.TemplateRuntimeError("a repetition in the template is too long")
+        check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
+    def call(self, context: Context, function: Any, /, *args: Any, **named: Any) -> Any:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str):
+            check_method(owner, function.__name__, args)
+        return super().call(context, function, *args, **named)
 
-def _small(left: Any, right: Any) -> bool:
-    return all(isinstance(value, int | float) and abs(value) < 1000 for value in (left, right))
-
-
-def _length(left: Any, right: Any) -> int:
-    for sized, times in ((left, right), (right, left)):
-        if isinstance(sized, str | list | tuple) and isinstance(times, int):
-            return len(sized) * times
-    return 0
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        formatted = super().wrap_str_format(value)
+        if formatted is not None:
+            check_format(value.__self__)
+        return formatted
 
 
 def _raise_exception(message: str) -> None:
@@ -114,6 +120,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    for name in BOUNDED_FILTERS:
+        environment.filters[name] = bounded(name, environment.filters[name])
+    del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -124,14 +133,19 @@ ENVIRONMENT = _environment()
 
 def compile_template(source: str) -> jinja2.Template:
     """Compile a chat template; raises jinja2.TemplateSyntaxError."""
-    return ENVIRONMENT.from_string(source)
+    try:
+        return ENVIRONMENT.from_string(source)
+    except (SyntaxError, ValueError) as error:
+        # Of the Python that jinja2 makes of it: a `break` outside of a loop, say.
+        raise jinja2.TemplateSyntaxError(f"it makes no program: {error}", 1) from error
 
 
 def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     """Render, with the limits above; raises jinja2.TemplateError and whatever expressions raise."""
     # As a variable, `range` counts for this rendering alone.
     pieces = template.generate({"range": _bounded_range(), **variables})
-    return "".join(_limited(pieces))
+    with spending():
+        return "".join(_limited(pieces))
 
 
 def _limited(pieces: Iterable[str]) -> Iterable[str]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need
     import numpy as np
     import numpy.typing as npt
 
-_MAX_OFFSET = 2**63 - 1
+# No file has as many. At 8 bytes each their size still fits the numbers of numpy and mmap.
+_MAX_ELEMENTS = 2**56
 
 
 class MappedFile:
@@ -139,10 +140,11 @@ def _byte_span(columns: slice, info: TensorInfo) -> slice:
 
 
 def count_elements(shape: tuple[int, ...]) -> int:
-    """Product of the dimensions; ValueError once it passes any file's size."""
+    """Product of the dimensions; ValueError once it passes any file's size. That of the others
+    counts where one is 0: rows without elements have a size, too."""
     elements = 1
     for size in shape:
-        elements *= size
-        if elements > _MAX_OFFSET:
+        elements *= size or 1
+        if elements > _MAX_ELEMENTS:
             raise ValueError(f"the shape {list(shape)} is impossibly large")
-    return elements
+    return 0 if 0 in shape else elements

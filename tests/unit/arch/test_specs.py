@@ -169,6 +169,12 @@ def test_what_is_not_supported_is_named(changes, message):
         _llama(**changes)
 
 
+@pytest.mark.parametrize("tokens", [7, "abc", [1, 2]])
+def test_a_gguf_whose_tokens_are_no_texts_is_refused(tokens) -> None:
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.tokens must be a list of texts"):
+        spec_for(None, {**QWEN3_GGUF, "tokenizer.ggml.tokens": tokens}, ())
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

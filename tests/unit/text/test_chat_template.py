@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
+from pagoda.text import template_budget
 from pagoda.text.chat_template import ChatTemplate, load_chat_template
 from tests.unit.text.templates import CHATML, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
 
@@ -206,7 +208,10 @@ def test_the_templates_own_refusal_reaches_the_client():
         template(MISTRAL).render([USER, USER])
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].content + 1 }}", "{{ nothing.at.all }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[0].content + 1 }}", "{{ nothing.at.all }}", "{{ messages[1e400].content }}"],
+)
 def test_expressions_that_fail_are_the_requests_error(source):
     with pytest.raises(RequestError, match="chat template"):
         template(source).render([USER])
@@ -222,11 +227,71 @@ def test_expressions_that_fail_are_the_requests_error(source):
         "{{ '%999999999d' % 1 }}",
         "{{ 9999 ** 9999 }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% for m in messages|center(99999999) %}x{% endfor %}",
+        "{% set n = namespace(x='ab') %}"
+        "{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}"
+        "{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x=2) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}"
+        "{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{{ 'x'.ljust(10 ** 10) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10 ** 10) }}",
+        "{{ '%*d' | format(10 ** 10, 1) }}",
+        "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000).join('y' * 100000) }}",
+        "{{ ('x' * 100000) | join('y' * 100000) }}",
+        "{{ messages | slice(10 ** 10) | list }}",
+        "{{ '\n' * 1000000 | indent(10000) }}",
+        "{{ lipsum(10 ** 10) }}",
+        "{{ messages | tojson(indent=10 ** 10) }}",
+        "{{ ('x' * 100000) | replace(old='x', new='y' * 100000) }}",
     ],
 )
 def test_runaway_templates_end_with_an_error(source):
     with pytest.raises(RequestError, match="chat template"):
         template(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in 'x' * 2000 %}{% for b in 'x' * 2000 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ f(30) }}",
+        "{% for a in [9] recursive %}{{ loop([1, 2]) if loop.depth0 < 30 }}{% endfor %}",
+        "{% macro f(n) %}{{ caller(n) }}{% endmacro %}{% for a in 'x' * 2000 %}"
+        "{% call(n) f(1) %}x{% endcall %}{% endfor %}",
+    ],
+)
+def test_steps_are_counted_wherever_they_are_taken(source, monkeypatch):
+    monkeypatch.setattr(template_budget, "_MAX_STEPS", 3000)
+    with pytest.raises(RequestError, match="takes more than 3,000 steps"):
+        template(source).render([USER])
+
+
+def test_what_templates_do_in_earnest_stays_within_their_budget():
+    """As many messages as anyone sends, looked at by three loops, with all that is bounded."""
+    source = (
+        "{% for m in messages %}{% for x in [1, 2] %}{{ m.content ~ '\\n' + m.role }}{% endfor %}"
+        "{{ '%5d' % loop.index }}{{ m.content | replace('a', 'bb') | indent(4) | center(20) }}"
+        "{% macro f(context, function) %}{{ function }}{% endmacro %}"
+        "{{ f(context=2, function='') }}{{ m | tojson(indent=2) | length > 0 }}"
+        "{{ ', '.join(['a', 'b']) }}{{ 'year 2024: {}'.format(m.role) }}"
+        "{{ ['a', 'b'] | join('; ') }}"
+        "{% endfor %}"
+    )
+    one = template(source).render([USER])
+    assert one.endswith("a, byear 2024: usera; b")
+    assert template(source).render([USER] * 5000).count("year 2024: user") == 5000
+
+
+@pytest.mark.parametrize("source", ["{% break %}", "{% if 1 %}{% continue %}{% endif %}"])
+def test_what_makes_no_program_is_the_templates_error(source):
+    with pytest.raises(jinja2.TemplateSyntaxError, match="makes no program"):
+        template(source)
 
 
 @pytest.mark.parametrize(

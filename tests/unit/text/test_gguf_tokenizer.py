@@ -9,6 +9,7 @@ from pagoda.text.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import (
     CONTROL,
     CORPUS,
+    UNKNOWN,
     USER_DEFINED,
     byte_level_metadata,
     spm_metadata,
@@ -158,3 +159,15 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str):
     tokenizer = Tokenizer(parts_from_gguf(metadata))
     text = "".join(CORPUS[:5]) + "I'LL  pay $1,234,567.89!!\r\n\r\n  …（全角）ABC1234 x"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_an_unknown_token_needs_no_type_of_its_own():
+    """WordPiece looks it up by its text, whatever the file says that it is."""
+    words = {"tokens": ["[UNK]", "[CLS]", "[SEP]", "\u2581a"], "unknown_token_id": 0,
+             "cls_token_id": 1, "seperator_token_id": 2, "model": "bert"}  # fmt: skip
+    typed = {**words, "token_type": [UNKNOWN, CONTROL, CONTROL, 1]}
+    plain, known = (
+        Tokenizer(parts_from_gguf({f"tokenizer.ggml.{key}": value for key, value in keys.items()}))
+        for keys in (words, typed)
+    )
+    assert plain.encode("a zzz") == known.encode("a zzz") == [1, 3, 0, 2]

@@ -256,6 +256,10 @@ HOSTILE = {
         file_of([], [tensor("t", (2**32, 2**32, 2**32), 0, 0)], 64),
         "impossibly large",
     ),
+    "no elements, huge rows": (
+        file_of([], [tensor("t", (2**63 - 1, 0), 0, 0)], 64),
+        "impossibly large",
+    ),
     "huge tensor": (file_of([], [tensor("t", (2**40,), 0, 0)], 64), "cut short.*'t'"),
     "partial block": (file_of([], [tensor("t", (33,), 2, 0)], 64), "Q4_0 blocks of 32"),
     "offset outside": (

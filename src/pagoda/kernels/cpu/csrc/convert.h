@@ -128,11 +128,11 @@ inline void convert_half(const float* x, Q8Block& out, int half) {
         _mm512_and_si512(_mm512_castps_si512(values), _mm512_set1_epi32(0x7fffffff)));
     const float scale = std::bit_cast<float>(largest) / 127.0f;
     const __m512 inverse = _mm512_set1_ps(scale < 0x1p-126f ? 0.0f : 1.0f / scale);
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(values, inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + half * Q8Block::kHalf),
-                     _mm512_cvtepi32_epi8(q));
+    const __m128i q = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(values, inverse)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + half * Q8Block::kHalf), q);
     out.scale[half] = scale;
-    out.minus_sum[half] = -_mm512_reduce_add_epi32(q);
+    // Of the codes as they are stored: NaN and infinity become whole numbers too large to add up.
+    out.minus_sum[half] = -_mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(q));
 }
 
 #ifdef __AVX512BF16__
@@ -189,7 +189,10 @@ inline void convert(const float* x, const Q8Block::Row& row, Q8Block& out) {
     __m256i q[4];
     for (int i = 0; i < 4; ++i)
         q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], i < 2 ? first : second));
-    const __m256i low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    // Codes are added up as they are stored, in bytes: of NaN and infinity the sums would overflow.
+    const __m256i least = _mm256_set1_epi16(-128);
+    const __m256i low = _mm256_max_epi16(_mm256_packs_epi32(q[0], q[1]), least);
+    const __m256i high = _mm256_max_epi16(_mm256_packs_epi32(q[2], q[3]), least);
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(
         reinterpret_cast<__m256i*>(out.q),

@@ -256,14 +256,15 @@ inline float max(Floats x) {
     for (int i = 1; i < Floats::kSize; ++i) out = x.v[i] > out ? x.v[i] : out;
     return out;
 }
+// Beside 1.5 * 2^23 there is no room for a fraction; exact for |x| < 2^22.
+constexpr float kWholeFloat = 12582912.0f;
 inline Floats round_even(Floats x) {
-    // Beside 1.5 * 2^23 there is no room for a fraction; exact for |x| < 2^22.
-    constexpr float kWhole = 12582912.0f;
-    return each_lane([&](int i) { return (x.v[i] + kWhole) - kWhole; });
+    return each_lane([&](int i) { return (x.v[i] + kWholeFloat) - kWholeFloat; });
 }
 inline Floats times_power(Floats y, Floats n) {
     return each_lane([&](int i) {
-        const uint32_t exponent = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127);
+        // By bits: a conversion of NaN to an integer is undefined, and NaN it stays by y.
+        const uint32_t exponent = to_bits(n.v[i] + kWholeFloat) - to_bits(kWholeFloat) + 127;
         return y.v[i] * from_bits(exponent << 23);
     });
 }
