@@ -11,6 +11,7 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import add_flags, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
+from pagoda.engine.aside.direct import Direct
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
 
@@ -61,6 +62,7 @@ def main() -> int:
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide()
+    lifecycle.start_workers = lambda config: Direct(FakeTextSide())
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)

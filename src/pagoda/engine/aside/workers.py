@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,16 @@ from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.aside import wire
 from pagoda.engine.aside.direct import Aside
-from pagoda.engine.aside.jobs import BOUNDS, AnyJob, Bounds, Job, Result, crashed, too_large, too_slow
+from pagoda.engine.aside.jobs import (
+    BOUNDS,
+    AnyJob,
+    Bounds,
+    Job,
+    Result,
+    crashed,
+    too_large,
+    too_slow,
+)
 from pagoda.engine.aside.link import Link, LinkClosedError
 from pagoda.engine.aside.zygote import Forked
 from pagoda.engine.media import VideoData
@@ -56,7 +64,7 @@ class _Zygote:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "pagoda.engine.aside.zygote"],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     # A fork copies one thread only.
                     env=env.child_environment(
@@ -127,9 +135,9 @@ class Workers(Aside):
 
     def begin(self) -> "Workers":
         """Start what is missing, in the background."""
-        if not self._closed and len(self._all) < self._size:
-            if self._filling is None or self._filling.done():
-                self._filling = asyncio.get_running_loop().create_task(self._fill())
+        under_way = self._filling is not None and not self._filling.done()
+        if not (self._closed or under_way) and len(self._all) < self._size:
+            self._filling = asyncio.get_running_loop().create_task(self._fill())
         return self
 
     @property
@@ -190,9 +198,8 @@ class Workers(Aside):
         except asyncio.CancelledError:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
-            elif ticket.turn.done() and not ticket.turn.cancelled():
-                if ticket.turn.exception() is None:
-                    self._give_back(ticket.turn.result(), True)
+            elif not ticket.turn.cancelled() and ticket.turn.exception() is None:
+                self._give_back(ticket.turn.result(), True)
             raise
 
     def _hand_out(self) -> None:
@@ -254,7 +261,9 @@ class Workers(Aside):
         except (OSError, LinkClosedError, TimeoutError) as error:
             log.warning("A worker process for templates and texts could not start: %r.", error)
             if not self._all:
-                self._refuse(f"it could not start ({error})" if str(error) else "it could not start")
+                self._refuse(
+                    f"it could not start ({error})" if str(error) else "it could not start"
+                )
 
     async def _live_zygote(self) -> _Zygote:
         if self._zygote is not None and self._zygote.alive:
@@ -272,7 +281,12 @@ class Workers(Aside):
         self._waiting.clear()
 
 
-async def _result(job: AnyJob, bounds: Bounds, answer: wire.Answer, link: Link) -> Any:
+def start_workers(model: ModelConfig) -> Workers:
+    """Those of a local model, which begin to load."""
+    return Workers(model).begin()
+
+
+async def _result(job: AnyJob, bounds: Bounds, answer: wire.Answer, link: Link) -> Result:
     match answer:
         case wire.Prompted(rendered):
             return rendered
