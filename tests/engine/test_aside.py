@@ -45,7 +45,6 @@ TEMPLATE = (
     + "".join("{% elif attack == '" + n + "' %}" + text for n, text in ATTACKS.items())
     + "{% endif %}"
 )
-# The templates' "10**8" exceeds no bound of the sandbox's; a deadline of 30 s is never met here.
 PATIENT = {**BOUNDS, RenderChat: Bounds(30, 256 * MIB)}
 HASTY = {**BOUNDS, RenderChat: Bounds(0.5, 256 * MIB)}
 
@@ -67,6 +66,7 @@ async def pool(model: ModelConfig, bounds: Any = PATIENT, size: int = 2) -> Asyn
     pids: list[int] = []
     try:
         await workers.encode(Encode("warm"))
+        await until(lambda: len(workers.pids) == size + 1 and not running(workers))
         yield workers
         pids = workers.pids
     finally:
@@ -133,11 +133,11 @@ def test_a_bystander_overtakes_a_template_that_never_ends(model: ModelConfig) ->
         async with pool(model) as workers:
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
             await until(lambda: bool(running(workers)))
+            (pid,) = running(workers)
             for _ in range(5):
                 assert (await workers.render(chat("bystander"))).text == "bystander"
             assert not attack.done()
             # Its client leaves: so does the worker, and another takes its place.
-            (pid,) = running(workers)
             attack.cancel()
             await until(lambda: not alive(pid) and len(workers.pids) == 3)
 
@@ -179,6 +179,7 @@ def test_killed_workers_and_zygotes_are_replaced(model: ModelConfig) -> None:
             os.kill(running(workers)[0], signal.SIGKILL)
             with pytest.raises(RequestError, match="ended the process"):
                 await attack
+            await until(lambda: len(workers.pids) == 3 and not running(workers))
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
             await until(lambda: bool(running(workers)))
             first = workers.pids
