@@ -12,8 +12,11 @@ from pagoda.config.flags import add_flags, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.engine.aside.direct import Direct
+from pagoda.engine.aside.workers import Workers
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
+
+ENDLESS = "{% macro a(n) %}{% if n>0 %}{{ a(n-1) }}{{ a(n-1) }}{% endif %}{% endmacro %}{{ a(60) }}"
 
 
 class LaunchedClient(FakeClient):
@@ -63,6 +66,10 @@ def main() -> int:
 
     lifecycle.load_text_side = lambda config: FakeTextSide()
     lifecycle.start_workers = lambda config: Direct(FakeTextSide())
+    if "attacked" in sys.argv:
+        path = sys.argv[sys.argv.index("attacked") + 1]
+        model = ModelConfig(model=path, chat_template=ENDLESS)
+        lifecycle.start_workers = lambda config: Workers(model).begin()
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)
