@@ -258,7 +258,7 @@ class Workers(Aside):
                 self._all.add(worker)
                 self._idle.append(worker)
                 self._hand_out()
-        except (OSError, LinkClosedError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
             log.warning("A worker process for templates and texts could not start: %r.", error)
             if not self._all:
                 self._refuse(
