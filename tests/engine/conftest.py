@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagoda.engine import fleet as fleets
+from pagoda.engine.aside.direct import Direct
 
 from .fake_fleet import SIZES, FakeEngine, FakeText
 
@@ -97,4 +98,5 @@ def fake_engines(monkeypatch):
     FakeEngine.most, FakeEngine.launches = 0, []
     monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
     monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
+    monkeypatch.setattr(fleets, "start_workers", lambda model: Direct(FakeText(model.model)))
     monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)

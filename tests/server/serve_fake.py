@@ -11,11 +11,15 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import add_flags, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
+from pagoda.engine.aside.direct import Direct
+from pagoda.engine.aside.workers import Workers
 from pagoda.engine.child import LaunchOptions
 from pagoda.engine.client import EngineClient
 from pagoda.engine.supervision import SupervisionLimits
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
+
+ENDLESS = "{% macro a(n) %}{% if n>0 %}{{ a(n-1) }}{{ a(n-1) }}{% endif %}{% endmacro %}{{ a(60) }}"
 
 
 class LaunchedClient(FakeClient):
@@ -86,6 +90,12 @@ def main() -> int:
     from pagoda.server import lifecycle
 
     lifecycle.load_text_side = lambda config: FakeTextSide(**text)
+    lifecycle.start_workers = lambda config: Direct(FakeTextSide(**text))
+    if "attacked" in sys.argv:
+        path = sys.argv[sys.argv.index("attacked") + 1]
+        model = ModelConfig(model=path, chat_template=ENDLESS)
+        careless = "tests.engine.careless_zygote"
+        lifecycle.start_workers = lambda config: Workers(model, module=careless).begin()
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)

@@ -223,3 +223,29 @@ def test_advice_of_several_lines_is_logged_line_by_line(monkeypatch, caplog) -> 
         "    ulimit -v unlimited && pagoda serve",
         "And again.",
     ]
+
+
+def test_a_template_that_never_ends_holds_up_nothing(launch, smollm2_gguf: Path) -> None:
+    served = launch("attacked", str(smollm2_gguf))
+    served.wait_ready()
+    statuses: list[int] = []
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+
+    def attack() -> None:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
+            statuses.append(client.post("/v1/chat/completions", json=body).status_code)
+
+    threads = [threading.Thread(target=attack) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    # Others are served meanwhile, and the server ends when it is told to.
+    for _ in range(3):
+        assert _status(served, "/health") == 200
+        sent = {"prompt": "hi", "max_tokens": 2}
+        assert httpx.post(f"{served.url}/v1/completions", json=sent).status_code == 200
+    assert not statuses
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code() == 0
+    for thread in threads:
+        thread.join()
+    assert statuses == [503] * 6

@@ -20,6 +20,7 @@ from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine import entry as entry_module
 from pagoda.engine import fleet as fleet_module
+from pagoda.engine.aside.direct import Direct
 from pagoda.engine.child import LaunchOptions
 from pagoda.engine.client import EngineClient
 from pagoda.engine.entry import ModelEntry
@@ -98,6 +99,7 @@ def _machine(world: "World") -> Iterator[None]:
         with (
             mock.patch.object(fleet_module, "fetch_model", lambda model: model),
             mock.patch.object(fleet_module, "load_text_side", lambda _: FakeTextSide()),
+            mock.patch.object(fleet_module, "start_workers", lambda _: Direct(FakeTextSide())),
             mock.patch.object(entry_module, "resident_bytes", lambda _: 0),
             mock.patch.object(np, "save", save_unless_full),
             mock.patch.object(generation, "_serial", itertools.count()),

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pagoda.arch.spec import PoolingSpec
@@ -12,6 +13,7 @@ from pagoda.config.engine import EngineConfig, MediaConfig
 from pagoda.core.messages import AddRequest, EngineProgress, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
+from pagoda.engine.aside.direct import Aside, Direct
 from pagoda.engine.client import EngineClient, Progress
 from pagoda.engine.media import PlacedImage, media_items
 from pagoda.engine.progress import WEIGHTS_PHASE
@@ -34,9 +36,15 @@ class ServedModel:
     text: TextSide
     root: str
     """The model as it was asked for."""
+    work: Aside | None = None
+    """Who renders, tokenizes and decodes beside the event loop; None: threads of this process."""
     max_logprobs: int = 20
     media: MediaConfig = field(default_factory=MediaConfig)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def aside(self) -> Aside:
+        return self.work or Direct(self.text)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -185,13 +193,16 @@ async def both_sides(
         await asyncio.gather(loading, engine, fitting, return_exceptions=True)
 
 
-def served_model(config: EngineConfig, client: EngineClient, text: TextSide) -> ServedModel:
+def served_model(
+    config: EngineConfig, client: EngineClient, text: TextSide, work: Aside | None = None
+) -> ServedModel:
     """What `config` asked for, under the names it gives."""
     return ServedModel(
         names=config.model.served_model_name or (config.model.model,),
         client=client,
         text=text,
         root=config.model.model,
+        work=work,
         max_logprobs=config.model.max_logprobs,
         media=config.media,
     )

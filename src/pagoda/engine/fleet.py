@@ -27,6 +27,8 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import split_name
 from pagoda.core.messages import EngineProgress
+from pagoda.engine.aside.direct import Aside
+from pagoda.engine.aside.workers import start_workers
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel, both_sides, served_model
 from pagoda.engine.entry import ModelEntry
@@ -60,6 +62,13 @@ class FleetLimits:
 
 def launch_engine(config: EngineConfig, room: MemoryRoom | None) -> EngineClient:
     return EngineClient.launch(config, room=room)
+
+
+async def _shut_down(model: ServedModel, drain_seconds: float) -> None:
+    try:
+        await model.client.shutdown(drain_seconds)
+    finally:
+        await model.aside.close()
 
 
 class Fleet:
@@ -125,10 +134,10 @@ class Fleet:
             if await _outcome(load):
                 return load.result()
 
-    def adopt(self, client: EngineClient, text: TextSide) -> ServedModel:
+    def adopt(self, client: EngineClient, text: TextSide, work: Aside) -> ServedModel:
         """Take the first model's engine, which was started elsewhere."""
         first = self.entries[0]
-        first.served = served_model(first.config, client, text)
+        first.served = served_model(first.config, client, text, work)
         self._tell(first)
         return first.served
 
@@ -214,7 +223,7 @@ class Fleet:
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
         # Without their turns: one may wait for requests that end only now.
         held = [entry.held for entry in self.entries if entry.held is not None]
-        ends = [model.client.shutdown(drain_seconds) for model in held]
+        ends = [_shut_down(model, drain_seconds) for model in held]
         await asyncio.gather(*ends, return_exceptions=True)
 
     def _loading(self, entry: ModelEntry) -> "asyncio.Task[ServedModel] | None":
@@ -250,7 +259,7 @@ class Fleet:
         self._tell(entry)
         log.info("Unloading %s.", entry.names[0])
         try:
-            await served.client.shutdown(drain_seconds)
+            await _shut_down(served, drain_seconds)
         except asyncio.CancelledError:
             served.client.kill()  # Nobody would know of it any more.
             raise
@@ -302,15 +311,17 @@ class Fleet:
             entry.progress = step
             self._tell(entry)
 
+        work = start_workers(config.model)
         try:
             loading = asyncio.to_thread(load_text_side, config.model)
             text = await both_sides(loading, client, progress=progress)
         except BaseException:
             client.kill()  # At once: this wait may be cancelled too.
+            await work.close()
             await client.shutdown()
             raise
         # Under the name it was asked for, not that of its local files.
-        return replace(served_model(entry.config, client, text), names=entry.names)
+        return replace(served_model(entry.config, client, text, work), names=entry.names)
 
     def _room(self, *, keep_context: bool) -> MemoryRoom:
         loaded = [entry for entry in self.entries if entry.held is not None]

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +20,6 @@ from pagoda.text.tokenizer import Tokenizer
 
 # Pictures come again with every turn of a conversation; one of a megapixel takes 3 MB.
 _CACHE_BYTES = 256 << 20
-_THREADS = 2
 # What vLLM assumes of frames that come one by one.
 _STILLS_PER_SECOND = 1.0
 
@@ -49,7 +47,7 @@ class PlacedImage:
     start: int
 
 
-class _Remembered(Generic[ProcessedT]):
+class Remembered(Generic[ProcessedT]):
     """What was processed, by its file's contents; those used last stay. Thread-safe."""
 
     def __init__(self, room: int):
@@ -87,19 +85,21 @@ class ImageInput:
             _marks(tokenizer, processor.begin),
             _marks(tokenizer, processor.end),
         )
-        self.threads = ThreadPoolExecutor(_THREADS, "images")
-        """What pictures are to be processed on: the largest take 400 MB while they are decoded."""
+        self.known = Remembered[ProcessedImage](cache_bytes)
         self._processor = processor
-        self._known = _Remembered[ProcessedImage](cache_bytes)
 
     def process(self, data: bytes, max_tokens: int) -> ProcessedImage:
         """Of an image file's bytes; RequestError where it is none, or too large."""
         key = sha256(data).digest() + max_tokens.to_bytes(8, "little")
-        image = self._known.get(key)
+        image = self.known.get(key)
         if image is None:
-            image = self.process_pixels(decode_image(data), max_tokens)
-            self._known.put(key, image, image.pixels.nbytes)
+            image = self.decode(data, max_tokens)
+            self.known.put(key, image, image.pixels.nbytes)
         return image
+
+    def decode(self, data: bytes, max_tokens: int) -> ProcessedImage:
+        """The same, and nothing is remembered."""
+        return self.process_pixels(decode_image(data), max_tokens)
 
     def process_pixels(self, pixels: Pixels, max_tokens: int) -> ProcessedImage:
         """Of [1, height, width, 3], which are not remembered."""
@@ -114,10 +114,8 @@ class VideoInput:
     ):
         """CheckpointError where the tokenizer has no token for them."""
         self.marks = Marks(_single(tokenizer, processor.token))
-        # One at a time: a long one takes a core for a minute.
-        self.threads = ThreadPoolExecutor(1, "videos")
+        self.known = Remembered[ProcessedVideo](cache_bytes)
         self._processor = processor
-        self._known = _Remembered[ProcessedVideo](cache_bytes)
 
     def process(
         self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
@@ -127,10 +125,10 @@ class VideoInput:
         hashes = [sha256(file).digest() for file in files]
         given = (type(data), hashes, choice, max_tokens, max_frame_tokens)
         key = sha256(repr(given).encode()).digest()
-        video = self._known.get(key)
+        video = self.known.get(key)
         if video is None:
-            video = self._process(data, choice, max_tokens, max_frame_tokens)
-            self._known.put(key, video, video.nbytes)
+            video = self.decode(data, choice, max_tokens, max_frame_tokens)
+            self.known.put(key, video, video.nbytes)
         return video
 
     def process_frames(
@@ -160,9 +158,10 @@ class VideoInput:
         texts = [*map(self._processor.text, videos), ""]
         return "".join(part + text for part, text in zip(parts, texts, strict=True))
 
-    def _process(
+    def decode(
         self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
     ) -> ProcessedVideo:
+        """As `process`, and nothing is remembered."""
         processor = self._processor.limited(max_tokens, max_frame_tokens)
         if not isinstance(data, bytes):
             stills = Stills(data[: choice.num_frames], choice.fps or _STILLS_PER_SECOND)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from pagoda.base.errors import RequestError
-from pagoda.engine.constraint import Constraint, chat_constraint
+from pagoda.engine.aside.jobs import Constrain, Rendered
+from pagoda.engine.constraint import Constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.generation import Generation, ReplyRules
@@ -61,20 +62,28 @@ async def chat_job(
     otherwise. `media` is the loader that has looked at the messages before, if one has."""
     sampling = chat_params(body, served)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    text = await render_chat(body, served)
+    shown = await render_chat(body, served)
     constraint = Constraint()
     if use.tools or sampling.structured_outputs is not None:
         constraint = await constrained(
-            body, lambda: chat_constraint(served.text, text, sampling.structured_outputs, use)
+            body,
+            served,
+            Constrain(
+                sampling.structured_outputs,
+                shown.text,
+                [dict(tool) for tool in use.tools],
+                use.required,
+                use.several,
+            ),
         )
-    prompt = await chat_prompt(body, served, body.messages, text, media)
+    prompt = await chat_prompt(body, served, body.messages, shown, media)
     if fits_length and sampling.max_tokens is not None:
         room = served.max_model_len - len(prompt.ids)
         sampling.max_tokens = max(1, min(sampling.max_tokens, room))
     rules = ReplyRules(constraint.grammar, served.text.markup_ids)
     generation = Generation(served, [prompt], sampling, body, head.id, metrics, rules)
     echoed = [final_text(body.messages)] if body.echo else []
-    return ChatJob(body, served, generation, head, [text], echoed, constraint)
+    return ChatJob(body, served, generation, head, [shown.text], echoed, constraint)
 
 
 async def batch_job(
@@ -89,8 +98,9 @@ async def batch_job(
         )
     texts, prompts = [], []
     for messages in body.messages:
-        texts.append(await _render(body, served, messages))
-        prompts.append(await chat_prompt(body, served, messages, texts[-1]))
+        shown = await _render(body, served, messages)
+        texts.append(shown.text)
+        prompts.append(await chat_prompt(body, served, messages, shown))
         await asyncio.sleep(0)  # a thousand take a second, and others want theirs
     rules = ReplyRules(shown_ids=served.text.markup_ids)
     generation = Generation(served, prompts, sampling, body, head.id, metrics, rules)
@@ -98,7 +108,7 @@ async def batch_job(
     return ChatJob(body, served, generation, head, texts, echoed, Constraint())
 
 
-async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> str:
+async def render_chat(body: ChatCompletionRequest, served: ServedModel) -> Rendered:
     return await _render(body, served, body.messages)
 
 
@@ -106,10 +116,10 @@ async def chat_prompt(
     body: ChatBody,
     served: ServedModel,
     messages: list[ChatMessage],
-    text: str,
+    shown: Rendered,
     media: MediaLoader | None = None,
 ) -> Prompt:
-    """Token ids of a conversation that was rendered as `text`, with its pictures and videos."""
+    """Token ids of a conversation that was rendered as `shown`, with its pictures and videos."""
     encoded = partial(
         encode,
         served,
@@ -119,10 +129,10 @@ async def chat_prompt(
         param="messages",
     )
     choice = frame_choice(body.media_io_kwargs, body.mm_processor_kwargs)
-    return await (media or MediaLoader(served, choice)).prompt(text, messages, encoded)
+    return await (media or MediaLoader(served, choice)).prompt(shown, messages, encoded)
 
 
-async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> str:
+async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> Rendered:
     variables = dict(body.chat_template_kwargs)
     if body.documents is not None:
         variables.setdefault("documents", body.documents)
@@ -136,4 +146,5 @@ async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessag
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         variables=variables,
+        add_special_tokens=body.add_special_tokens,
     )

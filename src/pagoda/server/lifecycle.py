@@ -19,6 +19,8 @@ from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig
+from pagoda.engine.aside.direct import Aside
+from pagoda.engine.aside.workers import start_workers
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel, both_sides
 from pagoda.engine.fleet import Fleet
@@ -83,6 +85,7 @@ class Lifecycle:
             _uvicorn_config(wrap(app) if wrap else app, config, tls), self._context.metrics.lag
         )
         self._stop = asyncio.Event()
+        self._work: Aside | None = None
 
     async def run(self) -> int:
         """Serve until a signal; the exit code.
@@ -116,6 +119,7 @@ class Lifecycle:
         """Load the text side while the engine loads, then open the doors."""
         display = StartupDisplay()
         timeout = self._config.startup_timeout or None
+        self._work = start_workers(self._client.config.model)
         try:
             text = await both_sides(
                 self._load_text_side(timeout),
@@ -125,7 +129,7 @@ class Lifecycle:
             )
         finally:
             display.close()
-        served = self._fleet.adopt(self._client, text)
+        served = self._fleet.adopt(self._client, text, self._work)
         self._context.fleet = self._fleet
         self._announce(served)
 
@@ -201,6 +205,8 @@ class Lifecycle:
         with contextlib.suppress(PagodaError):
             # The first engine is the fleet's only once it has started.
             await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
+        if self._work is not None:
+            await self._work.close()
         await asyncio.gather(http, return_exceptions=True)
         await self._responses.close()
         if self._port is not None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.engine.aside.jobs import DecodeImage, DecodeVideo, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.media import Marks, place_media
 from pagoda.server.fetch import MediaFetcher
@@ -13,7 +15,7 @@ from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.content_format import IMAGE_PARTS, VIDEO_PARTS
 from pagoda.text.images import film
 from pagoda.text.images.base import ProcessedImage
-from pagoda.text.images.dataurl import image_bytes, is_data_url, video_bytes
+from pagoda.text.images.dataurl import is_data_url
 from pagoda.text.images.decode import MAX_BYTES
 from pagoda.text.images.video import FrameChoice, ProcessedVideo
 
@@ -34,8 +36,10 @@ class MediaLoader:
         self._images: dict[str, asyncio.Task[ProcessedImage]] = {}
         self._videos: dict[str, asyncio.Task[ProcessedVideo]] = {}
 
-    async def prompt(self, text: str, messages: Sequence[ChatMessage], encode: Encode) -> Prompt:
-        """`messages`, rendered as `text`, as the engine gets them: with as many tokens for each
+    async def prompt(
+        self, shown: Rendered, messages: Sequence[ChatMessage], encode: Encode
+    ) -> Prompt:
+        """`messages`, rendered as `shown`, as the engine gets them: with as many tokens for each
         picture and frame as it has.
 
         RequestError for too many, and for what is no picture or video or may not be fetched. A
@@ -43,14 +47,17 @@ class MediaLoader:
         """
         images = await self._all("image", _urls(messages, IMAGE_PARTS), self._image)
         videos = await self._all("video", _urls(messages, VIDEO_PARTS), self._video)
-        side = self._served.text
+        side, text = self._served.text, shown.text
         found: dict[Marks, Sequence[ProcessedImage]] = {}
         if images and side.images is not None:
             found[side.images.marks] = images
         if videos and side.videos is not None:
             text = side.videos.text(text, videos)
             found[side.videos.marks] = [frame for video in videos for frame in video.frames]
-        ids = await encode(text)
+        if shown.ids is not None and text == shown.text:
+            ids = shown.ids
+        else:
+            ids = await encode(text)
         return Prompt(*place_media(ids, found)) if found else Prompt(ids)
 
     async def _all(
@@ -84,25 +91,28 @@ class MediaLoader:
         images, limits = self._served.text.images, self._limits()
         assert images is not None
         async with self._gate:
-            if is_data_url(url):
-                data = await asyncio.to_thread(image_bytes, url)
-            else:
-                data = await self._fetched(url, MAX_BYTES)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(images.threads, images.process, data, limits["image"])
+            file = None if is_data_url(url) else await self._fetched(url, MAX_BYTES)
+            job = DecodeImage(limits["image"], url if file is None else None)
+            key = await asyncio.to_thread(_key, url if file is None else file, limits["image"])
+            image = images.known.get(key)
+            if image is None:
+                image = await self._served.aside.image(job, file)
+                images.known.put(key, image, image.pixels.nbytes)
+            return image
 
     async def _load_video(self, url: str) -> ProcessedVideo:
         videos, limits = self._served.text.videos, self._limits()
         assert videos is not None
         async with self._gate:
-            data: bytes | tuple[bytes, ...]
-            if is_data_url(url):
-                data = await asyncio.to_thread(video_bytes, url)
-            else:
-                data = await self._fetched(url, film.MAX_BYTES)
-            given = (data, self._choice, limits["video"], limits["image"])
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(videos.threads, videos.process, *given)
+            file = None if is_data_url(url) else await self._fetched(url, film.MAX_BYTES)
+            given = (self._choice, limits["video"], limits["image"])
+            job = DecodeVideo(*given, url if file is None else None)
+            key = await asyncio.to_thread(_key, url if file is None else file, *given)
+            video = videos.known.get(key)
+            if video is None:
+                video = await self._served.aside.video(job, file)
+                videos.known.put(key, video, video.nbytes)
+            return video
 
     async def _fetched(self, url: str, max_bytes: int) -> bytes:
         return await MediaFetcher(self._served.media.allowed_media_domains, max_bytes).fetch(url)
@@ -111,6 +121,12 @@ class MediaLoader:
         ready = self._served.client.ready
         assert ready is not None  # else it has no modalities
         return ready.media
+
+
+def _key(given: str | bytes, *options: object) -> bytes:
+    """Of what a request brought, as it came: a known picture is not even decoded from base64."""
+    data = given.encode() if isinstance(given, str) else given
+    return sha256(sha256(data).digest() + repr(options).encode()).digest()
 
 
 def has_media(messages: Sequence[ChatMessage]) -> bool:

@@ -1,15 +1,12 @@
 """Messages of a chat request -> prompt text, by way of the model's chat template."""
 
-import asyncio
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.chat_template import RESERVED
-
-# More are rendered on a thread (about 10 us each).
-_INLINE_MESSAGES = 256
 
 
 async def render_prompt(
@@ -20,8 +17,10 @@ async def render_prompt(
     add_generation_prompt: bool,
     continue_final_message: bool,
     variables: dict[str, Any],
-) -> str:
-    """The prompt as text. RequestError where the template or the model cannot take it."""
+    add_special_tokens: bool = False,
+) -> Rendered:
+    """The prompt as text, and as token ids too where it is short. RequestError where the template
+    or the model cannot take it."""
     if served.chat_template is None:
         raise RequestError(
             f"{served.names[0]} has no chat template; use /v1/completions, or start the server "
@@ -29,18 +28,16 @@ async def render_prompt(
         )  # fmt: skip
     for name in sorted(RESERVED & variables.keys()):
         raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
-    template = served.chat_template
-
-    def render() -> str:
-        return template.render(
+    return await served.aside.render(
+        RenderChat(
             [message.fields() for message in messages],
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            add_special_tokens=add_special_tokens,
         )
-
-    return render() if len(messages) <= _INLINE_MESSAGES else await asyncio.to_thread(render)
+    )
 
 
 def final_text(messages: list[ChatMessage]) -> str:

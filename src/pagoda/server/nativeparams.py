@@ -1,13 +1,12 @@
 """From llama-server's words to prompts and SamplingParams."""
 
-import asyncio
 from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
-from pagoda.engine.constraint import completion_constraint
+from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.directory import ServedModel
 from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
 from pagoda.server.prompts import MAX_PROMPTS, encode
@@ -99,7 +98,7 @@ async def native_grammar(body: NativeBody, served: ServedModel) -> str | None:
         return None
     try:
         # Beside the event loop: grammars are anyone's.
-        return (await asyncio.to_thread(completion_constraint, wanted)).grammar
+        return (await served.aside.constrain(Constrain(wanted))).grammar
     except RequestError as error:
         param = "grammar" if body.grammar else "json_schema"
         raise RequestError(error.message, param) from error

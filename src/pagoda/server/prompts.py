@@ -1,17 +1,15 @@
 """What a request brings as prompt -> token ids, before anything waits in a queue."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagoda.base.errors import ContextLengthError, RequestError
+from pagoda.engine.aside.jobs import SHORT_TEXT, Encode
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.media import PlacedImage
 
 MAX_PROMPTS = 1024
-# Longer texts are tokenized on a thread (about 1 ms per 4,000 characters).
-_INLINE_CHARACTERS = 4000
 # Ordinary text has 2 to 6 characters per token.
 _CHARACTERS_PER_TOKEN = 8
 
@@ -68,6 +66,6 @@ async def encode(
 
 async def tokenize(served: ServedModel, text: str, **options: bool) -> list[int]:
     """`Tokenizer.encode`, aside from the event loop where it takes long."""
-    if len(text) <= _INLINE_CHARACTERS:
+    if len(text) <= SHORT_TEXT:
         return served.tokenizer.encode(text, **options)
-    return await asyncio.to_thread(served.tokenizer.encode, text, **options)
+    return await served.aside.encode(Encode(text, **options))

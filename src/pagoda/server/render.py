@@ -23,8 +23,8 @@ async def rendered_chat(
 ) -> Rendered:
     """Of a chat request, in whatever dialect it came."""
     sampling = chat_params(body, served)
-    text = await render_chat(body, served)
-    prompt = await chat_prompt(body, served, body.messages, text, media)
+    shown = await render_chat(body, served)
+    prompt = await chat_prompt(body, served, body.messages, shown, media)
     return rendered(served, prompt, sampling, body, head)
 
 

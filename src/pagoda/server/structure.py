@@ -1,8 +1,7 @@
 """What a request says of the structure of its reply: formats, tools and the choice among them."""
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +9,9 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.core.structured import StructuredOutputsParams
+from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.constraint import Constraint, ToolUse
+from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.common import GenerationBody, ResponseFormat
 
 # What a header may hold: proxies refuse more than a few kB.
@@ -122,13 +123,13 @@ def _name(tool: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-async def constrained(body: GenerationBody, make: Callable[[], Constraint]) -> Constraint:
-    """What `make` returns, worked out beside the event loop: schemas are anyone's.
+async def constrained(body: GenerationBody, served: ServedModel, job: Constrain) -> Constraint:
+    """The grammar, worked out beside the event loop: schemas are anyone's.
 
     Its RequestErrors name the field that the body has.
     """
     try:
-        return await asyncio.to_thread(make)
+        return await served.aside.constrain(job)
     except RequestError as error:
         named = error.param or ""
         if body.response_format is None or not named.startswith("structured_outputs"):

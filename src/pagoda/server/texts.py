@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.engine.aside.jobs import RenderPair
 from pagoda.engine.directory import ServedModel
 from pagoda.server.media import has_media
 from pagoda.server.messages import render_prompt
 from pagoda.server.prompts import encode, split_prompts, tokenize
 from pagoda.server.protocol.pooling import InputBody, PoolingBody
-from pagoda.text.chat_template import ChatTemplate
 
 MAX_TEXTS = 2048
 """OpenAI's limit of one request."""
@@ -43,7 +43,7 @@ async def body_texts(served: ServedModel, body: InputBody) -> list[PooledText]:
         raise RequestError("Send one of input and messages.", "input")
     if body.messages is None:
         return await input_texts(served, body, body.input, "input")
-    text = await render_prompt(
+    shown = await render_prompt(
         served,
         body.messages,
         tools=[],
@@ -55,7 +55,7 @@ async def body_texts(served: ServedModel, body: InputBody) -> list[PooledText]:
         raise RequestError(
             "Vectors and scores are of text only; leave images and videos out.", "messages"
         )
-    ids = await tokenize(served, text, add_special_tokens=bool(body.add_special_tokens))
+    ids = await tokenize(served, shown.text, add_special_tokens=bool(body.add_special_tokens))
     return [PooledText(cut(ids, most_tokens(served, body), body))]
 
 
@@ -87,7 +87,7 @@ async def pair_ids(
     most = most_tokens(served, body)
     template = served.chat_template
     if template is not None and template.takes_pairs:
-        return PooledText(await _rendered_pair(served, template, body, first, second))
+        return PooledText(await _rendered_pair(served, body, first, second))
     if most is not None:
         first, second = _fitting(first, second, most - served.tokenizer.num_pair_tokens, body)
     return PooledText(*served.tokenizer.pair(first, second))
@@ -95,7 +95,6 @@ async def pair_ids(
 
 async def _rendered_pair(
     served: ServedModel,
-    template: ChatTemplate,
     body: PoolingBody,
     first: list[int],
     second: list[int],
@@ -104,8 +103,8 @@ async def _rendered_pair(
     most, decode = most_tokens(served, body), served.tokenizer.decode
     while True:
         await asyncio.sleep(0)  # as in `input_texts`
-        text = template.render_pair(decode(first), decode(second))
-        ids = await tokenize(served, text, add_special_tokens=False)
+        shown = await served.aside.render(RenderPair(decode(first), decode(second)))
+        ids = await tokenize(served, shown.text, add_special_tokens=False)
         length = len(first) + len(second)
         if most is None or len(ids) <= most or not length:
             return ids

@@ -39,6 +39,6 @@ def _without(
 async def _fits(
     chat: ChatCompletionRequest, served: ServedModel, room: int, media: MediaLoader
 ) -> bool:
-    text = await render_chat(chat, served)
+    shown = await render_chat(chat, served)
     encode = partial(tokenize, served, add_special_tokens=False)
-    return len((await media.prompt(text, chat.messages, encode)).ids) <= room
+    return len((await media.prompt(shown, chat.messages, encode)).ids) <= room

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
-from pagoda.engine.constraint import Constraint, completion_constraint
+from pagoda.engine.aside.jobs import Constrain
+from pagoda.engine.constraint import Constraint
 from pagoda.engine.directory import ServedModel
 from pagoda.server.body import read_body
 from pagoda.server.completions import CompletionJob, StreamedCompletion, WholeCompletion
@@ -65,8 +66,7 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
     ids = await _all_ids(served, prompts, body)
     constraint = Constraint()
     if sampling.structured_outputs is not None:
-        wanted = sampling.structured_outputs
-        constraint = await constrained(body, lambda: completion_constraint(wanted))
+        constraint = await constrained(body, served, Constrain(sampling.structured_outputs))
     rules = ReplyRules(constraint.grammar)
     head = reply_head(request, "cmpl", body.request_id, body.model or served.names[0])
     given = [Prompt(prompt_ids) for prompt_ids in ids]

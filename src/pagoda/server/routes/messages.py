@@ -62,8 +62,8 @@ async def count_tokens(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
         chat = chat_request(body, request.url.path)
-        text = await unless_refused(chat, lambda: render_chat(chat, served))
-        prompt = await chat_prompt(chat, served, chat.messages, text)
+        shown = await unless_refused(chat, lambda: render_chat(chat, served))
+        prompt = await chat_prompt(chat, served, chat.messages, shown)
     return json_reply(TokenCount(len(prompt.ids)))
 
 

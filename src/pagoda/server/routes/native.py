@@ -116,7 +116,7 @@ async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     body = await read_body(request, ChatCompletionRequest)
     served = await context_of(request).served(request, body.model)
-    return json_reply(PromptText(await render_chat(body, served)))
+    return json_reply(PromptText((await render_chat(body, served)).text))
 
 
 _INPUT_TOKENS = describe(ChatCompletionRequest, InputTokens)
@@ -128,6 +128,6 @@ async def count_input_tokens(request: Request) -> Response:
     """How many tokens a chat request would have."""
     body = await read_body(request, ChatCompletionRequest)
     served = await context_of(request).served(request, body.model)
-    text = await render_chat(body, served)
-    prompt = await chat_prompt(body, served, body.messages, text)
+    shown = await render_chat(body, served)
+    prompt = await chat_prompt(body, served, body.messages, shown)
     return json_reply(InputTokens(len(prompt.ids)))

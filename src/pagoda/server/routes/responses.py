@@ -85,8 +85,8 @@ async def count_input(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     chat, _, media = await _chat(request, body, served)
     with errors_about(NAMES):
-        text = await unless_refused(chat, lambda: render_chat(chat, served))
-        prompt = await chat_prompt(chat, served, chat.messages, text, media)
+        shown = await unless_refused(chat, lambda: render_chat(chat, served))
+        prompt = await chat_prompt(chat, served, chat.messages, shown, media)
     return json_reply(InputTokenCount(input_tokens=len(prompt.ids)))
 
 

@@ -67,16 +67,17 @@ async def _encode(body: TokenizeRequest, served: ServedModel) -> list[int]:
         raise RequestError("Send one of prompt, messages and content.", "prompt")
     special = body.add_special_tokens
     if body.messages is not None:
-        text = await render_prompt(
+        shown = await render_prompt(
             served,
             body.messages,
             tools=body.tools,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
+            add_special_tokens=bool(special),
         )
         encode = partial(tokenize, served, add_special_tokens=bool(special))
-        return (await MediaLoader(served).prompt(text, body.messages, encode)).ids
+        return (await MediaLoader(served).prompt(shown, body.messages, encode)).ids
     if body.content is not None:
         return await tokenize(
             served,

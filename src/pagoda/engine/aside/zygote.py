@@ -1,0 +1,144 @@
+"""The process that workers are forked from: it loads a model's text side once, computes nothing,
+and has one thread. A worker does one job at a time, within the job's bounds.
+
+Both end with the server: the zygote when its socket closes, workers with the zygote.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+from pagoda.base.errors import RequestError
+from pagoda.config.engine import ModelConfig
+from pagoda.engine.aside import wire
+from pagoda.engine.aside.jobs import Bounds, perform
+from pagoda.engine.text_side import TextSide, load_text_side
+
+LINK = 0
+"""Its standard input is its socket to the server."""
+_PR_SET_PDEATHSIG = 1
+# Memory that is never given back is nobody's fault, but a worker with so much of it is replaced.
+_MOST_KEPT = 128 << 20
+
+
+class Forked(msgspec.Struct):
+    """Of a worker, with its pidfd; or why there is none."""
+
+    problem: str | None = None
+
+
+def main() -> NoReturn:
+    # Both are told to leave by their sockets.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The kernel takes ended workers away.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    link = socket.socket(fileno=LINK)
+    config = wire.receive(link, ModelConfig)
+    if config is None:
+        os._exit(0)
+    side = load_text_side(config[0])
+    if side.videos is not None:
+        import av  # noqa: F401 - here once, for all workers
+    gc.collect()
+    gc.freeze()
+    wire.send(link, Forked())
+    libc = ctypes.CDLL(None, use_errno=True)
+    while True:
+        _, files, _, _ = socket.recv_fds(link, 1, 1)
+        if not files:
+            os._exit(0)
+        end = socket.socket(fileno=files[0])
+        zygote = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            end.close()
+            wire.send(link, Forked(f"{error.strerror}"))
+            continue
+        if pid == 0:
+            link.close()
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != zygote:
+                os._exit(0)
+            _work(end, side)
+        end.close()
+        file = os.pidfd_open(pid)
+        data = wire.frame(Forked())
+        socket.send_fds(link, [data], [file])
+        os.close(file)
+
+
+def _work(link: socket.socket, side: TextSide) -> NoReturn:
+    try:
+        base = _address_space()
+        while (got := wire.receive(link, wire.Order)) is not None:
+            if not _answer(link, side, *got, base):
+                break
+            del got
+            if _address_space() > base + _MOST_KEPT:
+                break
+    except ConnectionError:
+        pass  # the server has lost its interest
+    except BaseException:  # noqa: BLE001 - a process's edge
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _answer(
+    link: socket.socket, side: TextSide, order: wire.Order, raw: memoryview, base: int
+) -> bool:
+    """Whether the worker may go on."""
+    answer: wire.Answer
+    arrays: list[memoryview] = []
+    try:
+        _limit(order.bounds, base)
+        answer, arrays = wire.packed(perform(side, order.job, _file(order, raw)))
+        wire.send(link, answer, arrays)
+        return True
+    except MemoryError:
+        pass
+    except RequestError as error:
+        wire.send(link, wire.Refused(error.message, error.param))
+        return True
+    except ConnectionError:
+        return False
+    except Exception:  # noqa: BLE001 - a process's edge
+        wire.send(link, wire.Failed(traceback.format_exc()))
+        return False
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    wire.send(link, wire.Exhausted())
+    return False
+
+
+def _limit(bounds: Bounds, base: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + bounds.cpu_seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (base + bounds.memory, resource.RLIM_INFINITY))
+
+
+def _file(order: wire.Order, raw: memoryview) -> bytes | tuple[bytes, ...] | None:
+    files, start = [], 0
+    for size in order.files:
+        files.append(bytes(raw[start : start + size]))
+        start += size
+    if order.several:
+        return tuple(files)
+    return files[0] if files else None
+
+
+def _address_space() -> int:
+    """Bytes."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read(64).split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()
