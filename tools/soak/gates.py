@@ -57,24 +57,25 @@ def slope(process: str, samples: Sequence[tuple[float, float]]) -> Slope | None:
 
 
 def memory(slopes: Iterable[Slope]) -> list[Gate]:
-    """One gate for each role; of several processes the steepest counts."""
-    steepest: dict[str, Slope] = {}
-    leaking: set[str] = set()
+    """One gate for each role; of several processes the one that leaks, or the steepest, counts."""
+    worst: dict[str, Slope] = {}
     for found in slopes:
-        if found.leaks:
-            leaking.add(found.process)
-        earlier = steepest.get(found.process)
-        if earlier is None or found.per_request > earlier.per_request:
-            steepest[found.process] = found
+        earlier = worst.get(found.process)
+        if earlier is None or _badness(found) > _badness(earlier):
+            worst[found.process] = found
     return [
         Gate(
             f"memory of {role}, kB per 1,000 requests",
             f"{found.per_request:+.0f} (± {found.error:.0f}) over {found.requests:.0f} requests",
             f"{LEAK_PER_REQUEST}, or {SPARE_BYTES >> 20} MiB in all",
-            role not in leaking,
+            not found.leaks,
         )
-        for role, found in sorted(steepest.items())
+        for role, found in sorted(worst.items())
     ]
+
+
+def _badness(found: Slope) -> tuple[bool, float]:
+    return found.leaks, found.per_request
 
 
 def grown(what: str, role: str, quiet: Sequence[int], spare: int = SPARE_HANDLES) -> Gate:

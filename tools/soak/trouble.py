@@ -1,5 +1,6 @@
 """When which engine was harmed, and what went wrong that may not."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -38,11 +39,14 @@ class Trouble:
 
 @dataclass
 class Faults:
-    """Counted by kind and words; the first few of each kind are kept as they were."""
+    """Counted by kind and words, each said when it first happens."""
 
     counts: Counter[str] = field(default_factory=Counter)
     words: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, kind: str, words: str) -> None:
         self.counts[kind] += 1
-        self.words.setdefault(kind, Counter())[words[:300]] += 1
+        said = self.words.setdefault(kind, Counter())
+        if words not in said:
+            print(f"FAULT, {kind}: {words}", file=sys.stderr, flush=True)
+        said[words] += 1
