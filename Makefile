@@ -15,7 +15,7 @@ BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick check format docs \
-  bench bench-agent bench-peers clean
+  bench bench-agent bench-peers soak clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
 	@echo "make bench-agent  what the agent costs beside its model"
+	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -103,6 +104,9 @@ bench-peers: install-dev
 
 bench-agent: install-dev
 	$(BIN)/python -m bench.agent $(ARGS)
+
+soak: install-dev
+	$(BIN)/python -m tools.soak $(ARGS)
 
 bench: install
 	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)

@@ -151,6 +151,7 @@ def streamed(*events: dict, status: int = 200, retry_after: bool = False) -> Rep
         (streamed(chat("seven"), ERROR, ERROR), "wrong", "wrong"),
         (streamed(chat("seven"), ERROR, chat(" floors")), "wrong", "wrong"),
         (streamed(ERROR, status=503, retry_after=True), "wrong", "refused"),
+        (streamed(ERROR, status=529, retry_after=True), "wrong", "refused"),
         (streamed(ERROR, status=503), "wrong", "wrong"),
         (streamed(ERROR, status=500), "wrong", "wrong"),
     ],

@@ -38,4 +38,3 @@ async def test_clients_that_leave(server):
     assert [server.process.pid, *processes.children(server.process.pid)] == pids
     # CPU time, not wall time: a busy machine does not make an idle server busier.
     assert processes.idle_share(pids, 4) < gates.IDLE_SHARE
-

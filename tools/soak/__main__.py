@@ -31,7 +31,7 @@ def main() -> int:
         version = version_of(house.server.url)
         run = Run(house, plan)
         asyncio.run(run())
-        log = list(house.server.log)
+        log = house.log
     except PagodaError as error:
         sys.exit(str(error))
     finally:
@@ -40,11 +40,11 @@ def main() -> int:
     gates = run.gates()
     print(markdown(figures, gates, run.load.faults))
     passed = all(gate.passed for gate in gates)
-    args.output.write_text(json.dumps(as_json(figures, gates, run.load.faults), indent=1))
+    args.output.write_text(json.dumps(as_json(figures, gates, run.load.faults, run.record)))
     print(f"\nAlso in {args.output}.", file=sys.stderr)
     if not passed:
         args.output.with_suffix(".log").write_text("\n".join(log))
-        print("The last server's log is beside it.", file=sys.stderr)
+        print("The log of all servers is beside it.", file=sys.stderr)
     return 0 if passed else 1
 
 

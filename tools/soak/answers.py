@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# "Not now" on most routes, and in Anthropic's API.
+_NOT_NOW = (503, 529)
 Channels = dict[str, str]
 """Everything that a reply tells, by place: texts grow in a stream, ends stand once."""
 
@@ -149,7 +151,7 @@ def judge(reply: Reply, known: Channels, *, troubled: bool, down: bool) -> Verdi
         if ends:
             return Verdict("wrong", f"no beginning of it: {_difference(reply.channels, known)}")
         return Verdict("cut")
-    if reply.broken or (reply.status == 503 and reply.retry_after):
+    if reply.broken or (reply.status in _NOT_NOW and reply.retry_after):
         return Verdict("refused")
     return Verdict(
         "wrong", f"refused with {reply.status}, Retry-After {reply.retry_after}: {words}"

@@ -163,7 +163,6 @@ def rude(model: str, seer: str) -> list[Rude]:
         said("a hot temperature", messages=hello, temperature="hot"),
         said("less than nothing", messages=hello, max_tokens=-5),
         said("no messages", messages=[]),
-        said("a role of its own", messages=[{"role": "emperor", "content": "kneel"}]),
         said("a prompt that is too long", TEXT, prompt="bell " * 20_000),
         said("a million tokens", TEXT, prompt=[1] * 1_000_000),
         said("tokens that are none", TEXT, prompt=[10**9, -4]),

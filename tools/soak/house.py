@@ -40,6 +40,7 @@ class House:
         self.asked = Asked()
         """Of the server that runs now."""
         self._server: ServerProcess | None = None
+        self._log: list[str] = []
 
     @property
     def server(self) -> ServerProcess:
@@ -50,8 +51,14 @@ class House:
     def ended(self) -> bool:
         return self.server.process.poll() is not None
 
+    @property
+    def log(self) -> list[str]:
+        """Of all servers so far."""
+        return self._log + (self._server.log if self._server else [])
+
     def start(self) -> None:
         """Raises PagodaError when it does not become ready."""
+        self._log = self.log
         self._server = ServerProcess(self._words, TMPDIR=str(self.temp), PAGODA_API_KEY="")
         self.asked = Asked()
         self.starts += 1

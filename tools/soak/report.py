@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tools.soak.gates import Gate
+from tools.soak.processes import Record
 from tools.soak.trouble import Faults
 
 _MOST_WORDS = 10
@@ -24,9 +25,14 @@ def markdown(figures: Mapping[str, str], gates: Iterable[Gate], faults: Faults) 
     return "\n".join(lines)
 
 
-def as_json(figures: Mapping[str, str], gates: Iterable[Gate], faults: Faults) -> dict[str, Any]:
+def as_json(
+    figures: Mapping[str, str], gates: Iterable[Gate], faults: Faults, record: Record
+) -> dict[str, Any]:
     return {
         "figures": dict(figures),
         "gates": [asdict(gate) for gate in gates],
         "faults": {kind: dict(words) for kind, words in faults.words.items()},
+        "memory, bytes by requests served": {
+            f"{role} {pid}": samples for (role, pid), samples in record.memory.items()
+        },
     }
