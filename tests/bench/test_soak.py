@@ -32,8 +32,8 @@ def played(per_request: float, requests: int = 30_000, scatter: int = 2 * MIB) -
         (0, 30_000, False),
         (300, 30_000, False),
         (1024, 30_000, True),
-        (1024, 2_000, False),  # 2 MiB: the allocator's scatter
-        (50_000, 2_000, True),
+        (1024, 2_500, False),  # 2 MiB: the allocator's scatter
+        (50_000, 2_500, True),
         (-1024, 30_000, False),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_leak_is_a_slope(per_request, requests, leaks):
 
 
 def test_a_leak_in_one_of_many_processes_fails_its_role():
-    steep = gates.slope("engine", played(9000, 330))  # steeper, but over too little to say so
+    steep = gates.slope("engine", played(9000, 2100))  # steeper, but over too little to say so
     found = [gates.slope("engine", played(per)) for per in (0, 2000, 0)]
     (engine,) = gates.memory([*found, steep])
     assert not engine.passed

@@ -21,7 +21,7 @@ def main() -> int:
         sys.exit(f"There is no chaos {', '.join(unknown)}; there is {', '.join(KINDS)}, or none.")
     plan = Plan(
         seconds=args.minutes * 60, clients=args.clients, seed=args.seed, kinds=kinds,
-        chaos_seconds=args.chaos_seconds, lull_seconds=args.lull_seconds,
+        chaos_seconds=args.chaos_seconds, calm=args.calm, lull_seconds=args.lull_seconds,
         idle_seconds=args.idle_seconds, deadline=args.deadline,
         recovery_seconds=args.recovery_seconds, stop_seconds=args.stop_seconds,
     )  # fmt: skip
@@ -60,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of clients and chaos")
     add("--chaos", default=",".join(KINDS), help="what may be harmed; none for nothing")
     add("--chaos-seconds", type=float, default=45.0, help="from one harm to the next, about")
+    add("--calm", type=float, default=0.4, help="last share of the time, without chaos")
     add("--lull-seconds", type=float, default=240.0, help="from one quiet look to the next")
     add("--idle-seconds", type=float, default=20.0, help="length of an idle measurement")
     add("--deadline", type=float, default=240.0, help="a reply that takes longer hangs")

@@ -34,10 +34,13 @@ class Chaos:
         """Held while something is harmed."""
         self.done: Counter[str] = Counter()
 
-    async def run(self, kinds: Sequence[str], every: float) -> None:
-        """Something of `kinds` about `every` seconds, until cancelled."""
+    async def run(self, kinds: Sequence[str], every: float, seconds: float) -> None:
+        """Something of `kinds` about `every` seconds, for so long."""
+        end = time.monotonic() + seconds
         while kinds:
             await asyncio.sleep(every * self._chance.uniform(0.5, 1.5))
+            if time.monotonic() > end:
+                return
             async with self.turn:
                 await self.harm(self._chance.choice(kinds))
 

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 # A leak of half a kilobyte per request is one; so is less that has grown to megabytes.
 LEAK_PER_REQUEST = 512
-# What a process may grow by within the scatter of its allocator.
-SPARE_BYTES = 8 << 20
+# What a process may grow by within the scatter of its allocator: bodies of megabytes, in as many
+# threads as a pool has, move a server by that much up and down.
+SPARE_BYTES = 16 << 20
 # Files and threads that a pool may hold beyond the first quiet look.
 SPARE_HANDLES = 4
 # An idle server, with its engines, may take so much of one core.
 IDLE_SHARE = 0.02
 # Fewer samples or requests behind the warm-up say nothing of a slope.
-LEAST_SAMPLES, LEAST_REQUESTS = 20, 200
-# The part of a process's samples that counts as warm-up.
-WARM_UP = 1 / 3
+LEAST_SAMPLES, LEAST_REQUESTS = 20, 1000
+# What counts as a process's warm-up: a third of its samples, and so many requests.
+WARM_UP, WARM_UP_REQUESTS = 1 / 3, 1000
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Slope:
 
 def slope(process: str, samples: Sequence[tuple[float, float]]) -> Slope | None:
     """Least squares through (requests served, bytes) behind the warm-up; None for too few."""
-    points = samples[math.ceil(len(samples) * WARM_UP) :]
+    behind = samples[math.ceil(len(samples) * WARM_UP) :]
+    points = [(x, y) for x, y in behind if x >= samples[0][0] + WARM_UP_REQUESTS]
     span = points[-1][0] - points[0][0] if points else 0
     if len(points) < LEAST_SAMPLES or span < LEAST_REQUESTS:
         return None

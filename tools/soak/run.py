@@ -30,6 +30,8 @@ class Plan:
     kinds: tuple[str, ...]
     chaos_seconds: float
     """About so long between two harms."""
+    calm: float
+    """The last share of the time, without chaos: processes live long enough for a slope."""
     lull_seconds: float
     """So often all clients pause, and what is left is looked at."""
     idle_seconds: float
@@ -63,27 +65,27 @@ class Run:
             for number in range(plan.clients)
         ]
         beside = [asyncio.create_task(self._sample()), asyncio.create_task(self._report())]
-        harming = asyncio.create_task(self.chaos.run(plan.kinds, plan.chaos_seconds))
-        watched = {*beside, harming, *workers}
+        harmful = (1 - plan.calm) * plan.seconds
+        harming = asyncio.create_task(self.chaos.run(plan.kinds, plan.chaos_seconds, harmful))
+        watched = {*beside, *workers}
         await self._lull("at the start")
         end = time.monotonic() + plan.seconds
         while (left := end - time.monotonic()) > 0:
             pause = min(left, plan.lull_seconds)
-            done, _ = await asyncio.wait(
-                watched, timeout=pause, return_when=asyncio.FIRST_COMPLETED
-            )
+            # Chaos ends before the load does.
+            now = watched if harming.done() else watched | {harming}
+            done, _ = await asyncio.wait(now, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # none of them ends by itself
+                task.result()  # a fault of the soak itself ends it
             if end - time.monotonic() > plan.lull_seconds / 2:
                 await self._lull()
-        async with self.chaos.turn:
-            harming.cancel()
+        await harming
         await self._lull("at the end")
         self._seconds = time.monotonic() - self._begun
         load.over = True
         for task in beside:
             task.cancel()
-        await asyncio.gather(*workers, *beside, harming, return_exceptions=True)
+        await asyncio.gather(*workers, *beside, return_exceptions=True)
         await load.close()
         await self._end()
 
@@ -166,6 +168,10 @@ class Run:
         found += [gates.idle_cpu(when, share) for when, share in self._idle]
         return found
 
+    def _slopes(self) -> list[gates.Slope]:
+        fits = [gates.slope(role, seen) for (role, _), seen in self.record.memory.items()]
+        return [fit for fit in fits if fit is not None]
+
     def figures(self) -> dict[str, str]:
         outcomes, plan = self.load.outcomes, self._plan
         asked = outcomes.total() - outcomes["rude"] - outcomes["scrapes"]
@@ -181,6 +187,7 @@ class Run:
             "scrapes": str(outcomes["scrapes"]),
             "chaos": ", ".join(f"{k} {n}" for k, n in sorted(self.chaos.done.items())) or "none",
             "servers started": str(self._house.starts),
+            "processes that lived long enough for a slope": str(len(self._slopes())),
             "engine processes": str(sum(role != "server" for role, _ in self.record.memory)),
         }
 
