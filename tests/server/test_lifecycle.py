@@ -126,6 +126,20 @@ def test_replies_wait_for_an_engine_that_takes_its_time_to_leave(launch) -> None
     assert (whole[0].status_code, "retry-after" in whole[0].headers) == (503, True)
 
 
+def test_a_request_that_never_ends_holds_no_server_up(launch) -> None:
+    served = launch()
+    served.wait_ready()
+    with socket.create_connection(("127.0.0.1", served.port)) as half:
+        half.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        wait_until(lambda: _status(served, "/health") == 200)  # it was read by then
+        served.process.send_signal(signal.SIGTERM)
+        assert served.exit_code(20) == 0
+    assert "cut off at the end: 1" in served.log
+
+
 def test_no_new_requests_while_draining(launch) -> None:
     served = launch("--shutdown-timeout=30")
     served.wait_ready()

@@ -11,7 +11,7 @@ import httpx
 from tools.soak import counters, gates, processes
 from tools.soak.cases import rude, sights, texts, vectors
 from tools.soak.chaos import Chaos
-from tools.soak.gates import Gate
+from tools.soak.gates import Gate, Slope
 from tools.soak.house import SIGHT, TEXT, VECTORS, House
 from tools.soak.load import Load
 from tools.soak.trouble import SERVER
@@ -168,7 +168,7 @@ class Run:
         found += [gates.idle_cpu(when, share) for when, share in self._idle]
         return found
 
-    def _slopes(self) -> list[gates.Slope]:
+    def _slopes(self) -> list[Slope]:
         fits = [gates.slope(role, seen) for (role, _), seen in self.record.memory.items()]
         return [fit for fit in fits if fit is not None]
 

@@ -189,7 +189,7 @@ class Lifecycle:
         done, _ = await asyncio.wait((http,), timeout=_GRACE)
         replies = () if done else tuple(self._http.server_state.tasks)
         if replies:
-            _log.warning("%d replies were not read to their end.", len(replies))
+            _log.warning("Requests that were cut off at the end: %d.", len(replies))
             for reply in replies:
                 reply.cancel()
             await asyncio.wait(replies, timeout=_GRACE)
