@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tools.soak import counters, gates
 from tools.soak.answers import Reply, judge
 from tools.soak.gates import Asked
+from tools.soak.report import as_json, markdown
+from tools.soak.run import Plan, Run
 from tools.soak.trouble import SERVER, Trouble
 
 MIB = 1 << 20
@@ -233,3 +236,22 @@ def test_trouble_excuses_its_model_and_its_time():
     assert not trouble.since("minilm", time.monotonic() + 1)
     with trouble.of(SERVER):
         assert trouble.since("smollm2", begun)
+
+
+def test_a_run_is_judged_by_all_that_was_seen():
+    plan = Plan(60, 2, 0, (), 1, 0.4, 60, 1, 5, 5, 5)
+    run = Run(SimpleNamespace(starts=1), plan)
+    run.record.memory["server", 7] = played(0)
+    run.record.quiet["open files", "server"] = [20, 20]
+    assert all(gate.passed for gate in run.gates())
+    run.record.memory["server", 8] = played(2000)
+    run.record.quiet["open files", "server"].append(90)
+    run.load.faults.add("hangs", "chat: nothing for 5 s")
+    failed = {gate.name.partition(",")[0] for gate in run.gates() if not gate.passed}
+    assert failed == {"memory of server", "open files of server", "hangs"}
+    page = markdown(run.figures(), run.gates(), run.load.faults)
+    assert "| open files of server | 20 -> 90 | +4 | FAILED |" in page
+    assert "- 1 x chat: nothing for 5 s" in page
+    saved = json.loads(json.dumps(as_json({}, run.gates(), run.load.faults, run.record)))
+    assert saved["faults"] == {"hangs": {"chat: nothing for 5 s": 1}}
+    assert len(saved["memory, bytes by requests served"]) == 2

@@ -11,6 +11,7 @@ import httpx
 
 from tools.soak.answers import Channels, Reply, Verdict, events, judge
 from tools.soak.cases import Case, Rude
+from tools.soak.gates import Asked
 from tools.soak.house import House
 from tools.soak.trouble import SERVER, Faults, Trouble
 
@@ -52,11 +53,11 @@ class Load:
     async def learn(self) -> None:
         """Ask a quiet server for each answer, whole and as a stream, which must say the same."""
         for case in self.cases.values():
-            reply = await self._whole(case)
+            reply = await self._whole(case, Reply())
             if reply.status != 200 or not reply.channels:
                 raise RuntimeError(f"{case.name}: {reply.status} {reply.errors}")
             self.known[case.name], self._tokens[case.name] = reply.channels, reply.tokens
-            self._count(case, "complete")
+            self._count(case, "complete", self.house.asked)
             if case.streams:
                 await self.ask(case, stream=True)
 
@@ -135,8 +136,7 @@ class Load:
         if verdict.kind == "refused":
             await asyncio.sleep(0.2)
 
-    def _count(self, case: Case, kind: str, asked: object = None) -> None:
-        asked = asked or self.house.asked
+    def _count(self, case: Case, kind: str, asked: Asked) -> None:
         self.outcomes[kind] += 1
         if kind == "complete":
             asked.completed += case.choices
@@ -152,21 +152,23 @@ class Load:
     ) -> bool:
         """Fill the reply; True when the client left before its end."""
         if manner == UNREAD:
-            sending = asyncio.create_task(self._whole(case))
+            sending = asyncio.create_task(self._whole(case, Reply()))
             done, _ = await asyncio.wait((sending,), timeout=chance.random())
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             return True
         if not stream:
-            vars(reply).update(vars(await self._whole(case)))
+            await self._whole(case, reply)
             return False
         leave_after = chance.randint(1, 20) if manner == LEAVE else 0
         body = {**case.body, "stream": True}
         url = self.house.server.url + case.path
         async with self._http.stream("POST", url, json=body) as answer:
             await _begin(reply, answer)
+            if reply.errors:
+                return False
             number = 0
-            async for event in events(answer.aiter_lines()) if not reply.errors else _nothing():
+            async for event in events(answer.aiter_lines()):
                 number += 1
                 if number == leave_after:
                     return True
@@ -175,8 +177,7 @@ class Load:
                     await asyncio.sleep(_SLOW_SECONDS)
         return False
 
-    async def _whole(self, case: Case) -> Reply:
-        reply = Reply()
+    async def _whole(self, case: Case, reply: Reply) -> Reply:
         async with self._http.stream(
             "POST", self.house.server.url + case.path, json=case.body
         ) as answer:
@@ -193,7 +194,7 @@ class Load:
         self.house.asked.unsure_tokens += case.choices * case.max_tokens
         try:
             async with asyncio.timeout(self._deadline):
-                reply = await self._whole(case)
+                reply = await self._whole(case, Reply())
         except (httpx.HTTPError, TimeoutError):
             return False
         if reply.status == 200 and reply.channels != self.known[case.name]:
@@ -256,8 +257,3 @@ async def _begin(reply: Reply, answer: httpx.Response) -> None:
     reply.retry_after = "retry-after" in answer.headers
     if reply.status != 200:
         reply.errors.append((await answer.aread()).decode(errors="replace")[:200])
-
-
-async def _nothing() -> AsyncIterator[dict[str, object]]:
-    return
-    yield {}
