@@ -255,3 +255,11 @@ def test_a_run_is_judged_by_all_that_was_seen():
     saved = json.loads(json.dumps(as_json({}, run.gates(), run.load.faults, run.record)))
     assert saved["faults"] == {"hangs": {"chat: nothing for 5 s": 1}}
     assert len(saved["memory, bytes by requests served"]) == 2
+
+
+@pytest.mark.parametrize(("seconds", "passed"), [(300, True), (3600, False)])
+def test_a_long_run_must_say_how_memory_grows(seconds, passed):
+    run = Run(SimpleNamespace(starts=1), Plan(seconds, 2, 0, (), 1, 0.4, 60, 1, 5, 5, 5))
+    run.record.memory["server", 7] = played(0)
+    run.record.memory["smollm2", 8] = played(0)[:20]
+    assert all(gate.passed for gate in run.gates()) is passed

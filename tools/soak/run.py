@@ -17,6 +17,8 @@ from tools.soak.load import Load
 from tools.soak.trouble import SERVER
 
 _PROGRESS_SECONDS, _SAMPLE_SECONDS, _SETTLE_SECONDS = 10.0, 2.0, 15.0
+# So long a run must say how memory grows.
+_LONG_SECONDS = 1800.0
 # What no reply, scrape or restart may do; each is a gate.
 _NEVER = ("replies", "hangs", "rude requests", "scrapes", "recovery", "left behind", "metrics",
           "blocks and requests of an idle server", "deaths of the server")  # fmt: skip
@@ -157,12 +159,12 @@ class Run:
     def gates(self) -> list[Gate]:
         counts = self.load.faults.counts
         found = [gates.none(kind, counts[kind]) for kind in _NEVER]
-        slopes = [
-            fit
-            for (role, _), seen in self.record.memory.items()
-            if (fit := gates.slope(role, seen))
-        ]
+        slopes = self._slopes()
         found += gates.memory(slopes)
+        # A short run says nothing of memory; a long one that says nothing has held nothing to it.
+        if self._plan.seconds >= _LONG_SECONDS:
+            silent = {"server", TEXT} - {slope.process for slope in slopes}
+            found.append(gates.none("long-lived processes whose memory is not known", len(silent)))
         for (what, role), numbers in sorted(self.record.quiet.items()):
             found.append(gates.grown(what, role, numbers))
         found += [gates.idle_cpu(when, share) for when, share in self._idle]
