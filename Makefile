@@ -14,8 +14,8 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 MYPY_FLOORS := base config weights arch core text planner engine
 
-.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz check \
-  format docs bench bench-agent bench-peers clean
+.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
+  check format docs bench bench-agent bench-peers clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
 	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
+	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -117,6 +118,9 @@ fuzz: install-dev
 	@$(PIP) install --quiet --only-binary :all: "atheris>=3,<4" || \
 	  echo "Atheris cannot be had here; inputs are made from a seed."
 	$(BIN)/python -m fuzz $(HARNESS) --seconds $(SECONDS) $(ARGS)
+
+soak: install-dev
+	$(BIN)/python -m tools.soak $(ARGS)
 
 bench: install
 	$(BIN)/pagoda bench latency --model $(MODEL) $(ARGS)

@@ -53,6 +53,8 @@ class LaunchedClient(FakeClient):
         while self.running and waited < drain_seconds and self.process.poll() is None:
             await asyncio.sleep(0.01)
             waited += 0.01
+        if "saves" in sys.argv:
+            await asyncio.sleep(2)
         self.kill()
 
     def kill(self) -> None:

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -113,6 +114,40 @@ def test_a_drain_ends_at_its_limit(launch) -> None:
     assert lines[-1] == "data: [DONE]"
     assert "stopped" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
     assert "running requests get 0.5 s" in served.log
+
+
+def test_replies_wait_for_an_engine_that_takes_its_time_to_leave(launch) -> None:
+    """It may be keeping its prefixes on a disk: what it says at its end reaches its readers."""
+    served = launch("saves", "crawls")
+    served.wait_ready()
+    whole: list[httpx.Response] = []
+    body = {**BODY, "stream": False}
+    post = partial(httpx.post, f"{served.url}/v1/chat/completions", json=body, timeout=30)
+    other = threading.Thread(target=lambda: whole.append(post()))
+    other.start()
+    thread, lines = stream_in_background(served.url)
+    wait_until(lambda: len(lines) > 3)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code() == 0
+    thread.join()
+    other.join()
+    assert "stopped" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+    assert lines[-1] == "data: [DONE]"
+    assert (whole[0].status_code, "retry-after" in whole[0].headers) == (503, True)
+
+
+def test_a_request_that_never_ends_holds_no_server_up(launch) -> None:
+    served = launch()
+    served.wait_ready()
+    with socket.create_connection(("127.0.0.1", served.port)) as half:
+        half.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        wait_until(lambda: _status(served, "/health") == 200)  # it was read by then
+        served.process.send_signal(signal.SIGTERM)
+        assert served.exit_code(20) == 0
+    assert "cut off at the end: 1" in served.log
 
 
 def test_no_new_requests_while_draining(launch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import math
 import signal
 import socket
 import ssl
@@ -207,10 +206,22 @@ class Lifecycle:
             await asyncio.gather(self._fleet.shutdown(drain), self._client.shutdown(drain))
         if self._work is not None:
             await self._work.close()
-        await asyncio.gather(http, return_exceptions=True)
+        await self._end_http(http)
         await self._responses.close()
         if self._port is not None:
             runfile.unregister(self._port)
+
+    async def _end_http(self, http: "asyncio.Task[None]") -> None:
+        """Replies end with their engines; who is still being written to gets a moment more."""
+        done, _ = await asyncio.wait((http,), timeout=_GRACE)
+        replies = () if done else tuple(self._http.server_state.tasks)
+        if replies:
+            _log.warning("Requests that were cut off at the end: %d.", len(replies))
+            for reply in replies:
+                reply.cancel()
+            await asyncio.wait(replies, timeout=_GRACE)
+        http.cancel()
+        await asyncio.gather(http, return_exceptions=True)
 
 
 def reach(config: ServerConfig, listener: socket.socket) -> str:
@@ -241,5 +252,6 @@ def _uvicorn_config(
         ws="none",
         server_header=False,
         ssl_context_factory=None if tls is None else lambda *_: tls,
-        timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _GRACE,
+        # An engine takes its time to leave, and its replies end with it: `_end_http` has the limit.
+        timeout_graceful_shutdown=None,
     )
