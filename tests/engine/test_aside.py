@@ -11,14 +11,29 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagoda.base.errors import EngineDeadError, RequestError
 from pagoda.config.engine import ModelConfig
 from pagoda.core.structured import StructuredOutputsParams
-from pagoda.engine.aside.jobs import BOUNDS, Bounds, Constrain, Encode, RenderChat
+from pagoda.engine.aside.jobs import (
+    BOUNDS,
+    Bounds,
+    Constrain,
+    DecodeImage,
+    DecodeVideo,
+    Encode,
+    RenderChat,
+    perform,
+)
 from pagoda.engine.aside.workers import Workers
 from pagoda.engine.text_side import load_text_side
+from pagoda.text.images.video import FrameChoice
+from tests.engine.careless_zygote import SEES
+from tests.server.fakes import FakeTextSide
+from tests.server.seeing import text_side, url
+from tests.server.test_videos import data_url, gif
 
 MIB = 1 << 20
 CARELESS = "tests.engine.careless_zygote"
@@ -156,6 +171,62 @@ def test_memory_has_a_bound(model: ModelConfig) -> None:
             with pytest.raises(RequestError, match="more than 256 MiB of memory"):
                 await workers.run(chat(attack="zfill"))
             assert (await workers.render(chat("next"))).text == "next"
+
+    asyncio.run(run())
+
+
+def test_a_text_that_takes_too_long_ends_with_its_worker(model: ModelConfig) -> None:
+    bounds = {**PATIENT, Encode: Bounds(0.3, 2048 * MIB, slow=True)}
+
+    async def run() -> None:
+        async with pool(model, bounds) as workers:
+            long = asyncio.create_task(workers.encode(Encode(" " * 3_000_000)))
+            assert (await workers.render(chat("bystander"))).text == "bystander"
+            with pytest.raises(RequestError, match="Tokenizing the text did not finish within 0.3"):
+                await long
+
+    asyncio.run(run())
+
+
+def test_a_large_schema_is_compiled_beside_others(model: ModelConfig) -> None:
+    properties = {f"name{i}": {"type": "string", "maxLength": i} for i in range(5000)}
+    wanted = StructuredOutputsParams(json={"type": "object", "properties": properties})
+    bounds = {**PATIENT, Constrain: Bounds(0.1, 512 * MIB, slow=True)}
+
+    async def run() -> None:
+        async with pool(model, bounds) as workers:
+            compiled = asyncio.create_task(workers.constrain(Constrain(wanted)))
+            assert (await workers.render(chat("bystander"))).text == "bystander"
+            with pytest.raises(RequestError, match="did not finish within 0.1 s"):
+                await compiled
+
+    asyncio.run(run())
+
+
+def test_media_come_back_as_this_process_would_make_them() -> None:
+    """Pixels come in shared memory, of which nothing is left behind."""
+    side = FakeTextSide(**text_side())
+    limits = {"max_tokens": 10**6, "max_frame_tokens": 10**6}
+    small, large = (DecodeImage(10**6, url(*size)) for size in ((64, 48), (2000, 1500)))
+    video = DecodeVideo(FrameChoice(), **limits, url=data_url(gif()))
+    damaged = DecodeImage(10**6, "data:image/png;base64,AAAA")
+
+    async def compare(workers: Workers) -> None:
+        *seen, frames, wrong = await asyncio.gather(
+            *map(workers.run, (small, large, video, damaged)), return_exceptions=True
+        )
+        assert isinstance(wrong, RequestError)
+        for job, image in zip((small, large), seen, strict=True):
+            here = perform(side, job)
+            assert np.array_equal(image.pixels, here.pixels)
+            assert (image.grid, image.content_hash) == (here.grid, here.content_hash)
+        here = perform(side, video)
+        assert frames.seconds == here.seconds
+        assert [f.content_hash for f in frames.frames] == [f.content_hash for f in here.frames]
+
+    async def run() -> None:
+        async with pool(ModelConfig(model=SEES)) as workers:
+            await compare(workers)
 
     asyncio.run(run())
 

@@ -17,7 +17,6 @@ from typing import Any
 
 Act = Callable[[int], Awaitable[None]]
 
-NEEDS_WORKER = "needs the worker process"
 """Rendering, tokenizing, schemas and media still hold the server's interpreter."""
 
 ELSEWHERE = {
@@ -40,16 +39,14 @@ _PATIENCE = 5.0
 class Attack:
     rows: tuple[str, ...]
     act: Act
-    fails: str | None = None
-    """Why others are not spared yet."""
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
-def attack(*rows: str, fails: str | None = None) -> Callable[[Act], Act]:
+def attack(*rows: str) -> Callable[[Act], Act]:
     def enter(act: Act) -> Act:
-        ATTACKS[act.__name__] = Attack(rows, act, fails)
+        ATTACKS[act.__name__] = Attack(rows, act)
         return act
 
     return enter
@@ -264,7 +261,8 @@ def _png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-@attack("media that exhaust memory, collide or do not fit", "image", "video")
+@attack("media that exhaust memory, collide or do not fit", "image", "video",
+        "decoding an image; a video")  # fmt: skip
 async def pictures_that_explode(port: int) -> None:
     for side in (8000, 20_000):
         url = "data:image/png;base64," + base64.b64encode(_png(side)).decode()
@@ -273,6 +271,16 @@ async def pictures_that_explode(port: int) -> None:
 
 
 TEMPLATES = "templates: escapes, and templates or variables of a request"
+
+
+@attack(TEMPLATES, "chat template")
+async def templates_that_never_end(port: int) -> None:
+    kwargs = {"endless": True}
+    asks = [
+        post(port, CHAT, messages=_USER, max_tokens=1, chat_template_kwargs=kwargs)
+        for _ in range(2)
+    ]
+    await asyncio.gather(*asks)
 
 
 @attack(TEMPLATES)
@@ -284,7 +292,7 @@ async def templates_that_run_long(port: int) -> None:
     await post(port, CHAT, messages=_USER, chat_template="{% for x in range(9**9) %}{% endfor %}")
 
 
-@attack(LARGE, fails=NEEDS_WORKER)
+@attack(LARGE, "tokenizing a text")
 async def long_texts(port: int) -> None:
     text = "word " * 6_000_000
     await post(port, "/tokenize", prompt=text)
@@ -294,7 +302,7 @@ async def long_texts(port: int) -> None:
 SCHEMAS = "schemas, grammars and tool definitions that end the engine or fill a disk"
 
 
-@attack(SCHEMAS)
+@attack(SCHEMAS, "schema, grammar, tools")
 async def schemas_that_explode(port: int) -> None:
     wide = {"type": "object", "properties": {f"k{n}": {"enum": [f"v{n}"] * 3} for n in range(2000)}}
     deep: dict[str, Any] = {}

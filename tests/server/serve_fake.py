@@ -12,6 +12,7 @@ from pagoda.config.flags import add_flags, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.engine.aside.direct import Direct
+from pagoda.engine.aside.jobs import BOUNDS, Bounds, RenderChat
 from pagoda.engine.aside.workers import Workers
 from pagoda.engine.child import LaunchOptions
 from pagoda.engine.client import EngineClient
@@ -19,6 +20,7 @@ from pagoda.engine.supervision import SupervisionLimits
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
 
+_BOUNDS = {**BOUNDS, RenderChat: Bounds(2, 512 << 20)}
 ENDLESS = "{% macro a(n) %}{% if n>0 %}{{ a(n-1) }}{{ a(n-1) }}{% endif %}{% endmacro %}{{ a(60) }}"
 
 
@@ -70,6 +72,11 @@ def real_client(server: ServerConfig) -> EngineClient:
     return EngineClient(LaunchedClient.config, options)
 
 
+def _workers(model: ModelConfig) -> Workers:
+    """Real ones, whose templates have no budget but the process's."""
+    return Workers(model, module="tests.engine.careless_zygote", bounds=_BOUNDS).begin()
+
+
 def main() -> int:
     config = EngineConfig(model=ModelConfig(model="fake"))
     launch._fetch = lambda model, timeout: model
@@ -93,11 +100,12 @@ def main() -> int:
 
     lifecycle.load_text_side = lambda config: FakeTextSide(**text)
     lifecycle.start_workers = lambda config: Direct(FakeTextSide(**text))
+    if "sees" in sys.argv:
+        lifecycle.start_workers = lambda config: _workers(ModelConfig(model="sees"))
     if "attacked" in sys.argv:
         path = sys.argv[sys.argv.index("attacked") + 1]
         model = ModelConfig(model=path, chat_template=ENDLESS)
-        careless = "tests.engine.careless_zygote"
-        lifecycle.start_workers = lambda config: Workers(model, module=careless).begin()
+        lifecycle.start_workers = lambda config: _workers(model)
     port, *how = sys.argv[1:]
     flags = FlagParser()
     add_flags(flags, ServerConfig)

@@ -24,6 +24,8 @@ from pagoda.text.images.video import ProcessedVideo
 HEAD = struct.Struct("!II")
 """Bytes of JSON and of what is raw."""
 _MOST_INLINE = 4096
+# Pictures that are remembered would each keep a descriptor, of which there are only so many.
+_MOST_COPIED = 4 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -140,6 +142,8 @@ def pictures(shown: Shown, file: int) -> ProcessedImage | ProcessedVideo:
     memory, start, images = mapped(file, sum(sizes)), 0, []
     for picture, size in zip(shown.pictures, sizes, strict=True):
         pixels: Pixels = np.frombuffer(memory, np.uint8, size, start).reshape(picture.shape)
+        if sum(sizes) <= _MOST_COPIED:
+            pixels = pixels.copy()
         image = ProcessedImage(pixels, picture.grid, picture.in_a_row)
         # The worker has counted it already; it reads every pixel.
         vars(image)["content_hash"] = picture.content_hash
