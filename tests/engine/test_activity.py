@@ -108,6 +108,14 @@ def test_requests_that_nothing_can_be_done_for_are_no_progress():
     assert spy.heartbeat() == before and before.phase == STEP
 
 
+def test_the_first_step_after_such_requests_left_is_one():
+    """It may be the one that never ends, and an idle engine is not watched for that."""
+    core, loop, spy = loop_of(add())
+    core.stalled = True
+    turns(loop, 1)
+    assert spy.phases == ["work ahead", None, STEP]
+
+
 def test_one_that_waits_for_its_grammar_is():
     _, loop, spy = loop_of(add(grammar="slow"))
     turns(loop, 1)

@@ -85,7 +85,8 @@ class EngineLoop:
         self._receive()
         if self._core.has_work():
             # Requests for which nothing can be done are no progress, but for those that wait.
-            if not self._core.stalled or self._core.compiles:
+            idled = self._activity.phase != STEP
+            if idled or not self._core.stalled or self._core.compiles:
                 self._activity.beat(STEP)
             self._send(self._core.step())
 
