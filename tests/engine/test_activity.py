@@ -3,44 +3,14 @@
 import threading
 from concurrent.futures import Future
 
-import pytest
-
 from pagoda.core.messages import AddRequest, EngineHeartbeat, Utility
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine import activity as activities
 from pagoda.engine.activity import STEP, Activity
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.process import EngineLoop
 from pagoda.engine.watchdog import Watchdog
 from tests.engine.mock_runner import CountingRunner, make_scheduler
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(activities, "time", clock)
-    return clock
-
-
-def test_the_longest_step_is_kept_and_nothing_else(clock):
-    activity = Activity()
-    for phase, seconds in (("load", 100), (STEP, 3), (STEP, 7), (STEP, 2), (None, 50)):
-        activity.beat(phase)
-        clock.now += seconds
-    activity.beat(STEP)
-    assert activity.heartbeat() == EngineHeartbeat(6, STEP, 7.0)
-    clock.now += 1000
-    activity.excuse()  # the process was stopped meanwhile
-    activity.beat(None)
-    assert activity.heartbeat() == EngineHeartbeat(7, None, 7.0)
 
 
 class FakeEnd:

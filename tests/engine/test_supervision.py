@@ -32,8 +32,8 @@ class Watched:
         return ""
 
 
-def step(serial: int, longest: float = 0.0) -> EngineHeartbeat:
-    return EngineHeartbeat(serial, "step", longest)
+def step(serial: int) -> EngineHeartbeat:
+    return EngineHeartbeat(serial, "step")
 
 
 def idle(serial: int = 0) -> EngineHeartbeat:
@@ -47,8 +47,8 @@ def test_an_idle_engine_may_be_idle():
 
 def test_a_step_without_end_is_reported_and_then_over():
     engine = Watched()
-    assert engine.passes(30, step(1)) == ""
-    assert engine.passes(30, step(2)) == "", "it is another step"
+    assert engine.passes(20, step(1)) == ""
+    assert engine.passes(20, step(2)) == "", "it is another step"
     assert engine.passes(50, step(3)) == ""
     assert engine.passes(10, step(3)) == "The engine made no progress for 50.0 s (phase: step)"
     assert engine.passes(30, step(3)).endswith("for 52.5 s (phase: step)"), "each look tells it"
@@ -65,9 +65,21 @@ def test_progress_ends_a_report():
 
 def test_slow_steps_teach_patience():
     engine = Watched()
-    assert engine.passes(190, step(1, longest=100.0)) == ""
-    assert engine.passes(20, step(1, longest=100.0)).startswith("The engine made no progress")
-    assert not engine.state.stall.over, "100 s are over, and it may take 400"
+    while engine.now < 1090:
+        engine.passes(5, step(1))
+    assert engine.passes(150, step(2)) == "", "the first took 90 s, so this one may take 360"
+    assert engine.passes(50, step(2)).startswith("The engine made no progress")
+    assert not engine.state.stall.over
+
+
+def test_a_machine_that_was_suspended_teaches_nothing():
+    engine = Watched()
+    engine.passes(5, step(1))
+    engine.now += 4000
+    engine.state.look(engine.now)
+    while not (said := engine.passes(5, step(2))).endswith("killed"):
+        assert engine.now < 5200
+    assert said.endswith("for 1 min 40 s (phase: step), killed")
 
 
 def test_silence_is_a_stall_sooner_than_a_step():

@@ -218,8 +218,6 @@ class EngineHeartbeat(msgspec.Struct, tag=True, omit_defaults=True):
     """Of what it does: two heartbeats with the same one saw no progress between them."""
     phase: str | None = None
     """`step`, a phase of the start, a utility's name, ...; None: it waits for requests."""
-    longest_step: float = 0.0
-    """Seconds that a step has taken at most."""
 
 
 class EngineDied(msgspec.Struct, tag=True):

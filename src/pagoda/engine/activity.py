@@ -12,20 +12,15 @@ class Activity:
         self.phase = phase
         """None: nothing is going on."""
         self.begun = time.monotonic()
-        self.longest_step = 0.0
-        """In seconds."""
         self._serial = 0
 
     def beat(self, phase: str | None) -> None:
         """What was done before has moved on: now it is `phase`, or None."""
-        now = time.monotonic()
-        if self.phase == STEP:
-            self.longest_step = max(self.longest_step, now - self.begun)
-        self.phase, self.begun = phase, now
+        self.phase, self.begun = phase, time.monotonic()
         self._serial += 1
 
     def heartbeat(self) -> EngineHeartbeat:
-        return EngineHeartbeat(self._serial, self.phase, self.longest_step)
+        return EngineHeartbeat(self._serial, self.phase)
 
     def excuse(self) -> None:
         """The process itself was stopped for a while, which is not this activity's time."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagoda.base.units import format_seconds
 from pagoda.core.messages import EngineHeartbeat
+from pagoda.engine.activity import STEP
 
 # A step may take so many times as long as the longest one before it.
 _STEP_FACTOR = 4.0
@@ -61,6 +62,7 @@ class Supervision:
         self._ready_at: float | None = None
         self._heard_at = self._attended_at = now
         self._beat: EngineHeartbeat | None = None
+        self._longest_step = 0.0
         # In watched time, which passes only while somebody looks or listens.
         self._watched = self._last_word = self._begun = 0.0
 
@@ -72,7 +74,11 @@ class Supervision:
 
     def beat(self, heartbeat: EngineHeartbeat) -> None:
         """It said what it does."""
-        if self._beat is None or self._beat.serial != heartbeat.serial:
+        before = self._beat
+        if before is None or before.serial != heartbeat.serial:
+            if before is not None and before.phase == STEP:
+                # In watched time too: a machine that was suspended teaches nothing.
+                self._longest_step = max(self._longest_step, self._watched - self._begun)
             self._begun = self._watched
         self._beat = heartbeat
 
@@ -126,7 +132,7 @@ class Supervision:
         return stall and Stall(f"{stall.words} (phase: {self._beat.phase})", stall.over)
 
     def _learned(self) -> float:
-        return 0.0 if self._beat is None else _STEP_FACTOR * self._beat.longest_step
+        return _STEP_FACTOR * self._longest_step
 
 
 def _stall(what: str, seconds: float, allowed: float) -> Stall | None:
