@@ -27,7 +27,7 @@ from pagoda.engine.aside.jobs import (
     RenderChat,
     perform,
 )
-from pagoda.engine.aside.workers import Workers
+from pagoda.engine.aside.workers import Workers, start_workers
 from pagoda.engine.text_side import load_text_side
 from pagoda.text.images.video import FrameChoice
 from tests.engine.careless_zygote import SEES
@@ -251,6 +251,9 @@ def test_a_stopped_worker_is_killed_at_its_deadline(model: ModelConfig) -> None:
 def test_killed_workers_and_zygotes_are_replaced(model: ModelConfig) -> None:
     async def run() -> None:
         async with pool(model) as workers:
+            for pid in workers.pids:  # what a service that ends sends to all its processes
+                os.kill(pid, signal.SIGTERM)
+            assert (await workers.render(chat("still"))).text == "still"
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
             await until(lambda: bool(running(workers)))
             os.kill(running(workers)[0], signal.SIGKILL)
@@ -286,6 +289,12 @@ def test_many_jobs_at_once(model: ModelConfig) -> None:
             assert [done[i].text for i in range(0, 50, 4)] == [str(i) for i in range(0, 50, 4)]
 
     asyncio.run(run())
+
+
+def test_a_system_without_such_processes_has_none(monkeypatch, caplog) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    assert start_workers(ModelConfig()) is None
+    assert "without bounds" in caplog.text
 
 
 def test_what_cannot_start_is_unavailable_and_tried_again(tmp_path: Path) -> None:

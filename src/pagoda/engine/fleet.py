@@ -134,7 +134,7 @@ class Fleet:
             if await _outcome(load):
                 return load.result()
 
-    def adopt(self, client: EngineClient, text: TextSide, work: Aside) -> ServedModel:
+    def adopt(self, client: EngineClient, text: TextSide, work: Aside | None) -> ServedModel:
         """Take the first model's engine, which was started elsewhere."""
         first = self.entries[0]
         first.served = served_model(first.config, client, text, work)
@@ -317,7 +317,8 @@ class Fleet:
             text = await both_sides(loading, client, progress=progress)
         except BaseException:
             client.kill()  # At once: this wait may be cancelled too.
-            await work.close()
+            if work is not None:
+                await work.close()
             await client.shutdown()
             raise
         # Under the name it was asked for, not that of its local files.

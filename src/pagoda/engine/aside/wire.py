@@ -26,7 +26,7 @@ HEAD = struct.Struct("!II")
 _MOST_INLINE = 4096
 # Pictures that are remembered would each keep a descriptor, of which there are only so many.
 _MOST_COPIED = 4 << 20
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
 
 
 class Order(msgspec.Struct):
@@ -122,14 +122,18 @@ def shared(arrays: Sequence[memoryview]) -> int:
         written = 0
         while written < len(array):
             written += os.write(file, array[written:])
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
     return file
+
+
+def _seals() -> int:
+    return sum(getattr(fcntl, name) for name in _SEALS)  # bits, which only Linux has
 
 
 def mapped(file: int, size: int) -> mmap.mmap:
     """Takes the descriptor over. ValueError for memory that could change or has another size."""
     try:
-        if fcntl.fcntl(file, fcntl.F_GET_SEALS) != _SEALS or os.fstat(file).st_size != size:
+        if fcntl.fcntl(file, fcntl.F_GET_SEALS) != _seals() or os.fstat(file).st_size != size:
             raise ValueError("a worker's memory is not what it said")
         return mmap.mmap(file, size, prot=mmap.PROT_READ)
     finally:

@@ -283,8 +283,12 @@ class Workers(Aside):
         self._waiting.clear()
 
 
-def start_workers(model: ModelConfig) -> Workers:
-    """Those of a local model, which begin to load."""
+def start_workers(model: ModelConfig) -> Workers | None:
+    """Those of a local model, which begin to load. None where the system has no processes that can
+    be held to bounds: it is Linux that has."""
+    if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
+        log.warning("Templates, texts and media are worked on without bounds on this system.")
+        return None
     return Workers(model).begin()
 
 

@@ -35,8 +35,10 @@ class Forked(msgspec.Struct):
 
 
 def main() -> NoReturn:
-    # Both are told to leave by their sockets.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Both are told to leave by their sockets: a service that ends gets its signal in all of its
+    # processes, and the server answers for a while.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # The kernel takes ended workers away.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = socket.socket(fileno=LINK)
