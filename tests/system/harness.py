@@ -37,8 +37,15 @@ class Served(ServerProcess):
             if mark in _read(environ)
         ]
 
+    def engines(self) -> list[int]:
+        """The server, its engine and its ranks, without those who work on texts and media."""
+        workers = b"pagoda.engine.aside"
+        return [
+            pid for pid in self.processes() if workers not in _read(Path(f"/proc/{pid}/cmdline"))
+        ]
+
     def engine_pid(self) -> int:
-        (pid,) = set(self.processes()) - {self.process.pid}
+        (pid,) = set(self.engines()) - {self.process.pid}
         return pid
 
     def socket_folders(self) -> list[Path]:

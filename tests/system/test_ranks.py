@@ -128,7 +128,7 @@ def test_replies_and_a_killed_rank(served, folder):
 @pytest.mark.slow
 def test_a_killed_server_takes_its_ranks_along(served):
     reply = stream(served)
-    assert len(served.processes()) == 3
+    assert len(served.engines()) == 3
     served.process.kill()
     served.wait(2)
     wait_until(lambda: served.processes() == [])
@@ -147,10 +147,10 @@ def test_a_killed_engine_takes_its_ranks_along(served):
     assert cause.startswith("The process of rank 1 was ended by SIGKILL")
     wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, 90)
     (rank,) = ranks(served)
-    (engine,) = set(served.processes()) - {served.process.pid, rank}
+    (engine,) = set(served.engines()) - {served.process.pid, rank}
     os.kill(engine, signal.SIGKILL)
     wait_until(lambda: rank not in served.processes())
     # A second death so soon is no accident: nothing is started any more.
-    wait_until(lambda: served.processes() == [served.process.pid])
+    wait_until(lambda: served.engines() == [served.process.pid])
     assert served.stop(signal.SIGINT, 2) == 0
     served.assert_nothing_left()

@@ -63,7 +63,7 @@ def test_a_chat_template_that_never_ends(serve, smollm2_gguf, tmp_path: Path):
 def test_an_engine_that_is_frozen(serve, smollm2_gguf):
     """It cannot speak for itself; the server ends it after some seconds of patience."""
     server = serve(smollm2_gguf, "--startup-timeout", 1)
-    wait_until(lambda: len(server.processes()) == 2)
+    wait_until(lambda: len(server.engines()) == 2)
     os.kill(server.engine_pid(), signal.SIGSTOP)
     assert "The engine was not ready after" in last_words(server, 10)
 

@@ -16,7 +16,7 @@ TWO_SECONDS = 2.0
 def served(serve, smollm2_gguf) -> Served:
     server = serve(smollm2_gguf)
     server.wait_ready(60)
-    assert len(server.processes()) == 2
+    assert len(server.engines()) == 2
     assert len(server.socket_folders()) == 1
     return server
 
