@@ -76,11 +76,16 @@ class House:
     def engines(self) -> dict[str, int]:
         """The processes of loaded models, by name."""
         found = {}
-        for pid in processes.children(self.server.process.pid):
+        for pid in self._engine_pids():
             name = processes.reads(pid, self.files)
             if name is not None:
                 found[name] = pid
         return found
+
+    def _engine_pids(self) -> list[int]:
+        """Without the processes that work on texts and media."""
+        children = processes.children(self.server.process.pid)
+        return [pid for pid in children if b"pagoda.engine.process" in processes.command(pid)]
 
     def roles(self) -> dict[int, str]:
         """Each process and what it is, the names of engines being those of their models."""
@@ -88,7 +93,7 @@ class House:
 
     def left_behind(self) -> list[str]:
         """Files in the temp folder that no living engine owns, nor a request."""
-        folders = [] if self.ended else processes.children(self.server.process.pid)
+        folders = [] if self.ended else self._engine_pids()
         found = [str(path.name) for path in self.temp.glob("pagoda-*")]
         spare = found[len(folders) :] + [path.name for path in self.temp.glob("pagoda-*/*.npy")]
         return spare + [p.name for p in self.temp.iterdir() if not p.name.startswith("pagoda-")]

@@ -21,6 +21,14 @@ class Held:
     handles: dict[str, int]
 
 
+def command(pid: int) -> bytes:
+    """Its words, with a zero byte behind each; empty where it is gone."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def children(pid: int) -> list[int]:
     found = []
     for stat in PROC.glob("[0-9]*/stat"):
