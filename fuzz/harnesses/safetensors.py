@@ -46,7 +46,7 @@ def fuzz_safetensors(data: bytes) -> None:
         return  # half a character: JSON to Python, none to Rust
     try:
         with safe_open(path, "numpy") as opened:
-            theirs = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+            theirs = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118  # no dict
     except SafetensorError as error:
         raise AssertionError(f"safetensors refuses what we take: {error}") from error
     assert ours == theirs, (ours, theirs)

@@ -23,7 +23,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
     from tests.server.fakes import FakeTextSide
     from tests.server.seeing import TEMPLATE, text_side
 
-    return FakeTextSide(**text_side(ENDLESS + TEMPLATE))  # type: ignore[return-value]
+    return FakeTextSide(**text_side(ENDLESS + TEMPLATE))  # type: ignore[return-value]  # a fake
 
 
 if __name__ == "__main__":

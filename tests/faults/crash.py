@@ -106,7 +106,7 @@ def _live(store: Store, folder: Path, kind: str, number: int, loss: str) -> None
             disk.opened(file)
         return file
 
-    faults.open = watched  # type: ignore[method-assign]
+    faults.open = watched  # type: ignore[method-assign]  # to watch it
     with (
         patch.object(os, "fsync", disk.fsync),
         patch.object(os, "replace", disk.replace),

@@ -215,7 +215,7 @@ class SimChild:
         self.core = EngineCore(
             scheduler,
             executor(self.runner),
-            grammars=SimGrammars(self._world.clock),  # type: ignore[arg-type]
+            grammars=SimGrammars(self._world.clock),  # type: ignore[arg-type]  # a fake
             on_shutdown=self._keep,
         )
         if self._plan.keeps_kv:

@@ -4,7 +4,6 @@ and has one thread. A worker does one job at a time, within the job's bounds.
 Both end with the server: the zygote when its socket closes, workers with the zygote.
 """
 
-import ctypes
 import gc
 import os
 import resource
@@ -16,6 +15,7 @@ from typing import NoReturn
 import msgspec
 
 from pagoda.base.errors import RequestError
+from pagoda.base.process import signal_when_parent_ends
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.aside import wire
 from pagoda.engine.aside.jobs import Bounds, perform
@@ -23,7 +23,6 @@ from pagoda.engine.text_side import TextSide, load_text_side
 
 LINK = 0
 """Its standard input is its socket to the server."""
-_PR_SET_PDEATHSIG = 1
 # Memory that is never given back is nobody's fault, but a worker with so much of it is replaced.
 _MOST_KEPT = 128 << 20
 
@@ -51,7 +50,6 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()
     wire.send(link, Forked())
-    libc = ctypes.CDLL(None, use_errno=True)
     while True:
         _, files, _, _ = socket.recv_fds(link, 1, 1)
         if not files:
@@ -66,7 +64,7 @@ def main() -> NoReturn:
             continue
         if pid == 0:
             link.close()
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal_when_parent_ends(signal.SIGKILL)
             if os.getppid() != zygote:
                 os._exit(0)
             _work(end, side)
