@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pagoda.server.context import Context
 from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
-from pagoda.server.sse import EventSource, EventStream, unless_disconnected
+from pagoda.server.sse import EventSource, EventStream, until_disconnected
 
 Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 
@@ -44,7 +44,9 @@ async def answer(
         with _registered(context, generation):
             return json_reply(await whole())
 
-    return await unless_disconnected(request, reply())
+    response = await until_disconnected(request.receive, reply())
+    # Nobody reads this one; 499 is how access logs say so.
+    return response if response is not None else Response(status_code=499)
 
 
 def json_reply(reply: Reply) -> Response:

@@ -4,10 +4,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +19,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which readers of events pass over."""
 
 _encoder = msgspec.json.Encoder()
+AnyT = TypeVar("AnyT")
 
 
 def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
@@ -173,27 +173,22 @@ async def _with_comments(chunks: AsyncIterator[bytes], seconds: float) -> AsyncI
             coming.cancel()
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The reply of `work`, which is cancelled when the client leaves before."""
-    reply = await until_disconnected(request.receive, work)
-    # Nobody reads this one; 499 is how access logs say so.
-    return reply if reply is not None else Response(status_code=499)
+async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, AnyT]) -> AnyT | None:
+    """Result of `work`, or None when the client left first: then it is cancelled."""
+    working = asyncio.current_task()
+    assert working is not None
+    watcher = asyncio.create_task(_cancel_when_left(receive, working))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if watcher.done() and not working.uncancel():
+            return None
+        raise
+    finally:
+        watcher.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _cancel_when_left(receive: Receive, working: "asyncio.Task[Any]") -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """Result of `work`, or None when the client left first: then it is cancelled."""
-    worker = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        return worker.result() if worker.done() else None
-    finally:
-        unfinished = [task for task in (worker, watcher) if not task.done()]
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+    working.cancel()

@@ -38,13 +38,12 @@ class Link:
                 socket.send_fds(self._end, [question], [give.fileno()])
             else:
                 await self._loop.sock_sendall(self._end, question)
-            return await self.answer(answer)
+            return await self._answer(answer)
         except (OSError, msgspec.MsgspecError) as error:
             self.close()
             raise LinkClosedError from error
 
-    async def answer(self, kind: Any) -> Any:
-        """What comes next, unasked."""
+    async def _answer(self, kind: Any) -> Any:
         while True:
             data = self._data
             if len(data) >= wire.HEAD.size:
@@ -56,7 +55,7 @@ class Link:
             self._news = self._loop.create_future()
             await self._news
         self._data = bytearray()
-        return msgspec.json.decode(memoryview(data)[wire.HEAD.size :], type=kind)
+        return wire.decoded(memoryview(data)[wire.HEAD.size :], kind)
 
     def take_file(self) -> int:
         """The descriptor that came with the answer; the caller's from now on."""

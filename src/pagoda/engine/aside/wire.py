@@ -6,6 +6,7 @@ JSON, since what clients send may hold integers beyond 64 bits, which msgpack ha
 
 import contextlib
 import fcntl
+import functools
 import mmap
 import os
 import socket
@@ -98,6 +99,16 @@ def frame(message: Any, files: Sequence[bytes] = ()) -> bytes:
     return b"".join((HEAD.pack(len(text), sum(map(len, files))), text, *files))
 
 
+def decoded(text: memoryview, kind: Any) -> Any:
+    """A frame's JSON. Raises msgspec.MsgspecError."""
+    return _decoder(kind).decode(text)
+
+
+@functools.cache  # to make one takes longer than to decode an answer
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
 def packed(result: Any) -> tuple[Answer, list[memoryview]]:
     """A job's result as it travels, and the arrays that go into shared memory."""
     if isinstance(result, Rendered):
@@ -168,7 +179,7 @@ def receive(link: socket.socket, kind: type[AnyT]) -> tuple[AnyT, memoryview] | 
     if body is None:
         return None
     view = memoryview(body)
-    return msgspec.json.decode(view[: sizes[0]], type=kind), view[sizes[0] :]
+    return decoded(view[: sizes[0]], kind), view[sizes[0] :]
 
 
 def send(link: socket.socket, message: Any, arrays: Sequence[memoryview] = ()) -> None:

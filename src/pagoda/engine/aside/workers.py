@@ -39,6 +39,9 @@ _LEAST, _MOST = 2, 4
 # A model's tokenizer is loaded in a second or two.
 _START_SECONDS = 120.0
 _SLICE = 1 << 16
+# By then it is known whether a worker died alone. It ends with its zygote, and which of the two
+# ends is seen first is a matter of luck.
+_SETTLED_SECONDS = 0.2
 
 
 @dataclass(eq=False)
@@ -168,6 +171,7 @@ class Workers(Aside):
         except TimeoutError:
             raise too_slow(job, bounds.seconds) from None
         except LinkClosedError:
+            await asyncio.sleep(_SETTLED_SECONDS)
             if self._closed or self._zygote is None or not self._zygote.alive:
                 raise _unavailable("it ended") from None
             raise crashed(job) from None

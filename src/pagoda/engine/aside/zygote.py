@@ -77,12 +77,13 @@ def main() -> NoReturn:
 
 def _work(link: socket.socket, side: TextSide) -> NoReturn:
     try:
-        base = _address_space()
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        base = _address_space(statm)
         while (got := wire.receive(link, wire.Order)) is not None:
             if not _answer(link, side, *got, base):
                 break
             del got
-            if _address_space() > base + _MOST_KEPT:
+            if _address_space(statm) > base + _MOST_KEPT:
                 break
     except ConnectionError:
         pass  # the server has lost its interest
@@ -134,10 +135,9 @@ def _file(order: wire.Order, raw: memoryview) -> bytes | tuple[bytes, ...] | Non
     return files[0] if files else None
 
 
-def _address_space() -> int:
+def _address_space(statm: int) -> int:
     """Bytes."""
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        return int(file.read(64).split()[0]) * resource.getpagesize()
+    return int(os.pread(statm, 64, 0).split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":
