@@ -12,8 +12,10 @@ class Registry:
     Supporting a hundred architectures must not import a hundred modules.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]):
+    def __init__(self, kind: str, entries: Mapping[str, str], *, package: str = ""):
+        """`package`: where all of the modules lie."""
         self.kind = kind
+        self._package = package
         self._entries = dict(entries)
 
     def __contains__(self, name: object) -> bool:
@@ -27,6 +29,8 @@ class Registry:
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
         module, _, attribute = self._entries[name].partition(":")
+        if self._package:
+            module = f"{self._package}.{module}"
         return getattr(importlib.import_module(module), attribute)
 
     def nearest(self, name: str) -> str:

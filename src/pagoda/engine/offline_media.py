@@ -13,11 +13,11 @@ from pagoda.config.engine import MediaConfig
 from pagoda.core.messages import AddRequest
 from pagoda.engine.media import Marks, MediaFiles, PlacedImage, media_items, place_media
 from pagoda.engine.text_side import TextSide
-from pagoda.text.content_format import IMAGE_PARTS, VIDEO_PARTS
 from pagoda.text.images.base import Pixels, ProcessedImage
 from pagoda.text.images.dataurl import image_bytes, is_data_url, video_bytes
 from pagoda.text.images.decode import check_size, to_pixels
 from pagoda.text.images.video import FrameChoice, ProcessedVideo
+from pagoda.text.template.content_format import IMAGE_PARTS, VIDEO_PARTS
 
 _FRAMES_PER_SECOND = 2.0
 """Of frames without metadata: as many as models look at."""

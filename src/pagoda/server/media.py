@@ -12,12 +12,12 @@ from pagoda.engine.media import Marks, place_media
 from pagoda.server.fetch import MediaFetcher
 from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.content_format import IMAGE_PARTS, VIDEO_PARTS
 from pagoda.text.images import film
 from pagoda.text.images.base import ProcessedImage
 from pagoda.text.images.dataurl import is_data_url
 from pagoda.text.images.decode import MAX_BYTES
 from pagoda.text.images.video import FrameChoice, ProcessedVideo
+from pagoda.text.template.content_format import IMAGE_PARTS, VIDEO_PARTS
 
 # Each may have 32 MB on its way.
 _AT_ONCE = 2

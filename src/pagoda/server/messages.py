@@ -6,7 +6,7 @@ from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.chat_template import RESERVED
+from pagoda.text.template.chat import RESERVED
 
 
 async def render_prompt(
