@@ -9,6 +9,7 @@ from typing import Any, cast
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
+from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import ImageInput, VideoInput
@@ -26,13 +27,7 @@ log = get_logger(__name__)
 
 # generation_config.json: its name -> ours.
 _SAMPLING_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
+    **{number.name: number.name for number in NUMBERS},
     "max_new_tokens": "max_tokens",
     "max_tokens": "max_tokens",
 }

@@ -112,7 +112,7 @@ def choose(
     known = greedy is not None and not needs & CHANGES
     best = greedy if known else FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:
-        columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
+        columns = (params[name] for name in ops.DrawParams._fields[:-1])
         ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
     return best, broken
 
