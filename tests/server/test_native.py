@@ -170,14 +170,7 @@ def test_values_of_its_own(start, sent: dict[str, Any], name: str, value: Any) -
 @pytest.mark.parametrize(
     ("field", "refused", "neutral"),
     [
-        ("mirostat", 2, 0),
-        ("dry_multiplier", 0.8, 0.0),
-        ("xtc_probability", 0.5, 0),
-        ("typical_p", 0.5, 1.0),
-        ("dynatemp_range", 0.5, 0),
-        ("top_n_sigma", 1.0, -1),
-        ("adaptive_target", 0.5, -1.0),
-        ("min_keep", 1, 0),
+        *((absent.native, 0.5, float(absent.neutral[0])) for absent in ABSENT),
         ("post_sampling_probs", True, False),
         ("lora", [{"id": 0, "scale": 1}], []),
     ],
