@@ -61,6 +61,8 @@ NUMBERS = (
     Number("top_k", 0, -1, MAX_INT, "-1, 0 or more, in 64 bits", "i4", "top_k", "top_k",
            floor="0 and below keep all tokens."),
     Number("min_p", 0.0, 0, 1, "in [0, 1]", "f4", "min_p", "min_p"),
+    Number("top_n_sigma", 0.0, -1, 1000, "between -1 and 1000", "f4", "top_n_sigma",
+           "top_n_sigma", floor="0 and below keep all tokens.", flag="--top-nsigma"),
     Number("presence_penalty", 0.0, -2, 2, "between -2 and 2", "f4", "penalties",
            "presence_penalty"),
     Number("frequency_penalty", 0.0, -2, 2, "between -2 and 2", "f4", "penalties",
@@ -69,7 +71,10 @@ NUMBERS = (
            "repeat_penalty", flag="--repeat-penalty"),
 )  # fmt: skip
 
-SAMPLERS = {"penalties": "e", "temperature": "t", "min_p": "m", "top_k": "k", "top_p": "p"}
+SAMPLERS = {
+    "penalties": "e", "top_n_sigma": "s", "temperature": "t", "min_p": "m", "top_k": "k",
+    "top_p": "p",
+}  # fmt: skip
 """In the order in which they are applied, with llama.cpp's letters."""
 
 
@@ -96,7 +101,6 @@ ABSENT = (
     Absent("min_keep", (0,)),
     Absent("mirostat", (0,), "--mirostat",
            (("mirostat_eta", "--mirostat-lr"), ("mirostat_tau", "--mirostat-ent"))),
-    Absent("top_n_sigma", (-1, 0), "--top-n-sigma --top-nsigma"),
     Absent("typical_p", (1,), "--typical --typical-p"),
     Absent("xtc_probability", (0,), "--xtc-probability", (("xtc_threshold", "--xtc-threshold"),)),
 )  # fmt: skip

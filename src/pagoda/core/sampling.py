@@ -35,6 +35,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
     """0 or -1 keeps all tokens."""
     min_p: float = 0.0
     """Keeps tokens at least this probable relative to the most probable one."""
+    top_n_sigma: float = 0.0
+    """Keeps tokens whose logits are within so many standard deviations of the largest; 0 or -1
+    keeps all."""
     seed: int | None = None
     stop: list[str] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
