@@ -217,9 +217,10 @@ def mix_experts(
         from pagoda.kernels.triton.products import experts as gpu_experts
 
         return gpu_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
-    if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):
+    kinds = packed_experts.PackedExperts, experts.PlainExperts
+    if isinstance(up, kinds[0]) and isinstance(down, kinds[0]):
         return packed_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
-    assert isinstance(up, PlainExperts) and isinstance(down, PlainExperts)
+    assert isinstance(up, kinds[1]) and isinstance(down, kinds[1])
     return experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
 
 

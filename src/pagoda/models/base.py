@@ -96,6 +96,7 @@ class CausalLM(Model):
             hidden_states, residual = layer(hidden_states, residual, batch)
             if index < len(batch.layer_embeds):
                 residual = residual + batch.layer_embeds[index]
+        assert residual is not None
         return self.norm.add(hidden_states, residual)[0]
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:
@@ -117,7 +118,8 @@ class CausalLM(Model):
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         if self.spec.pooling.answers is None:
-            return self.score(pooled)
+            out: torch.Tensor = self.score(pooled)
+            return out
         yes, no = self.spec.pooling.answers
         logits = self.compute_logits(pooled)
         scores = logits[:, yes] if no is None else logits[:, yes] - logits[:, no]

@@ -134,7 +134,8 @@ class CpuOps:
             _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
             values_are_keys,
         )  # fmt: skip
-        return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+        out: Tensor = qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+        return out
 
     def paged_attention(
         self,

@@ -7,7 +7,7 @@ Tensor = torch.Tensor
 
 def fields(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Split uint8 [n, bytes] into its struct's fields, of so many bytes each."""
-    return torch.split(blocks, sizes, dim=1)
+    return torch.split(blocks, list(sizes), dim=1)
 
 
 def half(raw: Tensor) -> Tensor:

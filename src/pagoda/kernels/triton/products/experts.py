@@ -219,15 +219,14 @@ class _Step(NamedTuple):
     groups: Grouped | None
     """None where assignments compute alone."""
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's count of equals
 
 
 def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ...]:
     """`count` parts of a plain weight are one below the other."""
-    packed = isinstance(experts, PackedExperts)
-    rows = experts.rows if packed else experts.weight.shape[1] // count
+    rows = experts.weight.shape[1] // count if isinstance(experts, PlainExperts) else experts.rows
     biases = [None] * count if experts.bias is None else experts.bias.split(rows, dim=1)
-    if packed:
+    if isinstance(experts, PackedExperts):
         return tuple(
             _Part(matrix, rows, 0, rows, own)
             for matrix, own in zip(experts.parts, biases, strict=True)

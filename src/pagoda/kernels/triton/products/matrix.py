@@ -81,8 +81,9 @@ class GpuMatrix:
     def moved(self, move: Callable[[Tensor], Tensor]) -> "GpuMatrix":
         """The same matrix, on what `move` makes of each tensor."""
         there = copy(self)
-        there.low, there.high, there.scales, there.minima, there.supers = (
-            None if tensor is None else move(tensor) for tensor in self.tensors
+        there.low = move(self.low)
+        there.high, there.scales, there.minima, there.supers = (
+            None if tensor is None else move(tensor) for tensor in self.tensors[1:]
         )
         return there
 

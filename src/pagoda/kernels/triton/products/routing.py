@@ -1,5 +1,6 @@
 """A mixture of experts: who goes where, and the order in which experts take their tokens."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -124,8 +125,8 @@ def group_by_expert(ids: Tensor, experts: int, first: int = 0) -> Grouped:
     """
     count = ids.numel()
     chunks = triton.cdiv(count, _CHUNK)
-    as_int = {"dtype": torch.int32, "device": ids.device}
-    counts = torch.empty((chunks, experts + 1), **as_int)
+    empty = partial(torch.empty, dtype=torch.int32, device=ids.device)
+    counts = empty((chunks, experts + 1))
     block = triton.next_power_of_2(experts + 1)
     _count[(chunks,)](ids, counts, count, first, experts, chunk=_CHUNK, block=block, num_warps=1)
     ends = counts.cumsum(0, dtype=torch.int32)
@@ -133,6 +134,6 @@ def group_by_expert(ids: Tensor, experts: int, first: int = 0) -> Grouped:
     totals = ends[-1].clone()
     offsets = F.pad(totals.cumsum(0, dtype=torch.int32), (1, 0))
     starts = ends - counts + offsets[:-1]
-    order, place = torch.empty(count, **as_int), torch.empty(count, **as_int)
+    order, place = empty(count), empty(count)
     _rank[(chunks,)](ids, starts, order, place, count, first, experts, chunk=_CHUNK, num_warps=4)
     return Grouped(totals[:-1], offsets[:-1], order, place)

@@ -64,6 +64,7 @@ def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None
 
 def matmul(x: Tensor, matrix: GpuMatrix, bias: Tensor | None) -> Tensor:
     """bf16 x [tokens, columns] times an FP8 matrix with a scale per row: bf16 [tokens, rows]."""
+    assert matrix.scales is not None
     codes, scales = quantized(x, matrix.layout.runs)
     weight = matrix.low.view(torch.uint8).view(torch.float8_e4m3fn)
     return _scaled_mm(codes, weight, scales, matrix.scales, bias)
