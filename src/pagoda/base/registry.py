@@ -6,6 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+def attribute(path: str) -> Any:
+    """Import and return what `module:attribute` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Registry:
     """Names mapped to lazily imported objects.
 
@@ -26,8 +32,7 @@ class Registry:
         """Import and return the object; KeyError with the nearest known names otherwise."""
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
-        module, _, attribute = self._entries[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return attribute(self._entries[name])
 
     def nearest(self, name: str) -> str:
         """A phrase for error messages: the nearest known name, and all known ones."""

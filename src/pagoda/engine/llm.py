@@ -18,13 +18,8 @@ from pagoda.engine.constraint import (
     completion_constraint,
 )
 from pagoda.engine.interrupt import deferred_interrupt
-from pagoda.engine.media import MediaFiles, PlacedImage
-from pagoda.engine.offline_media import (
-    OfflineMedia,
-    attach,
-    message_media,
-    prompt_media,
-)
+from pagoda.engine.media import MediaFiles, Placed, attach_media, payloads
+from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
 from pagoda.engine.options import engine_config
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
 from pagoda.engine.progress import PromptDisplay, StartupDisplay
@@ -33,7 +28,7 @@ from pagoda.engine.startup import start_engine
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.watchdog import Watchdog
 from pagoda.text.chat_template import ContentFormatName, load_chat_template
-from pagoda.text.images.video import frame_choice
+from pagoda.text.media.options import media_options
 from pagoda.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -47,7 +42,7 @@ Message = Mapping[str, Any]
 class _Tokenized(NamedTuple):
     text: str | None
     ids: list[int]
-    media: Sequence[PlacedImage] = ()
+    media: Sequence[Placed] = ()
 
 
 class LLM:
@@ -136,11 +131,11 @@ class LLM:
         render = self._renderer(**template)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
-        choice = frame_choice({}, mm_processor_kwargs or {})
+        options = media_options({}, mm_processor_kwargs or {})
         tokenized = []
         for conversation in conversations:
             text = render(conversation)
-            data = message_media(conversation, choice)
+            data = message_media(conversation, options)
             placed = self._media.place(text, data, add_special_tokens=False)
             tokenized.append(_Tokenized(text, *placed))
         use = ToolUse(template.get("tools") or ())
@@ -198,8 +193,8 @@ class LLM:
             text = prompt.get("prompt")
             given = prompt.get("prompt_token_ids", text)
             if given is not None:
-                choice = frame_choice({}, prompt.get("mm_processor_kwargs") or {})
-                return _Tokenized(text, *self._media.place(given, prompt_media(prompt, choice)))
+                options = media_options({}, prompt.get("mm_processor_kwargs") or {})
+                return _Tokenized(text, *self._media.place(given, prompt_media(prompt, options)))
         elif _is_ids(prompt):
             return _Tokenized(None, list(prompt))
         raise RequestError(
@@ -239,7 +234,8 @@ class LLM:
                     constraint.grammar,
                 )
                 request.priority = rank
-                attach(request, prompt.media, files, Path(folder))
+                attach_media(request, prompt.media)
+                files.hold(request, Path(folder), payloads(prompt.media))
                 batch.add(prompt.text, request, fan_out(request, sampling.n))
             return self._drive(batch, show)
 

@@ -15,6 +15,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
+from pagoda.config.modality import MODALITIES
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
@@ -32,7 +33,7 @@ from pagoda.engine.rank_link import (
 )
 from pagoda.engine.watchdog import Watchdog
 from pagoda.planner.parallel import rank_spec
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.media.select import processors_for
 from pagoda.weights.files import open_model
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _make_runner(
         max_num_batched_tokens=int(config.scheduler.max_num_batched_tokens),
         max_model_len=int(config.model.max_model_len or 0),
         seed=config.model.seed,
-        images=None if spec.vision is None else image_processor_for(files),
+        processors=processors_for(files, MODALITIES),
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
         group=group,
