@@ -148,10 +148,10 @@ def test_its_limits_hold_as_those_of_others(capsys: pytest.CaptureFixture[str]) 
 def test_scripts_hand_it_over_as_others() -> None:
     side = FakeTextSide(**tones.text_side())
     offline = OfflineMedia(side, {"tone": 6}, MediaConfig())
-    given = prompt_media({"multi_modal_data": {"tone": np.array(NUMBERS)}}, {})
-    ids, (placed,) = offline.place("A<|tone|>", given)
+    given = prompt_media({"multi_modal_data": {"tone": np.array(NUMBERS)}})
+    ids, (placed,) = offline.place("A<|tone|>", given, {})
     assert ids == [ord("A"), *[tones.TOKEN] * 5] and placed.piece.values.tolist() == NUMBERS
-    again, (placed,) = offline.place("A<|tone|>", message_media(hear(url()), {}))
+    again, (placed,) = offline.place("A<|tone|>", message_media(hear(url())), {})
     assert again == ids and placed.piece.values.tolist() == NUMBERS
     assert media_options({}, {"volume": 2})["tone"] == {"volume": 2}
 

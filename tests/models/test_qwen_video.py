@@ -15,7 +15,7 @@ from transformers.video_utils import VideoMetadata
 from pagoda.arch.read import Reader
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import MODALITIES
-from pagoda.engine.media import Marks, MediaInput, place_pieces
+from pagoda.engine.media import MediaInput, place_media
 from pagoda.text.images import qwen_vl
 from pagoda.text.images.film import FrameChoice, Frames
 from pagoda.text.images.qwen_video import QwenVideoProcessor, from_config
@@ -95,10 +95,11 @@ def test_frames_pixels_and_times(theirs, num_frames, fps, height, width, options
     assert [frame.grid for frame in found.pieces] == [(1, rows // 2, columns // 2)] * pairs
     tokens = rows * columns // 4
     prompt = "See <|vision_start|><|video_pad|><|vision_end|> look."
-    shown = MediaInput(MODALITIES["video"], mine(), _Plain()).write(prompt, [found])
+    videos = MediaInput(MODALITIES["video"], mine(), _Plain())
+    shown = videos.write(prompt, [found])
     filled = shown.replace("<|video_pad|>", "<|video_pad|>" * tokens)
     assert filled == text_by_transformers(theirs, expected, prompt)
-    ids, placed = place_pieces(_Plain().encode(shown), {Marks(_Plain.VIDEO): found.pieces})
+    ids, placed = place_media(_Plain().encode(shown), {videos: [found]})
     assert ids == _Plain().encode(filled)
     assert [ids[place.start - 1] for place in placed] == [_Plain.START] * pairs
 

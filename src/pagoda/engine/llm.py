@@ -100,7 +100,8 @@ class LLM:
         """Complete each prompt; results in the order of the prompts.
 
         Pictures and videos come as vLLM takes them: {"prompt": text, "multi_modal_data": {"image":
-        a PIL image or several, "video": frames}}, with the model's own marks in the text.
+        a PIL image or several, "video": frames}}, with the model's own marks in the text. A file's
+        pathlib.Path stands for what is in it.
         `sampling_params`: one for all prompts, or one for each. `use_tqdm` shows a progress bar
         on a terminal. Raises RequestError (a ValueError) for a prompt or parameter that cannot
         be served, before anything runs.
@@ -123,7 +124,7 @@ class LLM:
         """Answer one conversation, or each of several.
 
         Messages may hold parts of type image_pil (a PIL image), image_url and video_url (data
-        URLs); `mm_processor_kwargs` as in the chat API.
+        URLs or pathlib.Path); `mm_processor_kwargs` as in the chat API.
         Outputs have `reasoning`, `content` and `tool_calls` beside `text`, the raw reply.
         `template`: chat_template (text or file), tools, add_generation_prompt (True),
         continue_final_message (False), chat_template_kwargs (further template variables).
@@ -135,8 +136,8 @@ class LLM:
         tokenized = []
         for conversation in conversations:
             text = render(conversation)
-            data = message_media(conversation, options)
-            placed = self._media.place(text, data, add_special_tokens=False)
+            given = message_media(conversation)
+            placed = self._media.place(text, given, options, add_special_tokens=False)
             tokenized.append(_Tokenized(text, *placed))
         use = ToolUse(template.get("tools") or ())
 
@@ -194,7 +195,7 @@ class LLM:
             given = prompt.get("prompt_token_ids", text)
             if given is not None:
                 options = media_options({}, prompt.get("mm_processor_kwargs") or {})
-                return _Tokenized(text, *self._media.place(given, prompt_media(prompt, options)))
+                return _Tokenized(text, *self._media.place(given, prompt_media(prompt), options))
         elif _is_ids(prompt):
             return _Tokenized(None, list(prompt))
         raise RequestError(

@@ -1,7 +1,7 @@
 """Media on their way into prompts: in the model's size, and as files that the engine reads."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -29,8 +29,6 @@ class Marks(NamedTuple):
     begin: tuple[int, ...] = ()
     """What comes in front of those."""
     end: tuple[int, ...] = ()
-    words: str = "pictures"
-    """As Modality has them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ class MediaInput:
             return (_single(tokenizer, text, modality.words),) if text else ()
 
         (token,) = ids(processor.token)
-        self.marks = Marks(token, ids(processor.begin), ids(processor.end), modality.words)
+        self.words = modality.words
+        self.marks = Marks(token, ids(processor.begin), ids(processor.end))
         self.placeholder = processor.placeholder
         self.known = Remembered(cache_bytes)
         self.loader = loader_of(modality)
@@ -94,8 +93,10 @@ class MediaInput:
             return self._processor.limited(sizes).process(opened)
 
     def take(self, given: Any, options: Options, sizes: Sizes) -> Medium:
-        """Of an object that a script has, or a data URL, which is decoded once while it is
-        remembered."""
+        """Of an object that a script has, a file's path, or a data URL, which is decoded once while
+        it is remembered."""
+        if isinstance(given, Path):
+            return self.decode(_read(given, self.loader.max_bytes), options, sizes)
         if not isinstance(given, str):
             opened = self.loader.given(given, options)
             return self._processor.limited(sizes).process(opened)
@@ -116,7 +117,7 @@ class MediaInput:
         token = self._processor.token
         parts = prompt.split(token)
         if len(parts) - 1 != len(media):
-            raise _miscounted(len(parts) - 1, len(media), self.marks.words)
+            raise _miscounted(len(parts) - 1, len(media), self.words)
         texts = [token if medium.text is None else medium.text for medium in media]
         return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))
 
@@ -126,6 +127,15 @@ def media_key(given: str | bytes, options: Options, sizes: Sizes) -> bytes:
     data = given.encode() if isinstance(given, str) else given
     form = (sorted(options.items()), sorted(sizes.items()))
     return sha256(sha256(data).digest() + repr(form).encode()).digest()
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    """A byte more than a file may have tells the loader that it is too large."""
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise RequestError(f"{path} can't be read: {error.strerror}.", "prompts") from error
 
 
 def _single(tokenizer: Tokenizer, text: str, words: str) -> int:
@@ -138,40 +148,32 @@ def _single(tokenizer: Tokenizer, text: str, words: str) -> int:
     return ids[0]
 
 
-Found = Mapping[str, Sequence[Medium]]
-"""Media of a prompt by kind, each kind's in its order."""
+Found = Mapping[MediaInput, Sequence[Medium]]
+"""Media of a prompt, each kind's in its order."""
 
 
-def write_media(prompt: str, inputs: Mapping[str, MediaInput], found: Found) -> str:
+def write_media(prompt: str, found: Found) -> str:
     """`MediaInput.write` of all kinds."""
-    for kind, media in found.items():
-        prompt = inputs[kind].write(prompt, media)
+    for media_input, media in found.items():
+        prompt = media_input.write(prompt, media)
     return prompt
 
 
-def place_media(
-    ids: list[int], inputs: Mapping[str, MediaInput], found: Found
-) -> tuple[list[int], list[Placed]]:
+def place_media(ids: list[int], found: Found) -> tuple[list[int], list[Placed]]:
     """A prompt in which each piece's one token has become as many as the piece has, between what
     begins and ends one.
 
     RequestError unless there is one for each: who writes the token's text into a message must not
     move media.
     """
-    pieces = {
-        inputs[kind].marks: [piece for medium in media for piece in medium.pieces]
-        for kind, media in found.items()
-    }
-    return place_pieces(ids, pieces)
-
-
-def place_pieces(
-    ids: list[int], found: Mapping[Marks, Sequence[Piece]]
-) -> tuple[list[int], list[Placed]]:
-    for marks, pieces in found.items():
+    if not found:
+        return ids, []
+    left: dict[int, tuple[Marks, Iterator[Piece]]] = {}
+    for media_input, media in found.items():
+        marks, pieces = media_input.marks, [piece for medium in media for piece in medium.pieces]
         if ids.count(marks.token) != len(pieces):
-            raise _miscounted(ids.count(marks.token), len(pieces), marks.words)
-    left = {marks.token: (marks, iter(pieces)) for marks, pieces in found.items() if pieces}
+            raise _miscounted(ids.count(marks.token), len(pieces), media_input.words)
+        left[marks.token] = marks, iter(pieces)
     expanded: list[int] = []
     placed: list[Placed] = []
     for index in ids:

@@ -43,18 +43,18 @@ class MediaLoader:
         reads text only has none: its template says so.
         """
         inputs = self._served.text.media
-        found = {
-            kind: await self._all(modality, messages)
+        loaded = {
+            inputs[kind]: await self._all(modality, messages)
             for kind, modality in MODALITIES.items()
             if kind in self._served.modalities
         }
-        text = write_media(shown.text, inputs, found)
+        found = {media_input: media for media_input, media in loaded.items() if media}
+        text = write_media(shown.text, found)
         if shown.ids is not None and text == shown.text:
             ids = shown.ids
         else:
             ids = await encode(text)
-        loaded = {kind: media for kind, media in found.items() if media}
-        return Prompt(*place_media(ids, inputs, loaded)) if loaded else Prompt(ids)
+        return Prompt(*place_media(ids, found))
 
     async def _all(self, modality: Modality, messages: Sequence[ChatMessage]) -> list[Medium]:
         urls = [
