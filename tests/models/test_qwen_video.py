@@ -17,7 +17,7 @@ from pagoda.base.errors import RequestError
 from pagoda.config.modality import MODALITIES
 from pagoda.engine.media import MediaInput, place_media
 from pagoda.text.images import qwen_vl
-from pagoda.text.images.film import FrameChoice, Frames
+from pagoda.text.images.film import FrameChoice, Stills
 from pagoda.text.images.qwen_video import QwenVideoProcessor, from_config
 from pagoda.text.images.qwen_vl import QwenImageProcessor
 from pagoda.text.media.base import Medium
@@ -69,7 +69,7 @@ def mine(settings: dict | None = None) -> QwenVideoProcessor:
 def processed(
     processor: QwenVideoProcessor, frames: np.ndarray, fps: float, choice: FrameChoice
 ) -> Medium:
-    return processor.process(Frames(frames, fps, choice))
+    return processor.process(Stills(frames, fps, choice))
 
 
 @pytest.mark.parametrize("options", [{}, {"fps": 5}, {"num_frames": 7}, {"num_frames": 2}])

@@ -15,7 +15,6 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
-from pagoda.config.modality import MODALITIES
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
@@ -162,7 +161,7 @@ def _make_runner(
         max_num_batched_tokens=int(config.scheduler.max_num_batched_tokens),
         max_model_len=int(config.model.max_model_len or 0),
         seed=config.model.seed,
-        processors=processors_for(files, MODALITIES),
+        processors=processors_for(files),
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
         group=group,

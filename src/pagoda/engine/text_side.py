@@ -14,7 +14,7 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import MediaInput
 from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
-from pagoda.text.media.select import processor_for
+from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
@@ -92,9 +92,8 @@ def load_text_side(config: ModelConfig) -> TextSide:
     files = open_model(path, config.mmproj)
     tokenizer = tokenizer_of(config, files)
     media = {
-        kind: MediaInput(modality, processor, tokenizer)
-        for kind, modality in MODALITIES.items()
-        if (processor := processor_for(files, kind)) is not None
+        kind: MediaInput(MODALITIES[kind], processor, tokenizer)
+        for kind, processor in processors_for(files).items()
     }
     template = load_chat_template(
         _tokenizer_files(config, files),

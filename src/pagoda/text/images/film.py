@@ -84,35 +84,20 @@ def open_film(data: bytes, choice: FrameChoice = _MODELS_CHOICE) -> Iterator[Fil
 
 @dataclass(frozen=True)
 class Stills:
-    """Frames that were sent one by one, each a picture's file."""
+    """Frames that are there one by one: pictures' files, or an array [frames, height, width, 3]."""
 
-    files: Sequence[bytes]
+    each: Sequence[bytes] | Values
     fps: float
-    choice = None
+    choice: FrameChoice | None = None
 
     @property
     def num_frames(self) -> int:
-        return len(self.files)
+        return len(self.each)
 
     def frames(self, indices: Collection[int]) -> Iterator[Values]:
         for index in sorted(indices):
-            yield decode_image(self.files[index])
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Frames that a script has, as an array [frames, height, width, 3]."""
-
-    pixels: Values
-    fps: float
-    choice: FrameChoice | None
-
-    @property
-    def num_frames(self) -> int:
-        return len(self.pixels)
-
-    def frames(self, indices: Collection[int]) -> Iterator[Values]:
-        yield from self.pixels[sorted(indices)][:, None]
+            frame = self.each[index]
+            yield decode_image(frame) if isinstance(frame, bytes) else frame[None]
 
 
 class _Clock:

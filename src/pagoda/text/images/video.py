@@ -11,7 +11,7 @@ import numpy as np
 
 from pagoda.base.errors import RequestError
 from pagoda.text.images import film
-from pagoda.text.images.film import Film, FrameChoice, Frames, Stills
+from pagoda.text.images.film import Film, FrameChoice, Stills
 from pagoda.text.images.picture import is_picture, pixels_of
 from pagoda.text.media.base import Data, Loader, Medium, Options, Processor, Sizes, Values
 from pagoda.text.media.dataurl import base64_bytes, split_data_url
@@ -49,7 +49,7 @@ class VideoLoader(Loader):
         frames = np.concatenate([pixels_of(frame) for frame in value])
         fps = float(choice.fps or metadata.get("fps") or _FRAMES_PER_SECOND)
         left = None if choice.num_frames is None else FrameChoice(num_frames=choice.num_frames)
-        return Frames(frames, fps, left)
+        return Stills(frames, fps, left)
 
     def several(self, value: Any) -> list[Any]:
         """Arrays of frames are videos, and so is a list of pictures."""

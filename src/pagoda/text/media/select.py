@@ -33,13 +33,19 @@ def processor_for(files: ModelFiles, kind: str) -> Processor | None:
     return processor
 
 
-def processors_for(files: ModelFiles, encoders: Collection[str]) -> dict[str, Processor]:
-    """By kind, of a model with such encoders."""
-    found = {kind: processor_for(files, kind) for kind in MODALITIES} if encoders else {}
+def processors_for(
+    files: ModelFiles, encoders: Collection[str] = MODALITIES.keys()
+) -> dict[str, Processor]:
+    """By kind, of a model with such encoders: of each kind that has one, and a processor for it."""
+    if not encoders:
+        return {}
+    found = {kind: processor_for(files, kind) for kind in MODALITIES}
     return {
         kind: processor
         for kind, processor in found.items()
-        if processor is not None and processor.encoder in encoders
+        if processor is not None
+        and processor.encoder in encoders
+        and found[processor.encoder] is not None
     }
 
 
