@@ -13,7 +13,6 @@ from pagoda.config.engine import ModelConfig
 from pagoda.config.modality import MODALITIES, Modality
 from pagoda.engine.aside import zygote
 from pagoda.engine.media import MediaInput
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.media.base import (
     Data,
     Grid,
@@ -26,6 +25,7 @@ from pagoda.text.media.base import (
     Values,
 )
 from pagoda.text.media.dataurl import base64_bytes, split_data_url
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.fakes import ByteTokenizer, FakeTextSide
 
 MARK, TOKEN = "<|tone|>", 257

@@ -12,10 +12,10 @@ from pagoda.arch.read import Reader
 from pagoda.config.engine import MediaConfig
 from pagoda.config.modality import MODALITIES
 from pagoda.engine.media import MediaInput
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.images import qwen_video
 from pagoda.text.images.qwen_video import QwenVideoProcessor
 from pagoda.text.images.qwen_vl import QwenImageProcessor, from_config
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import ByteTokenizer, FakeClient
 

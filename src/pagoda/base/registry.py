@@ -18,8 +18,10 @@ class Registry:
     Supporting a hundred architectures must not import a hundred modules.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]):
+    def __init__(self, kind: str, entries: Mapping[str, str], *, package: str = ""):
+        """`package`: where all of the modules lie."""
         self.kind = kind
+        self._package = package
         self._entries = dict(entries)
 
     def __contains__(self, name: object) -> bool:
@@ -32,7 +34,8 @@ class Registry:
         """Import and return the object; KeyError with the nearest known names otherwise."""
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
-        return attribute(self._entries[name])
+        path = self._entries[name]
+        return attribute(f"{self._package}.{path}" if self._package else path)
 
     def nearest(self, name: str) -> str:
         """A phrase for error messages: the nearest known name, and all known ones."""

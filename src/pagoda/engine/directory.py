@@ -18,8 +18,8 @@ from pagoda.engine.media import Placed, attach_media
 from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.requests import fan_out
 from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import ParserFamily
+from pagoda.text.template.chat import ChatTemplate
 from pagoda.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "fan_out", "start_served_model"]

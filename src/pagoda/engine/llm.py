@@ -27,8 +27,8 @@ from pagoda.engine.requests import RequestLimits, fan_out, make_request
 from pagoda.engine.startup import start_engine
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.watchdog import Watchdog
-from pagoda.text.chat_template import ContentFormatName, load_chat_template
 from pagoda.text.media.options import media_options
+from pagoda.text.template.chat import ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)

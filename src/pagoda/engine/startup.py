@@ -41,7 +41,7 @@ from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
-from pagoda.planner.addresses import check_addresses
+from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
 from pagoda.planner.vision import media_budget, media_sizes
 from pagoda.text.media.base import Processor

@@ -13,14 +13,14 @@ from pagoda.config.modality import MODALITIES
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import MediaInput
-from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.hub.progress import terminal_progress
 from pagoda.weights.jsonfile import read_json
-from pagoda.weights.progress import terminal_progress
 from pagoda.weights.source import resolve_model
 
 log = get_logger(__name__)

@@ -7,7 +7,7 @@ from pagoda.config.modality import modality_of_part
 from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.chat_template import RESERVED
+from pagoda.text.template.chat import RESERVED
 
 
 async def render_prompt(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pagoda.base import machine
-from pagoda.doctor import gpus
-from pagoda.doctor.gpus import GpuProcess, Gpus, ask, probe_gpus
+from pagoda.doctor.machine import gpus
+from pagoda.doctor.machine.gpus import GpuProcess, Gpus, ask, probe_gpus
 from tests.unit.doctor.fake_nvml import NOT_AVAILABLE, NOT_SUPPORTED, FakeNvml
 
 GIB = 1 << 30
