@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[Any]
-"""As a processor makes them and an encoder's processor reads them: of a picture uint8
-[frames, height, width, 3], red, green and blue."""
+"""As a processor makes them and the encoder's processor reads them, in uint8, int16 or float32: of
+a picture uint8 [frames, height, width, 3], red, green and blue."""
 Grid = tuple[int, int, int]
 """Frames, rows and columns."""
 Data = bytes | tuple[bytes, ...]
