@@ -27,7 +27,7 @@ from pagoda.config.engine import (
 )
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner.assumed import dummy_of
-from pagoda.planner.speed import step_bytes, step_operations
+from pagoda.planner.devices.speed import step_bytes, step_operations
 from pagoda.planner.weights import HeldWeight, held_weights
 from pagoda.weights.formats import PUBLISHED
 

@@ -171,7 +171,7 @@ _SERVER = (
 
 _CHAT = (
     Compat("--jinja", "-", "none",
-           Fact("templates are always Jinja", has=("pagoda.text.chat_template",))),
+           Fact("templates are always Jinja", has=("pagoda.text.template.chat",))),
     Compat("--reasoning-format", "v", "later", facts.PARSERS, (),
            {"auto": {}, "deepseek": {}, "none": {"reasoning_parser": "none"}}),
     Compat("--reasoning-budget", "v", "later", facts.THOUGHT, (),
@@ -252,7 +252,7 @@ _MEDIA = (
            Fact("give --mmproj a file", has=("--mmproj",))),
     Compat("--mmproj-auto", "0", "none",
            Fact("a projector beside the model is found; --mmproj names another",
-                has=("--mmproj", "pagoda.weights.projector"))),
+                has=("--mmproj", "pagoda.weights.gguf.projector"))),
     Compat("--no-mmproj --no-mmproj-auto", "0", "later", facts.TOWER),
     Compat("--mmproj-offload", "-", "none",
            Fact("the vision tower is on --device", has=("--device",))),

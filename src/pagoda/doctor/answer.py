@@ -10,19 +10,19 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
 from pagoda.doctor.command import differences, fields_of, serve_command
-from pagoda.doctor.condensed import condensed
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
+from pagoda.doctor.remedies.condensed import condensed
 from pagoda.doctor.speeds import Speeds, speeds_of
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
-from pagoda.planner.addresses import check_addresses
+from pagoda.planner.devices.addresses import check_addresses
+from pagoda.planner.devices.speed import DeviceSpeed
 from pagoda.planner.parallel import machine_part, most_ranks
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, cache_is_chosen, resolve
 from pagoda.planner.speculation import speculative_tokens
-from pagoda.planner.speed import DeviceSpeed
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024

@@ -15,7 +15,6 @@ from pagoda.kernels.ref import (
     activation,
     attention,
     delta_net,
-    dequant,
     embedding,
     encoder,
     experts,
@@ -28,6 +27,7 @@ from pagoda.kernels.ref import (
 from pagoda.kernels.ref import (
     draw as drawing,
 )
+from pagoda.kernels.ref.dequant import formats as dequant
 from pagoda.kernels.selector import native as _native
 from pagoda.kernels.selector import native_attention as _native_attention
 from pagoda.kernels.triton.target import declines
@@ -394,7 +394,7 @@ def mix_experts(
     reads, instead. Both are packed or neither is.
     """
     if (x.is_cuda and declines(x) is None) or packing.on_gpu(down):
-        from pagoda.kernels.triton import experts as gpu_experts
+        from pagoda.kernels.triton.products import experts as gpu_experts
 
         return gpu_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
     if isinstance(up, PackedExperts) and isinstance(down, PackedExperts):

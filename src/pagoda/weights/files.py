@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.choice import is_gguf_model
-from pagoda.weights.gguf import GgufCheckpoint, split_paths
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint, split_paths
+from pagoda.weights.gguf.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.pointer import START, refuse_pointer
-from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 from pagoda.weights.upright import UprightCheckpoint

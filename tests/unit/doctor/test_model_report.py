@@ -6,7 +6,7 @@ from pagoda.cli.main import parse_command
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import fields_of
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
 from pagoda.doctor.users import Users
 from tests.unit.doctor.models import LLAMA, QWEN3_5, asked, box, subject_of

@@ -19,7 +19,7 @@ from pagoda.kernels.triton.activation import (
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
 from pagoda.kernels.triton.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
-from pagoda.kernels.triton.routing import route
+from pagoda.kernels.triton.products.routing import route
 from pagoda.kernels.triton.sampling import mask_logits
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
