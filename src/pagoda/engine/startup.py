@@ -42,11 +42,10 @@ from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
 from pagoda.planner.devices.addresses import check_addresses
-from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.resolve import CPU_RESERVE, Resolution, resolve
-from pagoda.planner.vision import kept_bytes
-from pagoda.text.images.base import ImageProcessor
-from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.planner.vision import media_budget, media_sizes
+from pagoda.text.media.base import Processor
+from pagoda.text.media.select import processors_for
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.source import resolve_model
 
@@ -156,9 +155,9 @@ class _Startup:
             with self._timed("meet ranks"):
                 self.ranks.meet(device.torch_device)
         grammars = Grammars(partial(_vocabulary, self.config.model, files), spec.vocab_size)
-        images = None if spec.vision is None else image_processor_for(files)
+        processors = processors_for(files, model.encoders)
         runner = self._make_runner(
-            model, spec, device, resolution, libraries.result(), grammars, images
+            model, spec, device, resolution, libraries.result(), grammars, processors
         )
         scheduler = _make_scheduler(resolution, spec)
         core = EngineCore(
@@ -179,7 +178,7 @@ class _Startup:
             generates=spec.writes_text,
             hidden_size=spec.hidden_size,
             pooling=spec.pooling,
-            media=_media(images, files, resolution),
+            media=media_sizes(resolution.config, processors),
             ledger=self.ledger.rows(),
         )
         for line in self.ledger.lines():
@@ -336,13 +335,9 @@ class _Startup:
         resolution: Resolution,
         libraries: Libraries,
         grammars: Grammars,
-        images: ImageProcessor | None,
+        processors: dict[str, Processor],
     ) -> "ModelRunner":
         config = resolution.config
-        kept = 0
-        if spec.vision is not None:
-            width, most = DTYPE_BYTES[config.model.dtype], _resolved(config.media.image_max_tokens)
-            kept = kept_bytes(spec.vision, spec.hidden_size, width, most)
         before = device.memory_used()
         with self._timed("reserve KV cache"), _memory_guard("reserving the KV cache", resolution):
             model.reserve(_resolved(config.model.max_model_len))
@@ -361,8 +356,8 @@ class _Startup:
                 max_model_len=_resolved(config.model.max_model_len),
                 seed=config.model.seed,
                 grammars=grammars,
-                images=images,
-                kept_image_bytes=kept,
+                processors=processors,
+                kept_media_bytes=media_budget(config, spec, model.encoders),
                 eager=config.device.enforce_eager,
                 captured_bytes=resolution.plan.captured,
             )
@@ -375,19 +370,6 @@ class _Startup:
             self.ledger.measured["activations"] = device.memory_used() - before
             self.ledger.details["activations"] += f", measured with {num_tokens} tokens"
         return runner
-
-
-def _media(
-    images: ImageProcessor | None, files: ModelFiles, resolution: Resolution
-) -> dict[str, int]:
-    """As EngineReady has it."""
-    if images is None:
-        return {}
-    media = resolution.config.media
-    found = {"image": _resolved(media.image_max_tokens)}
-    if video_processor_for(files) is not None:
-        found["video"] = _resolved(media.video_max_tokens)
-    return found
 
 
 def _warn_of_type(dtype: str) -> None:
