@@ -136,7 +136,10 @@ def transformers_speed(model: GpuModel, device: "Device") -> float:
     config = model.plain_config
     kind = device.dtype(usual_type(device))
     with torch.device(device.torch_device):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=kind).eval()
+        made = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # as theirs is
+            AutoConfig.for_model(**config), dtype=kind
+        )
+        theirs = made.eval()
     ids = torch.randint(100, (_TRANSFORMERS_BATCH, _SHORT), device=device.torch_device)
 
     def generate(count: int) -> float:

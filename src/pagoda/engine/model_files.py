@@ -7,7 +7,7 @@ from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
-from pagoda.planner.assumed import Dummy, dummy_of
+from pagoda.planner.assumed import dummy_of
 from pagoda.planner.pooling import with_pooling
 from pagoda.planner.quantization import quantized_tensors, rounding_in_words
 from pagoda.planner.resolved import ResolvedModel
@@ -38,17 +38,12 @@ def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ResolvedModel) -> 
     return QuantizedCheckpoint(checkpoint, rounded)
 
 
-def dummy_in(files: ModelFiles, spec: ModelSpec) -> Dummy:
-    """What its weights look like where they are random."""
-    return dummy_of(spec, files.config)
-
-
 def planned_tensors(
     files: ModelFiles, spec: ModelSpec, config: ModelConfig
 ) -> Mapping[str, TensorInfo]:
     """Its tensors, or those that config.json lets assume for a dummy load; none where these are
     plain."""
-    assumed = dummy_in(files, spec).tensors if config.load_format == "dummy" else None
+    assumed = dummy_of(spec, files.config).tensors if config.load_format == "dummy" else None
     return assumed or _tensors_of(files, config)
 
 

@@ -19,7 +19,7 @@ from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
 from pagoda.engine.libraries import import_torch
-from pagoda.engine.model_files import checkpoint_of, dummy_in, spec_of
+from pagoda.engine.model_files import checkpoint_of, spec_of
 from pagoda.engine.process import leave
 from pagoda.engine.rank_link import (
     RankDevice,
@@ -32,6 +32,7 @@ from pagoda.engine.rank_link import (
     RankUp,
 )
 from pagoda.engine.watchdog import Watchdog
+from pagoda.planner.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
 from pagoda.text.images.select import image_processor_for
 from pagoda.weights.files import open_model
@@ -150,7 +151,7 @@ def _make_runner(
         device=device.place_of(setup.in_host),
         parallel=group.parallel,
         progress=lambda done, total: watchdog.beat("load weights"),
-        dummy=dummy_in(files, spec) if config.model.dummy else None,
+        dummy=dummy_of(spec, files.config) if config.model.dummy else None,
         packed=setup.packed,
     )
     watchdog.beat("reserve KV cache")

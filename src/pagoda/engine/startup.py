@@ -23,7 +23,7 @@ from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import kv_disk
 from pagoda.engine.libraries import Libraries, import_libraries
 from pagoda.engine.measured import fit_to_device, measures_steps
-from pagoda.engine.model_files import checkpoint_of, dummy_in, spec_of
+from pagoda.engine.model_files import checkpoint_of, spec_of
 from pagoda.engine.phases import Phases, Report, memory_guard
 from pagoda.engine.planned import plan_engine
 from pagoda.engine.progress import WEIGHTS_PHASE
@@ -31,6 +31,7 @@ from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
+from pagoda.planner.assumed import dummy_of
 from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.resolve import Resolution, device_name
 from pagoda.planner.vision import kept_bytes
@@ -179,6 +180,8 @@ def _read_headers(model: ModelConfig, phases: Phases) -> tuple[ModelFiles, Model
 def _find_device(start: _Start) -> "tuple[DeviceFacts, Device | None]":
     """Facts of the device; a plain CPU's are known without waiting for torch."""
     name = device_name(start.config.device.device, lambda: start.import_torch().has_gpu())
+    if name != start.config.device.device:
+        log.info("Device %s is %s.", start.config.device.device, name)
     if name == "cpu":
         return cpu.device_facts(), None
     device = start.import_torch().make_device(name)
@@ -201,7 +204,7 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
             device=place,
             parallel=None if ranks is None else ranks.group.parallel,
             progress=partial(start.phases.progress, check=None if ranks is None else ranks.check),
-            dummy=dummy_in(files, spec) if config.dummy else None,
+            dummy=dummy_of(spec, files.config) if config.dummy else None,
             packed=resolution.packed,
         )
     if not isinstance(place, str):
