@@ -297,8 +297,7 @@ class FakeTextSide:
     markup_ids: frozenset[int] = frozenset()
     special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
-    images: Any = None
-    videos: Any = None
+    media: dict[str, Any] = field(default_factory=dict)
 
 
 def served_model(client: FakeClient, path: Path = Path("/models/fake"), **text: Any) -> ServedModel:

@@ -6,6 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+def attribute(path: str) -> Any:
+    """Import and return what `module:attribute` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Registry:
     """Names mapped to lazily imported objects.
 
@@ -28,10 +34,8 @@ class Registry:
         """Import and return the object; KeyError with the nearest known names otherwise."""
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
-        module, _, attribute = self._entries[name].partition(":")
-        if self._package:
-            module = f"{self._package}.{module}"
-        return getattr(importlib.import_module(module), attribute)
+        path = self._entries[name]
+        return attribute(f"{self._package}.{path}" if self._package else path)
 
     def nearest(self, name: str) -> str:
         """A phrase for error messages: the nearest known name, and all known ones."""

@@ -34,7 +34,7 @@ from pagoda.engine.rank_link import (
 from pagoda.engine.watchdog import Watchdog
 from pagoda.planner.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.media.select import processors_for
 from pagoda.weights.files import open_model
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _make_runner(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.model.max_model_len,
         seed=config.model.seed,
-        images=None if spec.vision is None else image_processor_for(files),
+        processors=processors_for(files),
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
         group=group,

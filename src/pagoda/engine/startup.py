@@ -32,11 +32,10 @@ from pagoda.engine.ranks import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.transport import MemoryRoom
 from pagoda.kernels import cpu
 from pagoda.planner.assumed import dummy_of
-from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.resolve import Resolution, device_name
-from pagoda.planner.vision import kept_bytes
-from pagoda.text.images.base import ImageProcessor
-from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.planner.vision import media_budget, media_sizes
+from pagoda.text.media.base import Processor
+from pagoda.text.media.select import processors_for
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.source import resolve_model
 
@@ -127,8 +126,8 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         with phases.timed("meet ranks"):
             ranks.meet(device.torch_device)
     grammars = Grammars(partial(_vocabulary, start.config.model, start.files), spec.vocab_size)
-    images = None if spec.vision is None else image_processor_for(start.files)
-    runner = _make_runner(start, model, device, resolution, grammars, images)
+    processors = processors_for(start.files, model.encoders)
+    runner = _make_runner(start, model, device, resolution, grammars, processors)
     scheduler = _make_scheduler(resolution, spec)
     core = EngineCore(
         scheduler,
@@ -150,7 +149,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         generates=spec.writes_text,
         hidden_size=spec.hidden_size,
         pooling=spec.pooling,
-        media=_media(images, start.files, resolution),
+        media=media_sizes(resolution.config, processors),
         ledger=phases.ledger.rows(),
     )
     for line in phases.ledger.lines():
@@ -245,14 +244,10 @@ def _make_runner(
     device: "Device",
     resolution: Resolution,
     grammars: Grammars,
-    images: ImageProcessor | None,
+    processors: dict[str, Processor],
 ) -> "ModelRunner":
     config, spec, ranks = resolution.config, start.spec, start.ranks
     phases, measured = start.phases, start.phases.ledger.measured
-    kept = 0
-    if spec.vision is not None:
-        width, most = DTYPE_BYTES[config.model.dtype], config.media.image_max_tokens
-        kept = kept_bytes(spec.vision, spec.hidden_size, width, most)
     before = device.memory_used()
     with phases.timed("reserve KV cache"), memory_guard("reserving the KV cache", resolution):
         model.reserve(config.model.max_model_len)
@@ -271,8 +266,8 @@ def _make_runner(
             max_model_len=config.model.max_model_len,
             seed=config.model.seed,
             grammars=grammars,
-            images=images,
-            kept_image_bytes=kept,
+            processors=processors,
+            kept_media_bytes=media_budget(config, spec, model.encoders),
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
         )
@@ -285,19 +280,6 @@ def _make_runner(
         measured["activations"] = device.memory_used() - before
         phases.ledger.details["activations"] += f", measured with {num_tokens} tokens"
     return runner
-
-
-def _media(
-    images: ImageProcessor | None, files: ModelFiles, resolution: Resolution
-) -> dict[str, int]:
-    """As EngineReady has it."""
-    if images is None:
-        return {}
-    media = resolution.config.media
-    found = {"image": media.image_max_tokens}
-    if video_processor_for(files) is not None:
-        found["video"] = media.video_max_tokens
-    return found
 
 
 def _warn_of_type(dtype: str) -> None:

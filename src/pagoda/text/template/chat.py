@@ -48,24 +48,18 @@ class ChatTemplate:
         sources: Mapping[str, str],
         names: Mapping[str, str],
         content_format: ContentFormatName = "auto",
-        image_placeholder: str | None = None,
-        video_placeholder: str | None = None,
+        placeholders: Mapping[str, str] | None = None,
         variables: Mapping[str, Any] | None = None,
     ):
-        """The placeholders stand for a picture and a video where a template takes strings only;
-        None where the model sees none. `variables` hold where a request has none of their names.
-        """
+        """`placeholders` stand for media where a template takes strings only, by the kinds that the
+        model takes. `variables` hold where a request has none of their names."""
         self._variables = dict(variables or {})
         self.source = "\n".join(sources.values())
         """Of all of them: what a model's output may look like, only their sum tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._formats = {
-            name: replace(
-                _format_of(text, content_format),
-                image_placeholder=image_placeholder,
-                video_placeholder=video_placeholder,
-            )
+            name: replace(_format_of(text, content_format), placeholders=placeholders or {})
             for name, text in sources.items()
         }
         self._rerank = sources.get("rerank")
@@ -158,13 +152,12 @@ def load_chat_template(
     *,
     override: str | None = None,
     content_format: ContentFormatName = "auto",
-    image_placeholder: str | None = None,
-    video_placeholder: str | None = None,
+    placeholders: Mapping[str, str] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> ChatTemplate | None:
     """The chat template of a model, or the one of `--chat-template`; None if it has none.
 
-    `override` is a file's path or a template's text; the placeholders and `variables` as of
+    `override` is a file's path or a template's text; `placeholders` and `variables` as of
     `ChatTemplate`. Raises ConfigError for an override or variables that can't be used,
     CheckpointError for a broken template of the model's own.
     """
@@ -179,8 +172,7 @@ def load_chat_template(
             sources,
             tokenizer.special_token_names,
             content_format,
-            image_placeholder,
-            video_placeholder,
+            placeholders,
             variables,
         )
     except (jinja2.TemplateError, RecursionError) as error:

@@ -1,18 +1,16 @@
 """Whether a chat template wants a message's content as one string or as a list of parts."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import nodes
 
 from pagoda.base.errors import RequestError
+from pagoda.config.modality import MODALITIES, modality_of_part
 from pagoda.text.template.sandbox import ENVIRONMENT
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-IMAGE_PARTS = frozenset(("image_url", "input_image", "image_pil"))
-"""Types of the parts that hold a picture."""
-VIDEO_PARTS = frozenset(("video_url",))
 _TEXT_TESTS = frozenset(("string", "mapping", "iterable", "sequence"))
 
 
@@ -24,10 +22,8 @@ class ContentFormat:
     """The template knows lists only, so that strings become lists of one part."""
     knows_null: bool = False
     """The template asks whether there is content: some write calls only where there is none."""
-    image_placeholder: str | None = None
-    """A picture among strings; None where the model reads text only."""
-    video_placeholder: str | None = None
-    """A video among strings; None where the model sees none."""
+    placeholders: Mapping[str, str] = field(default_factory=dict)
+    """What stands for a medium among strings, by the kinds that the model takes."""
 
     @property
     def silence(self) -> Any:
@@ -103,26 +99,21 @@ def shape_content(content: Any, wanted: ContentFormat) -> Any:
         return content
     if wanted.name == "string":
         return "\n".join(
-            placeholder or _text_of(part, wanted)
+            wanted.placeholders[kind] if kind else _text_of(part, wanted)
             for part in content
-            for placeholder in [_medium(part, wanted)[1]]
+            for kind in [_medium(part, wanted)]
         )
     return [
         {"type": kind} if kind else {"type": "text", "text": _text_of(part, wanted)}
         for part in content
-        for kind in [_medium(part, wanted)[0]]
+        for kind in [_medium(part, wanted)]
     ]
 
 
-def _medium(part: Any, wanted: ContentFormat) -> tuple[str, str]:
-    """What a template calls a part that is no text, and what stands for it among strings; both
-    empty for text, and for what the model does not take."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in IMAGE_PARTS and wanted.image_placeholder is not None:
-        return "image", wanted.image_placeholder
-    if kind in VIDEO_PARTS and wanted.video_placeholder is not None:
-        return "video", wanted.video_placeholder
-    return "", ""
+def _medium(part: Any, wanted: ContentFormat) -> str | None:
+    """The kind of a part that is no text; None for text, and for what the model does not take."""
+    modality = modality_of_part(part.get("type")) if isinstance(part, dict) else None
+    return modality.kind if modality is not None and modality.kind in wanted.placeholders else None
 
 
 def _text_of(part: Any, wanted: ContentFormat) -> str:
@@ -131,15 +122,15 @@ def _text_of(part: Any, wanted: ContentFormat) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     key = _TEXT_PARTS.get(str(kind))
     if key is None:
-        taken = "text only; send parts of type 'text'"
-        if wanted.image_placeholder is not None:
-            taken = "text and images; send parts of type 'text' and 'image_url'"
-        if wanted.video_placeholder is not None:
-            taken = (
-                "text, images and videos; send parts of type 'text', 'image_url' and 'video_url'"
-            )
+        taken = _joined(["text", *(f"{kind}s" for kind in wanted.placeholders)])
+        if not wanted.placeholders:
+            taken += " only"
+        sent = _joined(
+            ["'text'", *(f"{MODALITIES[kind].parts[0]!r}" for kind in wanted.placeholders)]
+        )
         raise RequestError(
-            f"A message has a content part of type {kind!r}, but this model reads {taken}.",
+            f"A message has a content part of type {kind!r}, but this model reads {taken}; send "
+            f"parts of type {sent}.",
             param="messages",
         )
     text = part.get(key)
@@ -149,3 +140,8 @@ def _text_of(part: Any, wanted: ContentFormat) -> str:
             param="messages",
         )
     return text
+
+
+def _joined(words: list[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
