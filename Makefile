@@ -12,7 +12,7 @@ ZIG = CXX="$$($(BIN)/python -c 'import os, ziglang; print(os.path.dirname(ziglan
 CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 # vLLM's default of 1000 long prompts is for a datacenter GPU; a laptop takes an hour for it.
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
-MYPY_FLOORS := base config weights arch core text planner quant models engine web
+MYPY_FLOORS := base config weights arch core text planner quant models runtime/device.py engine doctor web
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
   check format docs bench bench-agent bench-peers clean

@@ -11,6 +11,7 @@ from pagoda.config.modality import MODALITIES
 from pagoda.core.plan import ENCODE_AHEAD
 from pagoda.planner.memory import DTYPE_BYTES
 from pagoda.planner.reason import Reason
+from pagoda.planner.resolved import ResolvedConfig
 
 
 def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) -> EngineConfig:
@@ -39,23 +40,22 @@ def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) 
     return replace(config, media=replace(config.media, **chosen))
 
 
-def media_sizes(config: EngineConfig, kinds: Iterable[str]) -> dict[str, int]:
-    """The most tokens that one of each kind becomes; `config` is resolved."""
+def media_sizes(config: ResolvedConfig, kinds: Iterable[str]) -> dict[str, int]:
+    """The most tokens that one of each kind becomes."""
     return {
         kind: int(getattr(config.media, f"{kind}_max_tokens", _default(kind, config, 0)))
         for kind in kinds
     }
 
 
-def _default(kind: str, config: EngineConfig, max_position: int) -> int:
+def _default(kind: str, config: EngineConfig | ResolvedConfig, max_position: int) -> int:
     length = config.model.max_model_len
     half = (length if isinstance(length, int) else max_position) // 2
     return max(1, min(MODALITIES[kind].max_tokens[config.device.device], half))
 
 
-def media_budget(config: EngineConfig, spec: ModelSpec, encoders: Collection[str]) -> int:
-    """Bytes of the embeddings that are kept of media by the kinds that have encoders; `config` is
-    resolved."""
+def media_budget(config: ResolvedConfig, spec: ModelSpec, encoders: Collection[str]) -> int:
+    """Bytes of the embeddings that are kept of media by the kinds that have encoders."""
     width, sizes = DTYPE_BYTES[config.model.dtype], media_sizes(config, encoders)
     most = max(sizes.values(), default=0)
     return kept_bytes(spec.vision, spec.hidden_size, width, most)

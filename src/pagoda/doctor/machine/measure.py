@@ -128,7 +128,7 @@ def _start(native: Any) -> float:
 
 
 def _read(native: Any) -> float:
-    from pagoda.kernels.cpu import _native
+    from pagoda.kernels.cpu import _native  # type: ignore[attr-defined]  # a compiled module
 
     buffer = _Buffer(_READ_BYTES)
     drops = _native.drop_from_caches(buffer.address, _READ_BYTES)

@@ -10,7 +10,7 @@ from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import needed_addresses
 from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.resolve import room_for_pool
+from pagoda.planner.pool import room_for_pool
 
 MIB = 1 << 20
 SHORTEST = 512
@@ -69,7 +69,7 @@ def _with_own_pool(case: Case, users: Users | None) -> EngineConfig | None:
     length = wanted if isinstance(wanted, int) else plan.longest_within(room, most)
     if length < min(SHORTEST, most):
         return None
-    useful = plan.slabs_for(length, int(config.scheduler.max_num_seqs)) * plan.slab_bytes
+    useful = plan.slabs_for(length, config.scheduler.max_num_seqs) * plan.slab_bytes
     left = room - plan.position_bytes * length
     pool = min(left // MIB, -(-useful // MIB)) * MIB
     if pool <= 0:

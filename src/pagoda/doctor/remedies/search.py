@@ -100,7 +100,7 @@ def _offloaded(case: Case, users: Users | None, asked: Answer) -> Iterator[Remed
         return
     rich = replace(case.hardware, facts=replace(facts, host_memory=_ANY_MEMORY))
     made = planned(replace(case, hardware=rich), users)
-    gib = made and made.resolution and made.resolution.config.device.cpu_offload_gb
+    gib = made and made.resolution and made.resolution.config.device.offload_gib
     if not gib:
         return
     device = replace(case.config.device, cpu_offload_gb=gib)
@@ -201,8 +201,8 @@ def _remedy(
         config = replace(config, model=replace(config.model, max_model_len=length))
     if case.own_pool:
         pool = format_bytes(made.config.cache.kv_cache_memory_bytes or 0)
-        length = "" if offer else f" for contexts of {made.resolution.plan.max_model_len:,} tokens"
-        changes = [*changes, f"a KV cache of {pool}{length}"]
+        context = "" if offer else f" for contexts of {made.resolution.plan.max_model_len:,} tokens"
+        changes = [*changes, f"a KV cache of {pool}{context}"]
     made = replace(made, config=config, serving=asked.serving)
     given = asked.asked.device
     device = replace(config.device, device=given.device, threads=given.threads)
