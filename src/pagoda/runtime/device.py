@@ -209,7 +209,7 @@ class CudaDevice(Device):
         copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as torch has it
+        done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self.torch_device))
 
         def wait() -> list[np.ndarray]:
@@ -235,7 +235,7 @@ class CudaDevice(Device):
     def host_memory(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Registered memory, for what torch would pin is rounded up to a power of two."""
         memory, _ = super().host_memory(nbytes)
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # as torch has it
+        runtime = torch.cuda.cudart()
         torch.cuda.check_error(
             runtime.cudaHostRegister(memory.data_ptr(), nbytes, _PORTABLE | _MAPPED)
         )
@@ -279,7 +279,7 @@ class _Registered:
         self._memory = memory
 
     def __del__(self) -> None:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # as above
+        runtime = torch.cuda.cudart()
         runtime.cudaHostUnregister(self._memory.data_ptr())
 
 
