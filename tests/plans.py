@@ -27,13 +27,13 @@ class Planned:
 
 def shares(plan: StepPlan) -> list[Planned]:
     blocks: dict[int, list[list[int]]] = {}
-    first: dict[int, int] = {}
+    first: dict[tuple[int, int], int] = {}
     for group, new in enumerate(plan.new_blocks):
         entries = zip(new.rows.tolist(), new.columns.tolist(), new.blocks.tolist(), strict=True)
         for row, column, block in entries:
             mine = blocks.setdefault(row, [[] for _ in plan.new_blocks])
             mine[group].append(block)
-            assert column == first.setdefault(row, column) + len(mine[group]) - 1
+            assert column == first.setdefault((row, group), column) + len(mine[group]) - 1
     columns = zip(
         plan.req_ids, plan.rows.tolist(), plan.starts.tolist(), plan.lens.tolist(), strict=True
     )
@@ -47,17 +47,9 @@ def shares(plan: StepPlan) -> list[Planned]:
             draft_token_ids=plan.drafts.get(row, []),
             samples=row not in plan.unsampled,
             row=row,
-            column=first.get(row, 0),
+            column=first.get((row, 0), 0),
         )
-        for place, (req_id, row, start, length) in enumerate(
-            zip(
-                plan.req_ids,
-                plan.rows.tolist(),
-                plan.starts.tolist(),
-                plan.lens.tolist(),
-                strict=True,
-            )
-        )
+        for place, (req_id, row, start, length) in enumerate(columns)
     ]
 
 

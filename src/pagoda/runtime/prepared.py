@@ -62,7 +62,9 @@ class PreparedStep:
         if not np.array_equal(plan.rows, rows) or not np.array_equal(plan.starts, mine.ends):
             return None
         ends = plan.starts + plan.lens
-        if plan.num_tokens != len(rows) or ends.max() > states.max_model_len:
+        if not self.arrays.num_tokens == plan.num_tokens == len(rows):
+            return None
+        if ends.max() > states.max_model_len:
             return None
         if not np.array_equal(states.lengths[rows], ends):
             return None
