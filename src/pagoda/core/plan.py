@@ -99,8 +99,8 @@ def pack_column(column: object) -> bytes:
 
 
 def unpack_column(kind: type, packed: bytes) -> Ints:
-    """What `pack_column` made; read only."""
-    return np.frombuffer(packed, np.int64)
+    """What `pack_column` made."""
+    return np.frombuffer(packed, np.int64).copy()
 
 
 class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
