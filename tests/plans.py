@@ -81,6 +81,7 @@ def plan_of(
         rows=column(one.row for one in planned),
         starts=column(one.num_computed_tokens for one in planned),
         lens=column(one.num_tokens for one in planned),
+        num_tokens=sum(one.num_tokens for one in planned),
         drafts={one.row: one.draft_token_ids for one in planned if one.draft_token_ids},
         unsampled={one.row for one in planned if not one.samples},
     )

@@ -11,7 +11,9 @@ Ints = npt.NDArray[np.int64]
 NO_ROW = -1
 NEVER = 1 << 62
 _FIRST_ROWS = 16
-_COLUMNS = ("computed", "expected", "known", "steady_until", "quiet_until", "stream_from")
+_COLUMNS = (
+    "computed", "expected", "known", "steady_until", "quiet_until", "stream_from", "compute_limit",
+)  # fmt: skip
 
 
 class RunningBatch:
@@ -33,6 +35,8 @@ class RunningBatch:
     """While so few tokens are known, one more changes nothing unless it is a stop token."""
     stream_from: Ints
     """From so many computed tokens on the request generates."""
+    compute_limit: Ints
+    """Tokens whose KV is of use."""
 
     def __init__(self) -> None:
         self._table = np.zeros((len(_COLUMNS), 0), np.int64)
@@ -40,14 +44,16 @@ class RunningBatch:
         self._free: list[int] = []
         self._grow(_FIRST_ROWS)
 
-    def take(self, prompt_len: int, generates: bool, stop_ids: Iterable[int]) -> int:
+    def take(
+        self, prompt_len: int, compute_limit: int, stream_from: int, stop_ids: Iterable[int]
+    ) -> int:
         """A row for a request of which nothing is computed."""
         if not self._free:
             self._grow(2 * self._table.shape[1])
         row = self._free.pop()
         self._table[:, row] = 0
         self.expected[row] = self.known[row] = prompt_len
-        self.stream_from[row] = prompt_len if generates else NEVER
+        self.stream_from[row], self.compute_limit[row] = stream_from, compute_limit
         self._stop_ids.update(stop_ids)
         return row
 
@@ -63,6 +69,16 @@ class RunningBatch:
     def may_stop(self, tokens: list[int]) -> bool:
         """Whether one of these ends some request."""
         return not self._stop_ids.keys().isdisjoint(tokens)
+
+    def unsteady(self, rows: Ints) -> tuple[list[int], list[int]]:
+        """Places among these rows: of streams whose tables are full, and of requests that are more
+        than a step of one token to plan."""
+        computed, steady = self.computed[rows], self.steady_until[rows]
+        due = computed >= steady
+        if not due.any():
+            return [], []
+        full = due & (steady > 0) & (computed < self.compute_limit[rows])
+        return np.flatnonzero(full).tolist(), np.flatnonzero(due & ~full).tolist()
 
     def streams(self, rows: Ints) -> Ints:
         """Of these rows those whose requests get their next token from a step: all but their last

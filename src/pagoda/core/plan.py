@@ -61,6 +61,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """Tokens whose KV is in the cache; may be lower than in the last plan (rollback)."""
     lens: Ints = msgspec.field(default_factory=_no_column)
     """1 or more tokens; drafts counted in."""
+    num_tokens: int = 0
+    """All of them."""
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     """By row."""
     unsampled: set[int] = msgspec.field(default_factory=set)
@@ -74,10 +76,6 @@ class StepPlan(msgspec.Struct, kw_only=True):
     took; whatever is not finished is asked for again."""
     encode_for: str = ""
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.lens.sum())
-
     def without(self, places: Collection[int]) -> "StepPlan":
         """The plan without some of its requests."""
         kept = [place for place in range(len(self.req_ids)) if place not in places]
@@ -87,6 +85,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
             rows=self.rows[kept],
             starts=self.starts[kept],
             lens=self.lens[kept],
+            num_tokens=int(self.lens[kept].sum()),
             states=[self.states[place] for place in kept] if self.states else [],
         )
 

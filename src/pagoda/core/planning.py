@@ -16,6 +16,7 @@ class PlanBuilder:
         self.requests: list[Request] = []
         """In the plan's order."""
         self._batch = batch
+        self._num_tokens = 0
         self._columns: list[tuple[Ints, Ints, Ints]] = []
         """Rows, starts and lens of parts of the plan."""
         self._singles: list[tuple[int, int, int]] = []
@@ -26,18 +27,21 @@ class PlanBuilder:
 
     def add_streams(self, members: Members, first: int, stop: int) -> None:
         """A token of each of some requests, which know all but the one that is being sampled."""
-        if stop - first == len(members.requests):
-            self._streams = members
         self._end_singles()
-        rows = members.rows[first:stop]
+        rows = members.rows
+        if stop - first == len(rows):
+            self._streams = members
+        else:
+            rows = rows[first:stop]
         starts = self._batch.computed[rows]
         self._batch.computed[rows] = starts + 1
         self._batch.expected[rows] = starts + 2
         self._columns.append((rows, starts, np.ones_like(rows)))
+        self._num_tokens += len(rows)
         self.requests += members.requests[first:stop]
 
     def add(self, req: Request, num_tokens: int) -> None:
-        """A request's next tokens, with its drafts, if any; counts them as computed and expected."""
+        """A request's next tokens, with its drafts, if any."""
         start = req.num_computed_tokens
         end, drafts = start + num_tokens, req.draft_token_ids
         last = end - len(drafts) == req.num_expected_tokens
@@ -52,6 +56,7 @@ class PlanBuilder:
         if not last or not (req.generates or req.pools):
             self.plan.unsampled.add(req.row)
         self._singles.append((req.row, start, num_tokens))
+        self._num_tokens += num_tokens
         self.requests.append(req)
 
     def grow(self, req: Request, tables: list[list[int]], column: int = 0) -> None:
@@ -62,12 +67,12 @@ class PlanBuilder:
             columns += range(column, column + len(blocks))
             entries += blocks
 
-    def grow_each(self, requests: list[Request], blocks: list[list[int]]) -> None:
-        """Per attention group, the last block of each request's table."""
+    def grow_each(self, rows: Ints, columns: Ints, blocks: list[list[int]]) -> None:
+        """Per attention group, a block for each of some rows."""
         for group, mine in enumerate(blocks):
-            rows, columns, entries = self._growth_of(group)
-            rows += [req.row for req in requests]
-            columns += [len(req.tables.tables[group]) - 1 for req in requests]
+            all_rows, all_columns, entries = self._growth_of(group)
+            all_rows += rows.tolist()
+            all_columns += columns.tolist()
             entries += mine
 
     def finish(self) -> Members:
@@ -83,7 +88,7 @@ class PlanBuilder:
         members = self._streams
         if members is None or len(members.requests) != len(self.requests):
             members = Members.of(self.requests)
-        plan.req_ids = members.req_ids
+        plan.req_ids, plan.num_tokens = members.req_ids, self._num_tokens
         if any(rows for rows, _, _ in self._grown):
             plan.new_blocks = [
                 NewBlocks(*(np.array(part, np.int64) for part in parts)) for parts in self._grown

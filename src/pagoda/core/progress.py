@@ -36,8 +36,8 @@ class Progress:
     def apply(
         self, req: Request, plan: StepPlan, place: int, result: RequestResult
     ) -> RequestDelta | None:
-        """Take in one result of a plan. The delta for the client, if there is something to tell; its
-        `finish_reason` says whether the request has ended."""
+        """Take in one result of a plan. The delta for the client, if there is something to tell;
+        its `finish_reason` says whether the request has ended."""
         if result.error is not None:
             return RequestDelta(
                 req_id=req.req_id,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 
-from pagoda.core.batch import NO_ROW, RunningBatch
+from pagoda.core.batch import NEVER, NO_ROW, RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem
@@ -36,7 +36,7 @@ class Request:
     `token_ids` are the known values (prompt and delivered output). `num_expected_tokens` adds the
     tokens that plans in flight are sampling. `num_computed_tokens` counts the KV that exists once
     all plans in flight are done; it moves when a plan is made, and back when drafts are rejected.
-    Once the request has a row, the counters are in the batch's columns, which plans move all at once.
+    Once the request has a row, the counters are in the batch's columns; plans move them at once.
     """
 
     __slots__ = (
@@ -114,7 +114,8 @@ class Request:
         return self.row != NO_ROW
 
     def take_row(self) -> None:
-        self.row = self._batch.take(self.prompt_len, self.generates, self.stop_ids)
+        stream_from = self.prompt_len if self.generates else NEVER
+        self.row = self._batch.take(self.prompt_len, self.compute_limit, stream_from, self.stop_ids)
 
     def release_row(self) -> int:
         """The row that the request had."""
@@ -145,12 +146,6 @@ class Request:
     def be_heeded(self) -> None:
         """Have its next step planned, and what that gives taken in, with a look at itself."""
         self._batch.steady_until[self.row] = self._batch.quiet_until[self.row] = 0
-
-    @property
-    def is_steady(self) -> bool:
-        """Its tables may be full, but it needs nothing besides blocks."""
-        steady = self.has_row and bool(self._batch.steady_until[self.row])
-        return steady and self.num_computed_tokens < self.compute_limit
 
     def be_quiet(self, num_known: int) -> None:
         """Let tokens be appended with those of all others until so many are known."""

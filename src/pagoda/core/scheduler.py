@@ -276,7 +276,7 @@ class Scheduler:
         of another is not planned yet."""
         num_preemptions = self._stats.num_preemptions
         members, count, first = self._running.members, len(self._running), 0
-        full, others = self._unsteady(members)
+        full, others = self._batch.unsteady(members.rows)
         for place in (*others, count):
             end = min(place, len(self._running), first + room.tokens)
             growing = [member for member in full if first <= member < end]
@@ -293,26 +293,17 @@ class Scheduler:
                     return self._stats.num_preemptions > num_preemptions
         return self._stats.num_preemptions > num_preemptions
 
-    def _unsteady(self, members: Members) -> tuple[list[int], list[int]]:
-        """Places of running requests: those of streams whose tables are full, and those that are
-        more than a step of one token to plan."""
-        rows = members.rows
-        steady = self._batch.computed[rows] < self._batch.steady_until[rows]
-        if steady.all():
-            return [], []
-        unsteady: list[int] = np.flatnonzero(~steady).tolist()
-        full = [place for place in unsteady if members.requests[place].is_steady]
-        return full, sorted(set(unsteady).difference(full))
-
     def _extend(self, places: list[int], members: Members, step: PlanBuilder) -> bool:
-        """Give streams their next block each, if it is there for all of them."""
-        streams = [members.requests[place] for place in places]
-        blocks = self.kv.extend([req.tables for req in streams]) if streams else []
+        """Give streams whose tables are full their next block each, if it is there for all."""
+        if not places:
+            return True
+        blocks = self.kv.extend([members.requests[place].tables for place in places])
         if blocks is None:
             return False
-        step.grow_each(streams, blocks)
-        for req in streams:
-            req.be_steady()
+        batch, rows, size = self._batch, members.rows[places], self.kv.block_size
+        full = batch.steady_until[rows]
+        step.grow_each(rows, full // size, blocks)
+        batch.steady_until[rows] = np.minimum(full + size, batch.compute_limit[rows])
         return True
 
     def _plan_one(

@@ -83,8 +83,8 @@ class BlockTable:
         return self.used[rows] * self.block_size >= ends
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
-        blocks, offsets = np.divmod(positions, self.block_size)
-        return self.entries[rows, blocks].astype(np.int64) * self.block_size + offsets
+        blocks = positions // self.block_size
+        return (self.entries[rows, blocks] - blocks) * self.block_size + positions
 
     def grow(self, num_rows: int) -> None:
         self.entries = _grow(self.entries, num_rows, self.used)

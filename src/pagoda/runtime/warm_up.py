@@ -49,7 +49,7 @@ def _plans(
     plans = []
     length = len(request.prompt_token_ids)
     for start, num_tokens in parts:
-        plan = StepPlan(step_id=-1, req_ids=[_REQ_ID])
+        plan = StepPlan(step_id=-1, req_ids=[_REQ_ID], num_tokens=num_tokens)
         plan.rows, plan.starts, plan.lens = np.array([[0], [start], [num_tokens]])
         if not start:
             plan.new_rows = [NewRow(row=0, req_id=_REQ_ID, request=request)]
