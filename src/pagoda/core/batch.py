@@ -87,6 +87,11 @@ class RunningBatch:
         one_behind = self.expected[rows] - computed <= 1
         return rows[one_behind & (computed >= self.stream_from[rows])]
 
+    def claiming(self, rows: Ints) -> list[int]:
+        """Places among these rows of requests that want more than the next block of an output."""
+        one_behind = self.expected[rows] - self.computed[rows] <= 1
+        return np.flatnonzero(~one_behind | (self.stream_from[rows] == NEVER)).tolist()
+
     def far_behind(self, rows: Ints) -> list[int]:
         """Places among these rows of requests that miss several tokens."""
         return np.flatnonzero(self.expected[rows] - self.computed[rows] > 1).tolist()

@@ -64,7 +64,7 @@ class Shares:
         prompts = [req for req in behind if req.is_prompt]
         num_streams = max(0, len(running) - place - len(prompts))
         tokens = room.tokens - min(num_streams, room.tokens - 1)
-        spare = self._admission.spare_bytes(running) if len(waiting) else 0
+        spare = self._admission.spare_bytes(members, batch) if len(waiting) else 0
         num_rows = self._limits.max_num_reqs - len(running)
         line = WaitingLine(self._admission, waiting, spare, num_rows)
         ready = [
