@@ -13,8 +13,11 @@ ENCODE_AHEAD = 4
 kept."""
 
 
+_NO_COLUMN: Ints = np.zeros(0, np.int64)
+
+
 def _no_column() -> Ints:
-    return np.zeros(0, np.int64)
+    return _NO_COLUMN
 
 
 class NewRow(msgspec.Struct, kw_only=True):

@@ -53,7 +53,8 @@ def test_plans_travel_between_processes():
     column = np.array([3, 1])
     plan = StepPlan(
         step_id=4, req_ids=["a", "b"], rows=column, starts=column + 1, lens=column * 0 + 1,
-        num_tokens=2, drafts={3: [5]}, unsampled={1}, new_blocks=[NewBlocks(column, column, column)],
+        num_tokens=2, drafts={3: [5]}, unsampled={1},
+        new_blocks=[NewBlocks(column, column, column)],
     )  # fmt: skip
     raw = msgspec.msgpack.encode(plan, enc_hook=pack_column)
     found = msgspec.msgpack.decode(raw, type=StepPlan, dec_hook=unpack_column)
