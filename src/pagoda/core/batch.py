@@ -12,7 +12,7 @@ NO_ROW = -1
 NEVER = 1 << 62
 _FIRST_ROWS = 16
 _COLUMNS = (
-    "computed", "expected", "known", "steady_until", "quiet_until", "stream_from", "compute_limit",
+    "computed", "missing", "known", "steady_until", "quiet_until", "stream_from", "compute_limit",
 )  # fmt: skip
 
 
@@ -25,8 +25,9 @@ class RunningBatch:
 
     computed: Ints
     """`Request.num_computed_tokens`."""
-    expected: Ints
-    """`Request.num_expected_tokens`."""
+    missing: Ints
+    """How many more tokens are expected than are computed: 1 of a stream, before and behind each
+    of its steps."""
     known: Ints
     """Tokens whose value is known: the length of `Request.token_ids`."""
     steady_until: Ints
@@ -52,7 +53,7 @@ class RunningBatch:
             self._grow(2 * self._table.shape[1])
         row = self._free.pop()
         self._table[:, row] = 0
-        self.expected[row] = self.known[row] = prompt_len
+        self.missing[row] = self.known[row] = prompt_len
         self.stream_from[row], self.compute_limit[row] = stream_from, compute_limit
         self._stop_ids.update(stop_ids)
         return row
@@ -83,18 +84,17 @@ class RunningBatch:
     def streams(self, rows: Ints) -> Ints:
         """Of these rows those whose requests get their next token from a step: all but their last
         token is computed."""
-        computed = self.computed[rows]
-        one_behind = self.expected[rows] - computed <= 1
-        return rows[one_behind & (computed >= self.stream_from[rows])]
+        generating = self.computed[rows] >= self.stream_from[rows]
+        return rows[generating & (self.missing[rows] <= 1)]
 
     def claiming(self, rows: Ints) -> list[int]:
         """Places among these rows of requests that want more than the next block of an output."""
-        one_behind = self.expected[rows] - self.computed[rows] <= 1
-        return np.flatnonzero(~one_behind | (self.stream_from[rows] == NEVER)).tolist()
+        far_behind = self.missing[rows] > 1
+        return np.flatnonzero(far_behind | (self.stream_from[rows] == NEVER)).tolist()
 
     def far_behind(self, rows: Ints) -> list[int]:
         """Places among these rows of requests that miss several tokens."""
-        return np.flatnonzero(self.expected[rows] - self.computed[rows] > 1).tolist()
+        return np.flatnonzero(self.missing[rows] > 1).tolist()
 
     def check(self, rows: Iterable[int]) -> None:
         """RuntimeError unless these rows, of all requests that have one, are all that are taken."""

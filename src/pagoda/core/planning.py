@@ -35,8 +35,7 @@ class PlanBuilder:
             rows = rows[first:stop]
         starts = self._batch.computed[rows]
         self._batch.computed[rows] = starts + 1
-        self._batch.expected[rows] = starts + 2
-        self._columns.append((rows, starts, np.ones_like(rows)))
+        self._columns.append((rows, starts, members.ones[first:stop]))
         self._num_tokens += len(rows)
         self.requests += members.requests[first:stop]
 

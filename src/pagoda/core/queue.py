@@ -55,6 +55,8 @@ class Members:
     req_ids: list[str]
     token_ids: list[list[int]]
     """The requests' own lists."""
+    ones: Ints
+    """A token of each."""
 
     @classmethod
     def of(cls, requests: list[Request]) -> Self:
@@ -63,6 +65,7 @@ class Members:
             np.array([req.row for req in requests], np.int64),
             [req.req_id for req in requests],
             [req.token_ids for req in requests],
+            np.ones(len(requests), np.int64),
         )
 
 

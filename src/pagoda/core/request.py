@@ -129,15 +129,18 @@ class Request:
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, count: int) -> None:
+        self._batch.missing[self.row] += self._batch.computed[self.row] - count
         self._batch.computed[self.row] = count
 
     @property
     def num_expected_tokens(self) -> int:
-        return int(self._batch.expected[self.row]) if self.has_row else self.prompt_len
+        if not self.has_row:
+            return self.prompt_len
+        return int(self._batch.computed[self.row] + self._batch.missing[self.row])
 
     @num_expected_tokens.setter
     def num_expected_tokens(self, count: int) -> None:
-        self._batch.expected[self.row] = count
+        self._batch.missing[self.row] = count - self._batch.computed[self.row]
 
     def be_steady(self) -> None:
         """Let steps move it on with all others until its tables are full."""

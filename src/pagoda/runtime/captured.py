@@ -102,6 +102,8 @@ class _DeviceInputs(Inputs):
         self._grown: dict[int, int] = {}
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
+        self._num_reqs = 0
+        """Of the last step."""
         self._token_ids_there = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
@@ -114,12 +116,15 @@ class _DeviceInputs(Inputs):
         self._grown.clear()
 
     def _clear_behind(self, count: int) -> None:
+        gone, self._num_reqs = slice(count, self._num_reqs), count
+        if gone.start >= gone.stop:
+            return
         for array in (self.token_ids, self.positions, self.kv_lens):
-            array[count:] = 0
+            array[gone] = 0
         for group in self.groups:
-            group.slot_mapping[count:] = 0
+            group.slot_mapping[gone] = 0
         if self.states is not None:
-            self.states.read[count:] = self.states.write[count:] = 0
+            self.states.read[gone] = self.states.write[gone] = 0
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         rows, width = table.shape

@@ -115,17 +115,24 @@ class Inputs:
             )
         self._loaded: list[_Loaded | None] = [None] * len(self.groups)
         """Of each group, the block table that lies here."""
+        self._query_start: Ints32 | None = None
+        self._samples: Ints | None = None
+        """The arrays that were copied last; steps in a row share them."""
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
         self._load_tables(arrays)
         num_tokens, num_reqs = arrays.num_tokens, arrays.num_reqs
         self.token_ids[:num_tokens] = arrays.token_ids
         self.positions[:num_tokens] = arrays.positions
-        self.query_start[: num_reqs + 1] = arrays.query_start
-        # Whoever starts behind the last token is not there.
-        self.query_start[num_reqs + 1 :] = num_tokens
+        if arrays.query_start is not self._query_start:
+            self.query_start[: num_reqs + 1] = arrays.query_start
+            # Whoever starts behind the last token is not there.
+            self.query_start[num_reqs + 1 :] = num_tokens
+            self._query_start = arrays.query_start
         self.kv_lens[:num_reqs] = arrays.kv_lens
-        self.samples[: len(samples)] = samples
+        if samples is not self._samples:
+            self.samples[: len(samples)] = samples
+            self._samples = samples
         for theirs, mine in zip(arrays.groups, self.groups, strict=True):
             mine.slot_mapping[:num_tokens] = theirs.slot_mapping
         if self.states is not None and arrays.states is not None:

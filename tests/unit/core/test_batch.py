@@ -17,7 +17,7 @@ def test_a_row_is_taken_again_and_knows_nothing_of_its_last_request():
     batch.quiet_until[rows[3]] = batch.steady_until[rows[3]] = 8
     batch.release(rows[3], {7})
     assert batch.take(2, 2, NEVER, ()) == rows[3]
-    assert batch.known[rows[3]] == batch.expected[rows[3]] == 2
+    assert batch.known[rows[3]] == batch.missing[rows[3]] == 2
     assert not batch.quiet_until[rows[3]] and not batch.steady_until[rows[3]]
     batch.check(rows)
 
