@@ -13,6 +13,8 @@ _MAX_FPS = 1000.0
 def media_options(media_io: Mapping[str, Any], processor: Mapping[str, Any]) -> dict[str, Options]:
     """By kind, of `media_io_kwargs` ({"video": {"fps": 2}}) and `mm_processor_kwargs` ({"fps": 2}),
     of which the second counts more. RequestError for what is not known or out of bounds."""
+    if not (media_io or processor):
+        return {}
     kinds = {kind: modality.options for kind, modality in MODALITIES.items() if modality.options}
     known = {name for options in kinds.values() for name in options}
     unknown = [f"media_io_kwargs.{name}" for name in media_io.keys() - kinds.keys()]
