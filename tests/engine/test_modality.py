@@ -172,6 +172,7 @@ def test_templates_see_marks_and_no_data() -> None:
         client = FakeClient(abilities={"media": {"tone": 6}, "vocab_size": 260})
         served = served_model(client, **tones.text_side())
         render = served.aside.render
+        # Watched, not replaced.
         served.aside.render = lambda job: (seen.append(job), render(job))[1]  # type: ignore[method-assign]
         request = ChatCompletionRequest(messages=hear(url(), url()))
         await chat_job(request, served, ReplyHead("r", "fake"), Metrics(lambda: [served]))
