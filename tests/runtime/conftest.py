@@ -84,6 +84,14 @@ class CacheModel:
         return mixed
 
 
+def _follows(plan: StepPlan, last: StepPlan) -> bool:
+    if any(one.drafts or one.unsampled or one.new_rows for one in (plan, last)):
+        return False
+    if plan.rows.tolist() != last.rows.tolist() or {*plan.lens, *last.lens} != {1}:
+        return False
+    return bool((plan.starts == last.starts + 1).all())
+
+
 class Driver:
     """Plans steps as the scheduler does, and never looks at a token's value while planning."""
 
@@ -100,6 +108,7 @@ class Driver:
         self.rows: dict[str, int] = {}
         self.free_rows = list(range(100))
         self.step_id = 0
+        self.last: StepPlan | None = None
         # Block 0 is the null block; scattered ones show whether tables are read. Groups share one
         # memory: as their blocks are equally large, each block belongs to one of them.
         count = len(runner.groups)
@@ -146,6 +155,8 @@ class Driver:
             self.computed[req_id] = start + count
             self.known[req_id] += samples
         plan = plan_of(self.step_id, planned, self.new_rows, self.freed, columns)
+        plan.follows = self.last is not None and _follows(plan, self.last)
+        self.last = plan
         self.step_id, self.new_rows, self.freed = self.step_id + 1, [], []
         return plan
 

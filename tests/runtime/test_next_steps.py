@@ -42,7 +42,7 @@ def script(make_request):
 def test_a_run_changes_nothing(script, make_driver, monkeypatch):
     with_runs, advanced = script(make_driver(max_num_reqs=8))
     assert advanced > 20
-    monkeypatch.setattr(PreparedStep, "next", lambda *args: None)
+    monkeypatch.setattr(PreparedStep, "advance", lambda *args: False)
     without, none = script(make_driver(max_num_reqs=8))
     assert none == 0
     assert with_runs == without
@@ -59,5 +59,7 @@ def test_a_run_ends_where_blocks_are_missing(make_driver, make_request):
     results = []
     for offset in range(5):  # the sliding group's block ends within 4 tokens
         planned.num_computed_tokens = start + offset
-        results += driver.runner.execute(plan_of(0, [planned])).results
+        plan = plan_of(driver.step_id + offset, [planned])
+        plan.follows = True
+        results += driver.runner.execute(plan).results
     assert "does not fit" in results[-1].error

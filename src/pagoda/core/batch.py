@@ -40,6 +40,11 @@ class RunningBatch:
     """Tokens whose KV is of use."""
 
     def __init__(self) -> None:
+        self.num_jumps = 0
+        """How often `computed` has changed other than by a step's one token of each stream."""
+        self._steady_rows = self._quiet_rows = np.zeros(0, np.int64)
+        self._steady_steps = self._quiet_steps = 0
+        """For so many more steps none of `_steady_rows` is unsteady, all of `_quiet_rows` quiet."""
         self._table = np.zeros((len(_COLUMNS), 0), np.int64)
         self._stop_ids: Counter[int] = Counter()
         self._free: list[int] = []
@@ -61,11 +66,17 @@ class RunningBatch:
     def release(self, row: int, stop_ids: Iterable[int]) -> None:
         """The request of a row has ended. Results of plans in flight find nothing quiet there."""
         self._table[:, row] = 0
+        self._quiet_steps = 0
         for token in stop_ids:
             self._stop_ids[token] -= 1
             if not self._stop_ids[token]:
                 del self._stop_ids[token]
         self._free.append(row)
+
+    def heed(self, row: int) -> None:
+        """Have the next step of a row's request planned, and its result taken in, one by one."""
+        self.steady_until[row] = self.quiet_until[row] = 0
+        self._steady_steps = self._quiet_steps = 0
 
     def may_stop(self, tokens: list[int]) -> bool:
         """Whether one of these ends some request."""
@@ -74,12 +85,42 @@ class RunningBatch:
     def unsteady(self, rows: Ints) -> tuple[list[int], list[int]]:
         """Places among these rows: of streams whose tables are full, and of requests that are more
         than a step of one token to plan."""
-        computed, steady = self.computed[rows], self.steady_until[rows]
-        due = computed >= steady
-        if not due.any():
+        if rows is self._steady_rows and self._steady_steps:
+            self._steady_steps -= 1
             return [], []
-        full = due & (steady > 0) & (computed < self.compute_limit[rows])
-        return np.flatnonzero(full).tolist(), np.flatnonzero(due & ~full).tolist()
+        computed, steady = self.computed[rows], self.steady_until[rows]
+        left = steady - computed
+        least = int(np.minimum.reduce(left, initial=NEVER))
+        if least > 0:
+            self._steady_rows, self._steady_steps = rows, least - 1
+            return [], []
+        due = np.flatnonzero(left <= 0)
+        full = (steady[due] > 0) & (computed[due] < self.compute_limit[rows[due]])
+        if full.all():
+            return due.tolist(), []
+        return due[full].tolist(), due[~full].tolist()
+
+    def quiet(
+        self, rows: Ints, starts: Ints, lens: Ints, follows: bool
+    ) -> npt.NDArray[np.bool_] | None:
+        """For which of these rows a token behind a step's changes nothing but how many are known;
+        None: for all. Called for each step in turn, or else `disturb`; `follows` is the plan's."""
+        if follows and self._quiet_steps and rows is self._quiet_rows:
+            self._quiet_steps -= 1
+            return None
+        known = self.known[rows]
+        left = self.quiet_until[rows] - known
+        left[known != starts + lens] = 0
+        least = int(np.minimum.reduce(left))
+        if least <= 0:
+            self._quiet_steps = 0
+            return left > 0
+        self._quiet_rows, self._quiet_steps = rows, least - 1
+        return None
+
+    def disturb(self) -> None:
+        """A result was taken in otherwise than quietly."""
+        self._quiet_steps = 0
 
     def streams(self, rows: Ints) -> Ints:
         """Of these rows those whose requests get their next token from a step: all but their last

@@ -66,6 +66,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """1 or more tokens; drafts counted in."""
     num_tokens: int = 0
     """All of them."""
+    follows: bool = False
+    """Its requests are those of the plan before, in the same order, and each of both plans gives
+    each of them one token: `starts` is one further, nothing else has changed but block tables."""
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     """By row."""
     unsampled: set[int] = msgspec.field(default_factory=set)
@@ -84,6 +87,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         kept = [place for place in range(len(self.req_ids)) if place not in places]
         return msgspec.structs.replace(
             self,
+            follows=False,
             req_ids=[self.req_ids[place] for place in kept],
             rows=self.rows[kept],
             starts=self.starts[kept],

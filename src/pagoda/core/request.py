@@ -131,6 +131,7 @@ class Request:
     def num_computed_tokens(self, count: int) -> None:
         self._batch.missing[self.row] += self._batch.computed[self.row] - count
         self._batch.computed[self.row] = count
+        self._batch.num_jumps += 1
 
     @property
     def num_expected_tokens(self) -> int:
@@ -148,7 +149,7 @@ class Request:
 
     def be_heeded(self) -> None:
         """Have its next step planned, and what that gives taken in, with a look at itself."""
-        self._batch.steady_until[self.row] = self._batch.quiet_until[self.row] = 0
+        self._batch.heed(self.row)
 
     def be_quiet(self, num_known: int) -> None:
         """Let tokens be appended with those of all others until so many are known."""

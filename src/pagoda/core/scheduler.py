@@ -16,14 +16,14 @@ from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
-from pagoda.core.plan import NewRow, RequestResult, StepPlan, StepResult
-from pagoda.core.planning import PlanBuilder
+from pagoda.core.plan import NewBlocks, NewRow, RequestResult, StepPlan, StepResult
+from pagoda.core.planning import Finished, PlanBuilder
 from pagoda.core.progress import Progress
 from pagoda.core.queue import Members, RequestQueue, RunningQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.shares import Shares
 from pagoda.core.sharing import PrefixesInFlight
-from pagoda.core.step_time import StepTimes, only_decodes, size_of
+from pagoda.core.step_time import StepTimes, only_decodes
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -56,8 +56,9 @@ class Scheduler:
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
-        self._in_flight: dict[int, Members] = {}
-        """The requests of each plan."""
+        self._in_flight: dict[int, Finished] = {}
+        self._last: Finished | None = None
+        """The last plan."""
         self._freed: list[int] = []
         self._num_arrived = 0
         self._step_id = 0
@@ -146,6 +147,36 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""
+        finished = self._plan_next() or self._plan_all()
+        if finished is None:
+            return None
+        plan = finished.plan
+        self._step_id, self._last = plan.step_id, finished
+        plan.freed, self._freed = self._freed, []
+        self._in_flight[plan.step_id] = finished
+        return plan
+
+    def _plan_next(self) -> Finished | None:
+        """The next plan if it follows the last one, as most do: nobody starts, and nobody that runs
+        needs more than a token and the next block."""
+        last, batch, members = self._last, self._batch, self._running.members
+        if last is None or members is not last.members or batch.num_jumps != last.num_jumps:
+            return None
+        may_start = len(self._waiting) and len(members.requests) < self.limits.max_num_reqs
+        if may_start or not last.is_of_streams:
+            return None
+        full, others = batch.unsteady(members.rows)
+        if others:
+            return None
+        new_blocks = self._extend(full, members) if full else []
+        if new_blocks is None:
+            return None
+        finished = last.next(batch)
+        finished.plan.new_blocks = new_blocks
+        return finished
+
+    def _plan_all(self) -> Finished | None:
+        """The next plan, request by request."""
         step = PlanBuilder(self._step_id + 1, self._batch)
         room = StepRoom(self.limits)
         preempted = self._plan_running(step, room)
@@ -155,11 +186,7 @@ class Scheduler:
             self._plan_waiting(step, room)
         if not step.requests and not step.plan.encode:
             return None
-        members, plan = step.finish(), step.plan
-        self._step_id = plan.step_id
-        plan.freed, self._freed = self._freed, []
-        self._in_flight[plan.step_id] = members
-        return plan
+        return step.finish(self._last)
 
     def commit(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> Deltas:
         """Take in a plan's result: what clients are to be told.
@@ -168,15 +195,14 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         stats = self._stats
-        members = self._in_flight.pop(plan.step_id)
-        size = size_of(plan)
+        _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
         stats.num_steps += 1
         stats.computed_tokens += int(size.tokens)
         stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
-            self._times.observe(size, seconds, only_decodes(plan))
+            self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
             return self._take_tokens(members, plan, result.tokens)
         entries = {entry.req_id: entry for entry in result.results}
@@ -189,21 +215,21 @@ class Scheduler:
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
         """Take in one token of each request: all at once, but for those to which more happens."""
         batch, rows = self._batch, plan.rows
-        known = batch.known[rows]
-        quiet = (known == plan.starts + plan.lens) & (known < batch.quiet_until[rows])
+        quiet = batch.quiet(rows, plan.starts, plan.lens, plan.follows)
         if batch.may_stop(tokens):
-            quiet &= [
+            goes_on = [
                 token not in req.stop_ids
                 for req, token in zip(members.requests, tokens, strict=True)
             ]
+            quiet = np.array(goes_on) if quiet is None else quiet & goes_on
         lists, req_ids, quiet_tokens, others = members.token_ids, members.req_ids, tokens, []
-        if not quiet.all():
+        if quiet is not None:
             others = np.flatnonzero(~quiet).tolist()
             lists, req_ids, quiet_tokens = list(lists), list(req_ids), list(tokens)
             for place in reversed(others):
                 del lists[place], req_ids[place], quiet_tokens[place]
-            rows, known = rows[quiet], known[quiet]
-        batch.known[rows] = known + 1
+            rows = rows[quiet]
+        batch.known[rows] += 1
         deque(map(list.append, lists, quiet_tokens), maxlen=0)
         self._stats.generation_tokens += len(quiet_tokens)
         deltas = Deltas(req_ids=req_ids, tokens=quiet_tokens)
@@ -217,6 +243,7 @@ class Scheduler:
     def _take(
         self, req: Request, plan: StepPlan, place: int, entry: RequestResult
     ) -> RequestDelta | None:
+        self._batch.disturb()
         if req.status is RequestStatus.FINISHED:
             return None
         delta = self._progress.apply(req, plan, place, entry)
@@ -280,7 +307,9 @@ class Scheduler:
         for place in (*others, count):
             end = min(place, len(self._running), first + room.tokens)
             growing = [member for member in full if first <= member < end]
-            alone = growing if not self._extend(growing, members, step) else []
+            new_blocks = self._extend(growing, members) if growing else []
+            alone = growing if new_blocks is None else []
+            step.grow_each(new_blocks or [])
             for stop in (*alone, place):
                 # Requests are taken from the end of the queue only.
                 end = min(stop, len(self._running), first + room.tokens)
@@ -293,18 +322,17 @@ class Scheduler:
                     return self._stats.num_preemptions > num_preemptions
         return self._stats.num_preemptions > num_preemptions
 
-    def _extend(self, places: list[int], members: Members, step: PlanBuilder) -> bool:
-        """Give streams whose tables are full their next block each, if it is there for all."""
-        if not places:
-            return True
+    def _extend(self, places: list[int], members: Members) -> list[NewBlocks] | None:
+        """Give streams whose tables are full their next block each, if it is there for all: what
+        is new, by attention group, else None."""
         blocks = self.kv.extend([members.requests[place].tables for place in places])
         if blocks is None:
-            return False
+            return None
         batch, rows, size = self._batch, members.rows[places], self.kv.block_size
         full = batch.steady_until[rows]
-        step.grow_each(rows, full // size, blocks)
         batch.steady_until[rows] = np.minimum(full + size, batch.compute_limit[rows])
-        return True
+        columns = full // size
+        return [NewBlocks(rows, columns, np.array(mine, np.int64)) for mine in blocks]
 
     def _plan_one(
         self, req: Request, step: PlanBuilder, room: StepRoom, place: int, count: int

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagoda.core.batch import NEVER
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
@@ -42,7 +43,7 @@ class StateArrays:
 
 @dataclass
 class StepArrays:
-    """What changes from step to step of a ForwardBatch, in numpy."""
+    """What changes from step to step of a ForwardBatch, in numpy; nobody else has these arrays."""
 
     token_ids: Ints
     positions: Ints
@@ -57,6 +58,8 @@ class StepArrays:
     """Where a model has them."""
     media: list[MediaRows] = field(default_factory=list)
     """The pictures' tokens among the step's."""
+    steps_left: int = 0
+    """With so many steps of one token each, some request enters its next block."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +69,27 @@ class StepArrays:
     def num_reqs(self) -> int:
         return len(self.kv_lens)
 
+    def move_on(self, plan: Scheduled, states: RequestStates) -> None:
+        """Be those of the next step, of the same requests with one token each; the tokens aside."""
+        self.positions += 1
+        self.kv_lens += 1
+        self.steps_left -= 1
+        if self.steps_left > 0:
+            for group in self.groups:
+                group.slot_mapping += 1
+        else:
+            self._enter_blocks(plan)
+        if self.states is not None:
+            self.states = StateArrays(*plan.states.T)
+
+    def _enter_blocks(self, plan: Scheduled) -> None:
+        for group in self.groups:
+            group.slot_mapping = group.table.slots(plan.rows, plan.starts)
+        sizes = [group.table.block_size for group in self.groups]
+        self.steps_left = min(
+            (size - int((plan.starts % size).max()) for size in sizes), default=NEVER
+        )
+
 
 def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     """Requests in the plan's order, end to end."""
@@ -74,7 +98,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     np.cumsum(lens, out=query_start[1:])
     num_tokens = int(query_start[-1])
     if num_tokens == len(lens):
-        rows, positions = plan.rows, plan.starts
+        rows, positions = plan.rows, plan.starts.copy()
     else:
         rows = np.repeat(plan.rows, lens)
         positions = np.arange(num_tokens) + np.repeat(plan.starts - query_start[:-1], lens)
@@ -91,22 +115,6 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         states=StateArrays(*plan.states.T) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
         media=media,
-    )
-
-
-def next_arrays(last: StepArrays, plan: Scheduled, states: RequestStates) -> StepArrays:
-    """Of a step whose requests are those of the last one, with one token each, a token further."""
-    return StepArrays(
-        token_ids=states.token_ids[plan.rows, plan.starts].astype(np.int64),
-        positions=last.positions + 1,
-        query_start=last.query_start,
-        kv_lens=plan.ends.astype(np.int32),
-        max_query_len=1,
-        groups=[
-            GroupArrays(table, plan.rows, table.slots(plan.rows, plan.starts))
-            for table in states.tables
-        ],
-        states=StateArrays(*plan.states.T) if states.has_states else None,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from pagoda.core.plan import StepPlan
 from pagoda.runtime import params as need
-from pagoda.runtime.inputs import StepArrays, next_arrays, step_arrays
+from pagoda.runtime.inputs import StepArrays, step_arrays
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.states import (
@@ -33,6 +33,8 @@ class PreparedStep:
     places: SamplePlaces
     encoded: dict[str, torch.Tensor] = field(default_factory=dict)
     """The pictures in it, by their contents (`MediaEncoder`)."""
+    step_id: int = 0
+    """Its plan's."""
     follows: bool = False
     """Its requests are those of the step before, each a token further."""
 
@@ -48,37 +50,31 @@ class PreparedStep:
             places=SamplePlaces.of(plan, generating),
         )
 
-    def next(self, plan: StepPlan, states: RequestStates) -> "PreparedStep | None":
-        """The step behind this one, if the plan has the same requests generate a token more, as
-        most plans do; else None.
+    def advance(self, plan: StepPlan, states: RequestStates, tokens_follow: bool) -> bool:
+        """Become the step behind this one, if the plan follows its plan; without its tokens if they
+        follow. False, with nothing changed, where something is in the way.
 
         Only positions move then. Preparing each step from its plan was over half of what a step of
         one request spent outside kernels (docs/log.md).
         """
-        mine, places, rows = self.plan, self.places, self.plan.rows
-        changes = plan.new_rows or plan.drafts or plan.unsampled or states.faults
-        if changes or self.arrays.media or not places.one_each:
-            return None
-        if plan.rows is not rows and not np.array_equal(plan.rows, rows):
-            return None
-        ends = plan.starts + plan.lens
-        if not self.arrays.num_tokens == plan.num_tokens == len(rows):
-            return None
-        if ends.max() > states.max_model_len:
-            return None
-        moved = (plan.starts == mine.ends) & (states.lengths[rows] == ends)
-        if not moved.all():
-            return None
-        if not all(table.have_room(rows, ends).all() for table in states.tables):
-            return None
-        scheduled = Scheduled(
-            mine.req_ids, rows, plan.starts, ends, mine.num_drafts, mine.samples, state_blocks(plan)
-        )
-        places = SamplePlaces(
-            places.requests, places.first, places.owners, ends, places.hidden_rows, one_each=True
-        )
-        arrays = next_arrays(self.arrays, scheduled, states)
-        return PreparedStep(scheduled, arrays, self.flags, self.needs, places, follows=True)
+        scheduled, arrays = self.plan, self.arrays
+        all_last = plan.step_id == self.step_id + 1 and len(scheduled.rows) == len(plan.req_ids)
+        if not plan.follows or not all_last or states.faults or arrays.media:
+            return False
+        ends = plan.starts + 1
+        entering = arrays.steps_left <= 1
+        if entering and not all(
+            table.have_room(scheduled.rows, ends).all() for table in states.tables
+        ):
+            return False
+        self.step_id, self.follows = plan.step_id, True
+        scheduled.starts, scheduled.ends = plan.starts, self.places.positions = plan.starts, ends
+        if plan.states:
+            scheduled.states = state_blocks(plan)
+        arrays.move_on(scheduled, states)
+        if not tokens_follow:
+            arrays.token_ids[:] = states.token_ids[scheduled.rows, scheduled.starts]
+        return True
 
 
 def encoded_step(

@@ -313,9 +313,13 @@ class ModelRunner:
         """What is to be computed of a plan; None if nothing is."""
         last, self._step = self._step, None
         self.states.update(plan)
-        step = None if last is None else last.next(plan, self.states)
-        if step is None:
+        tokens_follow = self._ahead is not None and not self._ahead.settled
+        if last is not None and last.advance(plan, self.states, tokens_follow):
+            step: PreparedStep | None = last
+        else:
             step = self._encoded(self.states.schedule(plan))
+            if step is not None:
+                step.step_id = plan.step_id
         self._step = step
         return step
 
