@@ -1,22 +1,18 @@
 """Executes step plans: rows, batch, model, sampler. One class for all devices."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
-from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
-from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.ahead import StepAhead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
@@ -24,16 +20,15 @@ from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.graphs import GraphMaker
 from pagoda.runtime.inputs import build_batch
-from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
+from pagoda.runtime.reports import Reports
 from pagoda.runtime.sampler import (
     CHANGES,
-    NOT_A_NUMBER,
     FirstMax,
     Sampled,
     choose,
@@ -100,11 +95,6 @@ class ModelRunner:
                 synchronize=self.device.synchronize,
             )
         self.model.reserve(self.max_model_len)
-        self.pooler = Pooler(
-            self.spec.pooling.method,
-            self.model.classify if self.spec.pooling.labels else None,
-            whole=self.spec.encoder is not None,
-        )
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
@@ -117,6 +107,12 @@ class ModelRunner:
             grammars=self.grammars,
             takes_media=self.media is not None,
         )
+        pooler = Pooler(
+            self.spec.pooling.method,
+            self.model.classify if self.spec.pooling.labels else None,
+            whole=self.spec.encoder is not None,
+        )
+        self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -331,13 +327,10 @@ class ModelRunner:
         computed = self._timed_forward(step)
         self._settle()
         done = time.perf_counter()
-        plan, flags = step.plan, step.flags
-        if step.needs & need.PROMPT_LOGPROBS:
-            asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
-            self._prompt_logprobs(plan, asking, computed.hidden_states, results)
-        if step.needs & need.POOL:
-            pooling = np.flatnonzero(plan.samples & ((flags & need.POOL) != 0))
-            self._pool(plan, pooling, computed.hidden_states, results)
+        if step.needs & (need.PROMPT_LOGPROBS | need.POOL):
+            for place, fault in self._reports.add(step, computed.hidden_states, results).items():
+                req_id, row = step.plan.req_ids[place], int(step.plan.rows[place])
+                self._fail(results[req_id], row, fault)
         tokens = self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
         return tokens
@@ -414,70 +407,6 @@ class ModelRunner:
         places = step.places
         rows = step.plan.rows[places.owners]
         return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
-
-    def _pool(
-        self,
-        plan: Scheduled,
-        pooling: Ints,
-        hidden_states: torch.Tensor,
-        results: dict[str, RequestResult],
-    ) -> None:
-        stops = np.cumsum(plan.ends - plan.starts)
-        tasks = self.states.params["task"][plan.rows]
-        for task, name in enumerate(POOLING_TASKS):
-            mine = pooling[tasks[pooling] == task].tolist()
-            refusal = self.pooler.refusal(name)
-            if refusal is not None:
-                for i in mine:
-                    fault = Fault(refusal, bad_request=True)
-                    self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
-            elif mine:
-                lens = plan.ends - plan.starts
-                texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
-                for i, pooled in zip(mine, self.pooler.pool(name, texts), strict=True):
-                    if np.isfinite(pooled).all():
-                        results[plan.req_ids[i]].embedding = pooled.tobytes()
-                    else:
-                        self._fail(results[plan.req_ids[i]], int(plan.rows[i]), NOT_A_NUMBER)
-
-    def _prompt_logprobs(
-        self,
-        plan: Scheduled,
-        asking: Ints,
-        hidden_states: torch.Tensor,
-        results: dict[str, RequestResult],
-    ) -> None:
-        """Score the prompt tokens whose logits this step computed, each of them once."""
-        query_start = np.cumsum(plan.ends - plan.starts) - (plan.ends - plan.starts)
-        for i in asking.tolist():
-            row, start = int(plan.rows[i]), int(plan.starts[i])
-            first, stop = self.states.prompt_to_score(row, start, int(plan.ends[i]))
-            entries: list[TokenLogprobs | None] = [None] if first == 0 else []
-            # The hidden state at a position scores the token behind it.
-            offset = int(query_start[i]) - start - 1
-            entries += self._score(
-                row, max(first, 1), stop, hidden_states[offset + max(first, 1) :]
-            )
-            result = results[plan.req_ids[i]]
-            if any(entry is not None and math.isnan(entry.logprob) for entry in entries):
-                self._fail(result, row, NOT_A_NUMBER)
-            elif entries:
-                result.prompt_logprobs = entries
-
-    def _score(
-        self, row: int, first: int, stop: int, hidden_states: torch.Tensor
-    ) -> list[TokenLogprobs]:
-        """Tokens `first .. stop` of a row by the hidden states in front of each."""
-        entries: list[TokenLogprobs] = []
-        chunk = max(1, PROMPT_LOGITS // self.spec.vocab_size)
-        count = int(self.states.params["prompt_logprobs"][row])
-        for start in range(first, stop, chunk):
-            token_ids = self.states.token_ids[row, start : min(start + chunk, stop)]
-            offset = start - first
-            logits = self.model.compute_logits(hidden_states[offset : offset + len(token_ids)])
-            counts = np.full(len(token_ids), count, np.int32)
-            entries += token_logprobs(logits, token_ids.astype(np.int64), counts)
-        return entries
 
     def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
         self.states.faults[row] = fault
