@@ -119,7 +119,12 @@ class FakeRunner:
     terse: bool = True
     """Results that hold one token each and nothing else come as bare tokens."""
 
+    last: StepPlan | None = None
+
     def execute(self, plan: StepPlan) -> StepResult:
+        if plan.follows:
+            self._check_follows(plan)
+        self.last = plan
         self._take_rows(plan)
         all_planned = shares(plan)
         good = [planned for planned in all_planned if self._prepare(planned)]
@@ -147,6 +152,17 @@ class FakeRunner:
             result.tokens = [entry.token_ids[0] for entry in plain]
             result.results = []
         return result
+
+    def _check_follows(self, plan: StepPlan) -> None:
+        """That of a plan whose predecessor failed is not known."""
+        last = self.last
+        if last is None or last.step_id + 1 != plan.step_id:
+            return
+        assert (plan.req_ids, plan.rows.tolist()) == (last.req_ids, last.rows.tolist())
+        assert {*plan.lens.tolist(), *last.lens.tolist()} == {1}
+        assert (plan.starts == last.starts + 1).all()
+        for one in (plan, last):
+            assert not (one.drafts or one.unsampled or one.new_rows)
 
     def _take_rows(self, plan: StepPlan) -> None:
         for row in plan.freed:

@@ -49,6 +49,42 @@ def test_integrity_covers_the_table():
         scheduler.check_integrity()
 
 
+@pytest.mark.parametrize("num_states", [0, 2])
+def test_a_step_of_the_same_streams_follows(num_states):
+    """Through full blocks; not behind prompts, nor where somebody leaves or comes."""
+    scheduler, runner = make_scheduler(num_states=num_states, num_blocks=200)
+    for number, name in enumerate("abc"):
+        add_request(scheduler, name, [1, 2, 3][: number + 1], max_tokens=30 if name == "a" else 60)
+    follows = []
+    for step in range(45):
+        if step == 20:
+            add_request(scheduler, "d", [4, 5, 6], max_tokens=60)
+        plan = scheduler.schedule()
+        scheduler.commit(plan, runner.execute(plan))
+        scheduler.check_integrity()
+        follows.append(plan.follows)
+    # 0: the prompts; 20: d's; 30: a has left. Behind each the first step of the new streams.
+    assert [step for step, does in enumerate(follows) if not does] == [0, 1, 20, 21, 30]
+
+
+def test_a_token_that_did_not_come_ends_what_is_quiet():
+    """The plan behind it stands on nothing, and says that it follows."""
+    scheduler, runner = make_scheduler()
+    for name in "ab":
+        add_request(scheduler, name, [1, 2, 3], max_tokens=40)
+    for _ in range(8):
+        plan = scheduler.schedule()
+        scheduler.commit(plan, runner.execute(plan))
+    runner.mute.add("a")
+    without, behind = scheduler.schedule(), scheduler.schedule()
+    assert behind.follows
+    known = scheduler._batch.known[behind.rows].tolist()
+    for plan in (without, behind):
+        scheduler.commit(plan, runner.execute(plan))
+        scheduler.check_integrity()
+    assert scheduler._batch.known[behind.rows].tolist() == [known[0], known[1] + 2]
+
+
 def test_plans_travel_between_processes():
     column = np.array([3, 1])
     plan = StepPlan(
@@ -59,7 +95,8 @@ def test_plans_travel_between_processes():
     raw = msgspec.msgpack.encode(plan, enc_hook=pack_column)
     found = msgspec.msgpack.decode(raw, type=StepPlan, dec_hook=unpack_column)
     assert repr(found) == repr(plan)
-    kept = found.without([0])
+    kept = msgspec.structs.replace(found, follows=True).without([0])
+    assert not kept.follows
     assert (kept.req_ids, kept.rows.tolist(), kept.num_tokens) == (["b"], [1], 1)
     with pytest.raises(NotImplementedError):
         msgspec.msgpack.encode(object(), enc_hook=pack_column)
