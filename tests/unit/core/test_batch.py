@@ -67,22 +67,32 @@ def test_a_step_of_the_same_streams_follows(num_states):
     assert [step for step, does in enumerate(follows) if not does] == [0, 1, 20, 21, 30]
 
 
-def test_a_token_that_did_not_come_ends_what_is_quiet():
-    """The plan behind it stands on nothing, and says that it follows."""
+def test_tokens_that_come_with_more_count_as_well():
+    """Steps in which all get a token and nothing else, and steps that tell more, by turns: nobody
+    gets a token too many."""
     scheduler, runner = make_scheduler()
     for name in "ab":
-        add_request(scheduler, name, [1, 2, 3], max_tokens=40)
-    for _ in range(8):
+        add_request(scheduler, name, [1, 2, 3], max_tokens=20)
+    lengths = {"a": 0, "b": 0}
+    for step in range(20):
+        runner.terse = step % 5 > 0
+        plan = scheduler.schedule()
+        for delta in scheduler.commit(plan, runner.execute(plan)):
+            lengths[delta.req_id] += len(delta.token_ids)
+        scheduler.check_integrity()
+    assert lengths == {"a": 20, "b": 20} and not scheduler.has_work()
+
+
+def test_a_draft_is_in_the_next_plan():
+    scheduler, runner = make_scheduler()
+    add_request(scheduler, "a", [1, 2, 3], max_tokens=40)
+    for _ in range(6):
         plan = scheduler.schedule()
         scheduler.commit(plan, runner.execute(plan))
-    runner.mute.add("a")
-    without, behind = scheduler.schedule(), scheduler.schedule()
-    assert behind.follows
-    known = scheduler._batch.known[behind.rows].tolist()
-    for plan in (without, behind):
-        scheduler.commit(plan, runner.execute(plan))
-        scheduler.check_integrity()
-    assert scheduler._batch.known[behind.rows].tolist() == [known[0], known[1] + 2]
+    assert plan.follows
+    scheduler.propose("a", [5])
+    plan = scheduler.schedule()
+    assert list(plan.drafts.values()) == [[5]] and not plan.follows
 
 
 def test_plans_travel_between_processes():
