@@ -83,10 +83,11 @@ def test_tokens_that_come_with_more_count_as_well():
     assert lengths == {"a": 20, "b": 20} and not scheduler.has_work()
 
 
-def test_a_draft_is_in_the_next_plan():
+@pytest.mark.parametrize("num_steps", range(4, 8))
+def test_a_draft_is_in_the_next_plan(num_steps):
     scheduler, runner = make_scheduler()
     add_request(scheduler, "a", [1, 2, 3], max_tokens=40)
-    for _ in range(6):
+    for _ in range(num_steps):
         plan = scheduler.schedule()
         scheduler.commit(plan, runner.execute(plan))
     assert plan.follows
