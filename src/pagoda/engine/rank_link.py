@@ -10,6 +10,7 @@ import zmq
 from pagoda.config.engine import EngineConfig
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
+from pagoda.planner.attention import AttentionChoice
 
 # A last message (RankDied) may take so long to leave before the process does.
 _LINGER_MS = 500
@@ -37,7 +38,7 @@ class RankSetup(msgspec.Struct, tag=True):
     """Without any "auto"."""
     num_slabs: int
     packed: bool
-    attend_by_torch: bool = False
+    attention: AttentionChoice = AttentionChoice()
     captured_bytes: int = 0
     """As `ModelRunner` has it."""
     in_host: frozenset[str] = frozenset()

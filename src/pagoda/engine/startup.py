@@ -172,7 +172,7 @@ class _Startup:
             max_model_len=max_model_len,
             vocab_size=spec.vocab_size,
             num_blocks=max(1, resolution.plan.num_slabs),
-            block_size=resolution.config.cache.block_size,
+            block_size=resolution.attention.layout.block_size,
             kv_tokens=resolution.plan.kv_tokens,
             max_num_seqs=_resolved(resolution.config.scheduler.max_num_seqs),
             device=device.name,
@@ -277,8 +277,8 @@ class _Startup:
         resolution: Resolution,
         libraries: Libraries,
     ) -> "Model":
-        checkpoint = checkpoint_of(files, spec, resolution.config.model)
-        libraries.attend_by_torch(resolution.attention == "torch")
+        config = resolution.config.model
+        checkpoint = dummy_in(files, spec, config) or checkpoint_of(files, spec, config)
         place = device.place_of(resolution.plan.placement.params)
         self.ledger.measured["process"] = anonymous_bytes()
         before = device.memory_used()
@@ -290,8 +290,8 @@ class _Startup:
                 device=place,
                 parallel=None if self.ranks is None else self.ranks.group.parallel,
                 progress=self._progress,
-                dummy=dummy_in(files, spec, resolution.config.model),
                 packed=resolution.packed,
+                attention=resolution.attention,
             )
         if not isinstance(place, str):
             device.give_back()  # what the weights passed through
@@ -313,8 +313,9 @@ class _Startup:
         with self._timed("read kept KV"):
             model = resolution.config.model
             kept = (model.dtype, model.quantization, config.kv_cache_dtype, config.block_size)
+            keys = resolution.attention.layout.keys
             native = cpu.native() if resolution.packed else None
-            layout = f"{kept} {'torch' if native is None else native.isa}"
+            layout = f"{kept} {keys} {'torch' if native is None else native.isa}"
             disk = kv_disk(config.kv_disk, config.kv_disk_size, files, layout)
             count = disk.restore(cache, runner)
         if count:
@@ -405,7 +406,7 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
         resolution.config,
         num_slabs=resolution.plan.num_slabs,
         packed=resolution.packed,
-        attend_by_torch=resolution.attention == "torch",
+        attention=resolution.attention,
         captured_bytes=resolution.plan.captured,
         in_host=resolution.plan.placement.params,
     )

@@ -5,7 +5,7 @@ Nothing else in Pagoda decides a default that depends on the model or the machin
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda.arch.spec import ModelSpec
@@ -13,9 +13,9 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
-from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner import memory
-from pagoda.planner.attention import choose_attention
+from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.offload import resolve_offload
@@ -51,8 +51,8 @@ class Resolution:
     """Weights stay in the checkpoint's own bits; activations are fp32."""
     pool_limit: int = 0
     """Most bytes that the KV pool could take beside the rest."""
-    attention: str = "native"
-    """What attends to the cache (`planner.attention`)."""
+    attention: AttentionChoice = field(default_factory=AttentionChoice)
+    """What attends to the cache, and how it lies for it."""
 
 
 def resolve(
@@ -81,14 +81,18 @@ def resolve(
     if published is not None:
         reasons.append(published)
     attention = choose_attention(
-        spec, config.device.attention_backend, config.model.dtype, facts, reasons
-    )
+        spec, config.device.attention_backend, config.model.dtype, facts, reasons,
+        kv_dtype=str(config.cache.kv_cache_dtype), block_size=config.cache.block_size,
+    )  # fmt: skip
+    cache = replace(config.cache, block_size=attention.layout.block_size)
+    config = replace(config, cache=cache)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
     held = _held(config, spec, tensors, facts)
-    plan = _empty_plan(config, spec, held, facts)
-    if facts.device != "cpu" and spec.encoder is None and _captures(config, attention):
+    plan = _empty_plan(config, spec, held, facts, attention.layout)
+    captures = attention.captured and not config.device.enforce_eager
+    if facts.device != "cpu" and spec.encoder is None and captures:
         reqs, ranks = int(config.scheduler.max_num_seqs), config.parallel.tensor_parallel_size
         own, dtype = rank_spec(spec, ranks), config.model.dtype
         plan = replace(plan, captured=memory.captured_bytes(own, dtype, reqs, ranks))
@@ -125,11 +129,6 @@ def refit(
     plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
     plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
     return replace(made, config=config, plan=plan, reasons=reasons, pool_limit=limit)
-
-
-def _captures(config: EngineConfig, attention: str) -> bool:
-    """Torch's attention asks the device for lengths, which no captured step can."""
-    return not config.device.enforce_eager and attention != "torch"
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
@@ -272,7 +271,11 @@ def _held(
 
 
 def _empty_plan(
-    config: EngineConfig, spec: ModelSpec, held: Sequence[HeldWeight], facts: DeviceFacts
+    config: EngineConfig,
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    facts: DeviceFacts,
+    layout: KVLayout,
 ) -> MemoryPlan:
     dtype, scheduler = config.model.dtype, config.scheduler
     own = _own(config, spec)
@@ -287,7 +290,7 @@ def _empty_plan(
         weights=round(sum(part.nbytes for part in held)),
         activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
-        groups=tuple(kv_groups(own, config.cache.block_size, str(config.cache.kv_cache_dtype))),
+        groups=tuple(kv_groups(own, layout, str(config.cache.kv_cache_dtype))),
         max_chunk=int(scheduler.max_num_batched_tokens),
         position_bytes=memory.position_bytes(own),
     )
