@@ -124,7 +124,7 @@ def why_not(
         return None
     if backend not in facts.attention_libraries:
         return "it is not installed, or this torch cannot call it"
-    heads = (64, 128, 256)
+    heads: tuple[int, ...] = (64, 128, 256)
     if backend == "flashinfer":
         if facts.capability < _TENSOR_CORES:
             return f"it is made for sm_80 and later, and this GPU is an sm_{facts.capability}"

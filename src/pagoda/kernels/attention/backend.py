@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -225,9 +226,7 @@ def _backend(
 
         return FlashAttention(varlen(device), own)
     if name == "flashinfer":
-        import flashinfer
-
         from pagoda.kernels.attention.infer import FlashInfer
 
-        return FlashInfer(flashinfer, own, device, dtype, block_size)
+        return FlashInfer(import_module("flashinfer"), own, device, dtype, block_size)
     return own

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from pagoda.kernels.attention.backend import AttentionKind, HeadNorms, OwnAttention, Step
+from pagoda.kernels.transfer import to_tensor
 
 Tensor = torch.Tensor
 _WORKSPACE = 128 << 20  # bytes, as its documentation advises
@@ -57,7 +58,7 @@ class InferPlan:
         step, kind, table = self.step, self.kind, self.block_table
         lens = _on_host(step.host_kv_lens, step.kv_lens)
         pages = Pages.of(lens, table.shape[1], self.block_size)
-        blocks = table.reshape(-1)[torch.from_numpy(pages.places).to(table.device)]
+        blocks = table.reshape(-1)[to_tensor(pages.places, table.device)]
         paged = torch.from_numpy(pages.starts), blocks, torch.from_numpy(pages.last)
         heads = kind.heads, kind.kv_heads, kind.head_dim, self.block_size
         sight = {"window_left": -1 if kind.window is None else kind.window - 1}
