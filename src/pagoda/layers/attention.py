@@ -119,7 +119,8 @@ class Attention(nn.Module):
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)
-        return self.output(attended)
+        output: torch.Tensor = self.output(attended)
+        return output
 
 
 class EncoderAttention(nn.Module):
@@ -138,4 +139,5 @@ class EncoderAttention(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self.qkv(hidden_states).unflatten(-1, (3, -1, self.spec.head_dim)).unbind(1)
         attended = ops.encoder_attention(q, k, v, batch.query_start, scale=self.spec.scale)
-        return self.output(attended.flatten(1))
+        output: torch.Tensor = self.output(attended.flatten(1))
+        return output

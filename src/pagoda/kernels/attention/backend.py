@@ -220,7 +220,9 @@ class AttentionBackends:
 def _backend(
     name: str, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
-    own = OwnAttention(name, None if name == "torch" else native_form(device, dtype))
+    # A CPU's kernels read one layout only, which is laid out for no other backend.
+    has_form = name != "torch" and (name == "native") == (device.type == "cpu")
+    own = OwnAttention(name, native_form(device, dtype) if has_form else None)
     if name == "flash-attn":
         from pagoda.kernels.attention.flash import FlashAttention, varlen
 
