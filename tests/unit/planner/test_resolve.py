@@ -52,7 +52,7 @@ def test_defaults_on_a_laptop():
     assert plan.kv_tokens >= 8192
     named = {reason.field for reason in resolution.reasons}
     assert {"dtype", "kv_cache_dtype", "threads", "max_num_seqs", "max_model_len"} <= named
-    assert config.scheduler.max_step_growth == 2.2 and "max_step_ms" in named
+    assert config.scheduler.max_step_ms == "2.2x" and "max_step_ms" in named
 
 
 def test_a_long_context_model_does_not_reserve_all_of_it_by_default():
