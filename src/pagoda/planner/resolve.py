@@ -84,6 +84,9 @@ def resolve(
         spec, config.device.attention_backend, config.model.dtype, facts, reasons,
         kv_dtype=str(config.cache.kv_cache_dtype), block_size=config.cache.block_size,
     )  # fmt: skip
+    if config.cache.block_size is None and spec.encoder is None:
+        why = "what the kernels of attention read"
+        reasons.append(Reason("block_size", attention.layout.block_size, why))
     cache = replace(config.cache, block_size=attention.layout.block_size)
     config = replace(config, cache=cache)
     if spec.encoder is not None:
