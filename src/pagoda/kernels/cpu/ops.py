@@ -448,9 +448,10 @@ def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
     _check_rows("v_cache", v_cache, v_cache.shape, k_cache.dtype)
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}.")
+    heads_apart = kv_heads == 1 or k_cache.stride(1) == block_size * row
     # Of one token there is but one way.
-    inner = (1, block_size) if block_size > 1 else (row, 1)
-    if k_cache.stride()[1:] != (block_size * row, *inner):
+    inner = k_cache.stride()[2:] == (1, block_size) or (block_size == 1 and k_cache.stride(3) == 1)
+    if not (heads_apart and inner):
         raise ValueError("k_cache must lie dimension by dimension.")
     stride = v_cache.stride(0) * v_cache.element_size()
     if k_cache.stride(0) * k_cache.element_size() != stride:
