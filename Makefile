@@ -12,7 +12,7 @@ ZIG = CXX="$$($(BIN)/python -c 'import os, ziglang; print(os.path.dirname(ziglan
 CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 # vLLM's default of 1000 long prompts is for a datacenter GPU; a laptop takes an hour for it.
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
-MYPY_FLOORS := base config weights arch core text planner engine
+MYPY_FLOORS := base config weights arch core text planner quant models runtime/device.py engine doctor web
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
   check format docs bench bench-agent bench-peers clean
@@ -47,12 +47,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent,video,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent,video,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

@@ -20,7 +20,7 @@ from pagoda.base.whole import write_whole
 from pagoda.cli.conversation import Conversation
 from pagoda.engine import measured
 from pagoda.engine.kv_disk import KvDisk
-from pagoda.weights.remote import _write_json
+from pagoda.weights.hub.remote import _write_json
 from tests.engine.test_kv_disk import check, compute, make
 
 

@@ -16,6 +16,7 @@ KINDS = {
     "all": {
         "temperature": 1.2,
         "top_p": 0.95,
+        "top_n_sigma": 2.5,
         "presence_penalty": 1.0,
         "repetition_penalty": 1.1,
         "logit_bias": {5: 4.0, 9: -50.0},

@@ -5,13 +5,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from pagoda.agent.errors import DriverError
 from pagoda.agent.service import gate
-from pagoda.web import site
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
 from tests.web.agent_server import AgentServer, serving, wait_until
@@ -56,11 +54,9 @@ class AgentVisit(Visit):
 
 
 @pytest.fixture
-def visit(
-    browser: Any, render: Any, agent_document: mock.AsyncMock, tmp_path: Any
-) -> Iterator[Callable[..., AgentVisit]]:
+def visit(browser: Any, tmp_path: Any) -> Iterator[Callable[..., AgentVisit]]:
     """Start an agent with a script, and a browser; `context` are Playwright's options."""
-    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", agent_document):
+    with contextlib.ExitStack() as stack:
 
         def start(
             *script: Any, context: dict[str, Any] | None = None, **options: Any

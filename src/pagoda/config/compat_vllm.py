@@ -120,7 +120,7 @@ _MODEL = (
     Compat("--tokenizer-pool-size", "v", "none",
            Fact("tokenizing takes threads of the server", has=("pagoda.text.tokenizer",)), ("0",)),
     Compat("--use-tqdm-on-load", "-", "none",
-           Fact("progress is shown on a terminal", has=("pagoda.weights.progress",))),
+           Fact("progress is shown on a terminal", has=("pagoda.weights.hub.progress",))),
     Compat("--pt-load-map-location", "v", "none",
            Fact("pickled weights are never read", lacks=("pickle", "pt_load"))),
 )  # fmt: skip
@@ -233,7 +233,7 @@ _MEDIA = (
     Compat("--mm-encoder-attn-backend", "v", "none", facts.KERNELS),
     Compat("--interleave-mm-strings", "-", "none",
            Fact("pictures stand where the message has them",
-                has=("pagoda.text.content_format",))),
+                has=("pagoda.text.template.content_format",))),
     Compat("--skip-mm-profiling", "-", "none",
            Fact("the planner knows what pictures take", has=("pagoda.planner.vision",))),
     Compat("--video-pruning-rate", "v", "later",

@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from pagoda.base.facts import DeviceName
 from pagoda.config.engine import EngineConfig
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
 from pagoda.planner.attention import AttentionChoice
+from pagoda.planner.resolved import ResolvedConfig
 
 # A last message (RankDied) may take so long to leave before the process does.
 _LINGER_MS = 500
@@ -31,11 +33,16 @@ class RankLaunch(msgspec.Struct):
     log_format: str = "text"
 
 
+class RankDevice(msgspec.Struct, tag=True):
+    """Where all ranks run."""
+
+    name: DeviceName
+
+
 class RankSetup(msgspec.Struct, tag=True):
     """What rank 0 planned for all."""
 
-    config: EngineConfig
-    """Without any "auto"."""
+    config: ResolvedConfig
     num_slabs: int
     packed: bool
     attention: AttentionChoice = AttentionChoice()
@@ -76,7 +83,7 @@ class RankDied(msgspec.Struct, tag=True):
     """It ended because another rank did not answer."""
 
 
-ToRank = RankSetup | RankStep | RankCapture | RankCall
+ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankCall
 FromRank = RankUp | RankReady | RankDone | RankDied
 
 _ENCODER = msgspec.msgpack.Encoder()

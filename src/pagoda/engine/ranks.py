@@ -30,6 +30,7 @@ from pagoda.engine.core import describe
 from pagoda.engine.executor import Awaited, LocalExecutor, Runner
 from pagoda.engine.rank_link import (
     LeaderEnd,
+    RankDevice,
     RankDied,
     RankDone,
     RankLaunch,
@@ -108,6 +109,7 @@ class Ranks:
     ) -> tuple[EngineConfig, DeviceFacts]:
         """What each rank may count on, of rank 0's facts: ranks on a CPU share it, and each GPU
         rank has its own of `num_devices`. ConfigError where they are too few."""
+        self._link.send(RankDevice(facts.device))
         if facts.device == "cpu":
             log.warning(
                 "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -43,7 +43,7 @@ from pagoda.runtime.sampler import (
 from pagoda.runtime.sleep import PutAway, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.runtime.warm_up import first_plans
-from pagoda.text.images.base import ImageProcessor
+from pagoda.text.media.base import Processor
 
 logger = get_logger(__name__)
 
@@ -71,10 +71,10 @@ class ModelRunner:
     seed: int = 0
     grammars: Grammars | None = None
     """None: requests with a grammar are refused."""
-    images: ImageProcessor | None = None
-    """None: requests with pictures are refused."""
-    kept_image_bytes: int = 0
-    """Of pictures' embeddings that are kept for later steps and requests."""
+    processors: Mapping[str, Processor] = field(default_factory=dict)
+    """Of media, by kind; none: requests with media are refused."""
+    kept_media_bytes: int = 0
+    """Of media's embeddings that are kept for later steps and requests."""
     eager: bool = False
     """Run steps op by op."""
     captured_bytes: int = 0
@@ -89,12 +89,12 @@ class ModelRunner:
         self._away: PutAway | None = None
         """The weights, while they are not on the device."""
         self.media: MediaEncoder | None = None
-        if self.images is not None:
+        if self.processors:
             vision = self.spec.vision
             self.media = MediaEncoder(
-                self.model.image_slices,
-                self.images,
-                self.kept_image_bytes,
+                lambda: self.model.encoders,
+                self.processors,
+                self.kept_media_bytes,
                 both_ways=vision is not None and vision.both_ways,
                 synchronize=self.device.synchronize,
             )

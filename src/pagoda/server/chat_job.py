@@ -24,7 +24,7 @@ from pagoda.server.protocol.chat import (
 )
 from pagoda.server.reading import ReplyReader
 from pagoda.server.structure import constrained, is_named, tool_use
-from pagoda.text.images.video import frame_choice
+from pagoda.text.media.options import media_options
 
 
 @dataclass
@@ -119,7 +119,7 @@ async def chat_prompt(
     shown: Rendered,
     media: MediaLoader | None = None,
 ) -> Prompt:
-    """Token ids of a conversation that was rendered as `shown`, with its pictures and videos."""
+    """Token ids of a conversation that was rendered as `shown`, with its media."""
     encoded = partial(
         encode,
         served,
@@ -128,8 +128,8 @@ async def chat_prompt(
         truncates=body.truncate_prompt_tokens is not None,
         param="messages",
     )
-    choice = frame_choice(body.media_io_kwargs, body.mm_processor_kwargs)
-    return await (media or MediaLoader(served, choice)).prompt(shown, messages, encoded)
+    options = media_options(body.media_io_kwargs, body.mm_processor_kwargs)
+    return await (media or MediaLoader(served, options)).prompt(shown, messages, encoded)
 
 
 async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> Rendered:

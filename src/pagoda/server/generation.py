@@ -11,6 +11,7 @@ from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.inbox import Inbox
+from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings
@@ -108,9 +109,8 @@ class Generation:
         Entering raises QueueFullError or EngineDeadError where the engine takes no more.
         """
         client = self.served.client
-        images = [placed.image for prompt in self.prompts for placed in prompt.images]
-        pixels = {image.content_hash: image.pixels for image in images}
-        self._inbox = client.submit(self._requests, pixels)
+        media = payloads(placed for prompt in self.prompts for placed in prompt.media)
+        self._inbox = client.submit(self._requests, media)
         try:
             yield
         finally:
@@ -213,7 +213,7 @@ def prepared_request(
         req_id,
         prompt.ids,
         sampling,
-        images=prompt.images,
+        media=prompt.media,
         grammar=grammar,
         priority=body.priority,
         cache_salt=body.cache_salt,

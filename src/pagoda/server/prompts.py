@@ -7,7 +7,7 @@ from typing import Any
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.engine.aside.jobs import SHORT_TEXT, Encode
 from pagoda.engine.directory import ServedModel
-from pagoda.engine.media import PlacedImage
+from pagoda.engine.media import Placed
 
 MAX_PROMPTS = 1024
 # Ordinary text has 2 to 6 characters per token.
@@ -17,7 +17,7 @@ _CHARACTERS_PER_TOKEN = 8
 @dataclass(frozen=True)
 class Prompt:
     ids: list[int]
-    images: Sequence[PlacedImage] = ()
+    media: Sequence[Placed] = ()
 
 
 def split_prompts(

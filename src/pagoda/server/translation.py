@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pagoda.base.errors import PagodaError, RequestError
+from pagoda.config.modality import Modality
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage
 
@@ -48,8 +49,8 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str) -> Part:
-    return {"type": "image_url", "image_url": {"url": url}}
+def media_part(modality: Modality, url: str) -> Part:
+    return {"type": modality.url_part, modality.url_part: {"url": url}}
 
 
 def field_of(item: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
