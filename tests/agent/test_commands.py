@@ -16,7 +16,7 @@ from pagoda.agent.settings import Settings
 from pagoda.base import log
 from pagoda.cli import agent_serve
 from pagoda.cli.main import main
-from pagoda.server import listen
+from pagoda.server.http import listen
 from tests.agent.fake_computer import FakeComputer
 
 _MCP = """

@@ -10,6 +10,7 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
+from tests.plans import shares
 
 VOCAB = 100
 
@@ -18,23 +19,23 @@ class CountingRunner:
     """Keeps each request's token ids, as the real runner does; fails when told to."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[int]] = {}
+        self.rows: dict[int, list[int]] = {}
         self.failures: list[Exception | None] = []
         """Popped at each step: what it raises, if not None."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        for req_id in plan.freed:
-            self.rows.pop(req_id, None)
-        for row in plan.rows:
-            if row.request is not None:
-                self.rows[row.req_id] = list(row.request.prompt_token_ids)
+        for row in plan.freed:
+            self.rows.pop(row, None)
+        for new in plan.new_rows:
+            if new.request is not None:
+                self.rows[new.row] = list(new.request.prompt_token_ids)
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
         results = []
-        for planned in plan.requests:
+        for planned in shares(plan):
             tokens: list[int] = []
             if planned.samples:
-                row = self.rows[planned.req_id]
+                row = self.rows[planned.row]
                 assert planned.num_computed_tokens + planned.num_tokens == len(row)
                 tokens = [(row[-1] + 1) % VOCAB]
                 row += tokens

@@ -26,10 +26,10 @@ from pagoda.engine.startup import start_engine
 from pagoda.layers.vision import Grid, Slices
 from pagoda.models import llama
 from pagoda.server.anthropic.translate import _part
-from pagoda.server.chat_job import chat_job
 from pagoda.server.context import ReplyHead
 from pagoda.server.metrics import Metrics
 from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.replies.chat_job import chat_job
 from pagoda.text.media.options import media_options
 from pagoda.text.media.select import loader_of
 from tests.engine import tones

@@ -35,7 +35,7 @@ async def _serve(args: argparse.Namespace) -> int:
     from pagoda.agent.service.server import Server
     from pagoda.base.errors import ConfigError
     from pagoda.base.log import setup_logging
-    from pagoda.server.listen import is_loopback, listen
+    from pagoda.server.http.listen import is_loopback, listen
     from pagoda.web.site import Site
 
     if not 0 <= args.port <= 65535:

@@ -9,6 +9,7 @@ import zmq
 
 from pagoda.base.facts import DeviceName
 from pagoda.config.engine import EngineConfig
+from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
 from pagoda.planner.attention import AttentionChoice
@@ -86,8 +87,8 @@ class RankDied(msgspec.Struct, tag=True):
 ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankCall
 FromRank = RankUp | RankReady | RankDone | RankDied
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=pack_column)
+_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=unpack_column)
 _FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
 

@@ -17,29 +17,19 @@ Ints32 = npt.NDArray[np.int32]
 
 @dataclass
 class GroupArrays:
-    """`GroupInputs` in numpy."""
+    """`GroupInputs` in numpy; the block table is gathered where it is needed as a whole."""
 
-    block_table: Ints32
-    """As long as it is the same array, it changes by `grow` alone."""
+    table: BlockTable
+    rows: Ints
+    """The requests', in the table."""
     slot_mapping: Ints
-    growths: int = 0
-    """How often it grew."""
-    grown: tuple[Ints, Ints, Ints32] | None = None
-    """Rows and columns of the entries that the last time brought, and their blocks."""
 
-    @staticmethod
-    def table_of(table: BlockTable, reqs: Ints, spare: int = 0) -> Ints32:
-        """With room for so many blocks more."""
-        return table.entries[:, : table.used[reqs].max() + spare].take(reqs, axis=0)
 
-    def grow(self, rows: Ints, columns: Ints, blocks: Ints32) -> bool:
-        """Take in new entries; False, with nothing changed, where the table is too narrow."""
-        if columns.max() >= self.block_table.shape[1]:
-            return False
-        self.block_table[rows, columns] = blocks
-        self.growths += 1
-        self.grown = rows, columns, blocks
-        return True
+def first_blocks(rows: Ints, slot_mapping: Ints) -> GroupArrays:
+    """Of requests that have block 0 alone."""
+    table = BlockTable(1, len(rows), 1)
+    table.used[:] = 1
+    return GroupArrays(table, rows, slot_mapping)
 
 
 @dataclass
@@ -95,10 +85,28 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         query_start=query_start.astype(np.int32),
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
-        groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
+        groups=[
+            GroupArrays(table, plan.rows, table.slots(rows, positions)) for table in states.tables
+        ],
         states=StateArrays(*plan.states.T) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
         media=media,
+    )
+
+
+def next_arrays(last: StepArrays, plan: Scheduled, states: RequestStates) -> StepArrays:
+    """Of a step whose requests are those of the last one, with one token each, a token further."""
+    return StepArrays(
+        token_ids=states.token_ids[plan.rows, plan.starts].astype(np.int64),
+        positions=last.positions + 1,
+        query_start=last.query_start,
+        kv_lens=plan.ends.astype(np.int32),
+        max_query_len=1,
+        groups=[
+            GroupArrays(table, plan.rows, table.slots(plan.rows, plan.starts))
+            for table in states.tables
+        ],
+        states=StateArrays(*plan.states.T) if states.has_states else None,
     )
 
 
@@ -106,7 +114,7 @@ def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) ->
     """Each array is moved to the device once."""
     types, states = arrays.token_types, arrays.states
     groups: list[GroupInputs | StateInputs] = [
-        GroupInputs(to_tensor(x.block_table, device), to_tensor(x.slot_mapping, device))
+        GroupInputs(to_tensor(x.table.of_rows(x.rows), device), to_tensor(x.slot_mapping, device))
         for x in arrays.groups
     ]
     if states is not None:
@@ -161,11 +169,3 @@ def _token_types(states: RequestStates, rows: Ints, positions: Ints) -> Ints:
     """1 from where a pair's second text begins."""
     second = states.params["pair_start"][rows]
     return ((second > 0) & (positions >= second)).astype(np.int64)
-
-
-def _group(table: BlockTable, reqs: Ints, rows: Ints, positions: Ints) -> GroupArrays:
-    blocks = table.entries[rows, positions // table.block_size].astype(np.int64)
-    return GroupArrays(
-        block_table=GroupArrays.table_of(table, reqs),
-        slot_mapping=blocks * table.block_size + positions % table.block_size,
-    )

@@ -28,7 +28,7 @@ from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
-from pagoda.runtime.prepared import DecodeRun, PreparedStep, encoded_step
+from pagoda.runtime.prepared import PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
 from pagoda.runtime.sampler import (
@@ -83,7 +83,8 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | CapturedSteps | None = None
-        self._run: DecodeRun | None = None
+        self._step: PreparedStep | None = None
+        """The last one."""
         self._ahead: StepAhead | None = None
         """The last step, where its tokens were not waited for."""
         self._away: PutAway | None = None
@@ -174,8 +175,10 @@ class ModelRunner:
         computed = step.plan.req_ids if step is not None else []
         tokens = self._compute(step, results) if step is not None else []
         if len(computed) < len(plan.req_ids):
-            for req_id in set(plan.req_ids).difference(computed):
-                self._fail(results[req_id], self.states.fault(req_id))
+            known = set(computed)
+            for req_id, row in zip(plan.req_ids, plan.rows.tolist(), strict=True):
+                if req_id not in known:
+                    self._fail(results[req_id], row, self.states.fault(row))
         result = StepResult(step_id=plan.step_id, tokens=tokens)
         if results or not tokens:
             for req_id, token in zip(computed, tokens, strict=False):
@@ -190,7 +193,7 @@ class ModelRunner:
     def sleep(self) -> None:
         """Give back the memory of the caches, and that of a GPU's weights, which wait on the host.
         No request is known, and nothing is computed until `wake_up`."""
-        self._run = self._ahead = None
+        self._step = self._ahead = None
         self.device.synchronize()
         self.drop_captured()
         if self.media is not None:
@@ -206,13 +209,12 @@ class ModelRunner:
         self.cache.restore()
 
     def _capture_needed(self) -> None:
-        if isinstance(self.program, CapturedSteps) and self.program.capture_needed():
-            self._run = None  # its arrays may lie where captured steps read
+        if isinstance(self.program, CapturedSteps):
+            self.program.capture_needed()
 
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
         (seconds where experts' tiles are measured). False when nothing is left to do."""
-        self._run = None
         if self._tiles is not None:
             if self._tiles.go_on():
                 return True
@@ -229,7 +231,6 @@ class ModelRunner:
         if isinstance(self.program, CapturedSteps):
             self.program.drop()
             self.device.give_back()
-        self._run = None
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -310,18 +311,12 @@ class ModelRunner:
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         """What is to be computed of a plan; None if nothing is."""
-        if self._run is not None:
-            follow = self._ahead is not None and self._ahead.fills(self._run.step)
-            if self._run.advance(plan, follow):
-                return self._run.step
-        self._run = None
-        step = self._encoded(self.states.apply(plan))
+        last, self._step = self._step, None
+        self.states.update(plan)
+        step = None if last is None else last.next(plan, self.states)
         if step is None:
-            return None
-        self._run = DecodeRun.begin(step, plan, self.states)
-        program = self._program_for(step)
-        if self._run is not None and program is not None:
-            program.adopt(step.arrays, step.places.hidden_rows)
+            step = self._encoded(self.states.schedule(plan))
+        self._step = step
         return step
 
     def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
@@ -395,8 +390,7 @@ class ModelRunner:
         sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
-            self._fail(results[plan.req_ids[i]], fault)
-            self._run = None
+            self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
         tokens: list[int] = sampled.tokens.tolist()
         if places.one_each and not faulty and not sampled.logprobs:
@@ -431,7 +425,8 @@ class ModelRunner:
             refusal = self.pooler.refusal(name)
             if refusal is not None:
                 for i in mine:
-                    self._fail(results[plan.req_ids[i]], Fault(refusal, bad_request=True))
+                    fault = Fault(refusal, bad_request=True)
+                    self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
             elif mine:
                 lens = plan.ends - plan.starts
                 texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
@@ -439,7 +434,7 @@ class ModelRunner:
                     if np.isfinite(pooled).all():
                         results[plan.req_ids[i]].embedding = pooled.tobytes()
                     else:
-                        self._fail(results[plan.req_ids[i]], NOT_A_NUMBER)
+                        self._fail(results[plan.req_ids[i]], int(plan.rows[i]), NOT_A_NUMBER)
 
     def _prompt_logprobs(
         self,
@@ -461,7 +456,7 @@ class ModelRunner:
             )
             result = results[plan.req_ids[i]]
             if any(entry is not None and math.isnan(entry.logprob) for entry in entries):
-                self._fail(result, NOT_A_NUMBER)
+                self._fail(result, row, NOT_A_NUMBER)
             elif entries:
                 result.prompt_logprobs = entries
 
@@ -480,8 +475,8 @@ class ModelRunner:
             entries += token_logprobs(logits, token_ids.astype(np.int64), counts)
         return entries
 
-    def _fail(self, result: RequestResult, fault: Fault) -> None:
-        self.states.faults[result.req_id] = fault
+    def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
+        self.states.faults[row] = fault
         result.error, result.bad_request = fault
 
 

@@ -9,8 +9,8 @@ from pagoda.config.modality import MODALITIES, Modality, modality_of_part
 from pagoda.engine.aside.jobs import Decode, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.media import media_key, place_media, write_media
+from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.fetch import MediaFetcher
-from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.media.base import Medium, Options
 from pagoda.text.media.dataurl import is_data_url

@@ -9,8 +9,8 @@ from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.prompts import MAX_PROMPTS, encode
 from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
-from pagoda.server.prompts import MAX_PROMPTS, encode
 from pagoda.server.protocol.native import NativeBody
 
 _RANDOM_SEEDS = (-1, 2**32 - 1)

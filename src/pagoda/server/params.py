@@ -9,10 +9,10 @@ from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.structure import wanted_structure
 from pagoda.server.protocol.chat import ChatBody
 from pagoda.server.protocol.common import GenerationBody, SamplingFields
 from pagoda.server.protocol.completions import CompletionRequest
-from pagoda.server.structure import wanted_structure
 
 MAX_STOP_STRINGS = 64
 # Each is tokenized on arrival.

@@ -4,10 +4,10 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import modality_in
-from pagoda.server.body import parse_fields
+from pagoda.server.bodies.body import parse_fields
 from pagoda.server.protocol.anthropic import Blocks, CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.chat import ChatCompletionRequest
-from pagoda.server.translation import (
+from pagoda.server.replies.translation import (
     Conversation,
     Part,
     field_of,

@@ -6,10 +6,10 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import modality_in
-from pagoda.server.body import parse_fields
+from pagoda.server.bodies.body import parse_fields
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.responses import LOGPROBS, CountInputRequest, ResponsesRequest
-from pagoda.server.translation import (
+from pagoda.server.replies.translation import (
     Conversation,
     Part,
     field_of,

@@ -8,8 +8,6 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation, Part
-from pagoda.server.logprobs import LogprobFormatter, id_logprobs
 from pagoda.server.protocol.generate import (
     Generated,
     GeneratedChoice,
@@ -18,8 +16,10 @@ from pagoda.server.protocol.generate import (
     IdLogprobs,
 )
 from pagoda.server.protocol.replies import ChatLogprobs, Usage
-from pagoda.server.sse import EventSource, event
-from pagoda.server.usage import UsageCounter
+from pagoda.server.replies.generation import Generation, Part
+from pagoda.server.replies.logprobs import LogprobFormatter, id_logprobs
+from pagoda.server.replies.sse import EventSource, event
+from pagoda.server.replies.usage import UsageCounter
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from pagoda.base.log import get_logger
+from pagoda.server.bodies.volume import check_volume
 from pagoda.server.errors import ApiError
 from pagoda.server.protocol.common import Body
-from pagoda.server.volume import check_volume
 
 _log = get_logger(__name__)
 

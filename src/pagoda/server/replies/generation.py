@@ -13,10 +13,10 @@ from pagoda.engine.directory import ServedModel, fan_out
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
+from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
-from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.common import TextBody
 
 Part = tuple[int, OutputDelta]

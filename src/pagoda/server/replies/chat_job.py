@@ -9,21 +9,21 @@ from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import Constrain, Rendered
 from pagoda.engine.constraint import Constraint
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.prompts import Prompt, encode
+from pagoda.server.bodies.structure import constrained, is_named, tool_use
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.media import MediaLoader
 from pagoda.server.messages import final_text, render_prompt
 from pagoda.server.metrics import Metrics
 from pagoda.server.params import chat_params
-from pagoda.server.prompts import Prompt, encode
 from pagoda.server.protocol.chat import (
     BatchChatRequest,
     ChatBody,
     ChatCompletionRequest,
     ChatMessage,
 )
-from pagoda.server.reading import ReplyReader
-from pagoda.server.structure import constrained, is_named, tool_use
+from pagoda.server.replies.generation import Generation, ReplyRules
+from pagoda.server.replies.reading import ReplyReader
 from pagoda.text.media.options import media_options
 
 

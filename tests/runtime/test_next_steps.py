@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from pagoda.core.plan import PlannedRequest, StepPlan
-from pagoda.runtime.prepared import DecodeRun
+from pagoda.runtime.prepared import PreparedStep
+from tests.plans import Planned, plan_of
 
 
 @pytest.fixture
@@ -32,9 +32,8 @@ def script(make_request):
                 drafts = {alive[0]: [1, 2]}
             elif event < 1.0:
                 alive.reverse()
-            before = driver.runner._run
             driver.step(dict.fromkeys(alive, 8), drafts)
-            advanced += before is not None and driver.runner._run is before
+            advanced += driver.runner._step.follows
         return driver.tokens, advanced
 
     return play
@@ -43,7 +42,7 @@ def script(make_request):
 def test_a_run_changes_nothing(script, make_driver, monkeypatch):
     with_runs, advanced = script(make_driver(max_num_reqs=8))
     assert advanced > 20
-    monkeypatch.setattr(DecodeRun, "begin", lambda *args: None)
+    monkeypatch.setattr(PreparedStep, "next", lambda *args: None)
     without, none = script(make_driver(max_num_reqs=8))
     assert none == 0
     assert with_runs == without
@@ -53,15 +52,12 @@ def test_a_run_ends_where_blocks_are_missing(make_driver, make_request):
     """A plan that forgets a block is that request's fault, run or not."""
     driver = make_driver()
     driver.add(make_request("a", 15, temperature=0.0))
-    driver.finish(["a"], 2)
-    assert driver.runner._run is not None
+    driver.finish(["a"], 3)
+    assert driver.runner._step.follows
     start = driver.computed["a"]
-    planned = PlannedRequest(
-        req_id="a", num_computed_tokens=start, num_tokens=1, new_block_ids=[[], []]
-    )
+    planned = Planned("a", num_computed_tokens=start, num_tokens=1, new_block_ids=[[], []])
     results = []
     for offset in range(5):  # the sliding group's block ends within 4 tokens
         planned.num_computed_tokens = start + offset
-        results += driver.runner.execute(StepPlan.of(0, [planned])).results
+        results += driver.runner.execute(plan_of(0, [planned])).results
     assert "does not fit" in results[-1].error
-    assert driver.runner._run is None

@@ -7,9 +7,6 @@ from msgspec import UNSET
 
 from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.outputs import OutputDelta
-from pagoda.server.chat_job import ChatJob
-from pagoda.server.generation import Part
-from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.replies import (
     AssistantMessage,
     ChatChoice,
@@ -24,10 +21,13 @@ from pagoda.server.protocol.replies import (
     ToolCallDelta,
     Usage,
 )
-from pagoda.server.reading import ReplyReader
-from pagoda.server.sse import EventSource, TextEvent, event
-from pagoda.server.timings import timings
-from pagoda.server.usage import UsageCounter, fingerprint
+from pagoda.server.replies.chat_job import ChatJob
+from pagoda.server.replies.generation import Part
+from pagoda.server.replies.logprobs import LogprobFormatter
+from pagoda.server.replies.reading import ReplyReader
+from pagoda.server.replies.sse import EventSource, TextEvent, event
+from pagoda.server.replies.timings import timings
+from pagoda.server.replies.usage import UsageCounter, fingerprint
 from pagoda.text.parsers.base import Delta
 from pagoda.text.parsers.reply import ParsedReply
 

@@ -7,9 +7,9 @@ from typing import Any
 from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import RenderPair
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.prompts import encode, split_prompts, tokenize
 from pagoda.server.media import has_media
 from pagoda.server.messages import render_prompt
-from pagoda.server.prompts import encode, split_prompts, tokenize
 from pagoda.server.protocol.pooling import InputBody, PoolingBody
 
 MAX_TEXTS = 2048

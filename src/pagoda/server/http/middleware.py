@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda.base.log import get_logger
 from pagoda.server.anthropic.errors import REQUEST_ID, is_anthropic
-from pagoda.server.auth import OPEN_PATHS, route_path
 from pagoda.server.context import LEASES
 from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.http.auth import OPEN_PATHS, route_path
 from pagoda.server.metrics import Metrics
 
 _access = get_logger("server.access")

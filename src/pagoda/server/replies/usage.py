@@ -3,7 +3,6 @@
 import hashlib
 
 from pagoda.engine.directory import ServedModel
-from pagoda.server.generation import Generation
 from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.replies import (
     CompletionTokensDetails,
@@ -11,6 +10,7 @@ from pagoda.server.protocol.replies import (
     PromptTokensDetails,
     Usage,
 )
+from pagoda.server.replies.generation import Generation
 from pagoda.version import __version__
 
 

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.server.context import Context
-from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
-from pagoda.server.sse import EventSource, EventStream, until_disconnected
+from pagoda.server.replies.generation import Generation
+from pagoda.server.replies.sse import EventSource, EventStream, until_disconnected
 
 Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 

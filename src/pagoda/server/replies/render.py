@@ -4,15 +4,15 @@ import msgspec
 
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel
-from pagoda.server.chat_job import chat_prompt, render_chat
+from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import prepared_request
 from pagoda.server.media import MediaLoader
 from pagoda.server.params import chat_params
-from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.generate import Rendered
+from pagoda.server.replies.chat_job import chat_prompt, render_chat
+from pagoda.server.replies.generation import prepared_request
 
 
 async def rendered_chat(

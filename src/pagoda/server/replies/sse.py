@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.generation import Generation, Part
 from pagoda.server.http1 import ChunkWriter, chunk_writer
+from pagoda.server.replies.generation import Generation, Part
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

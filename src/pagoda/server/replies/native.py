@@ -9,8 +9,6 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation, Part
-from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.nativeparams import settings
 from pagoda.server.protocol.native import (
     NativeBody,
@@ -18,8 +16,10 @@ from pagoda.server.protocol.native import (
     NativeCompletion,
     PromptProgress,
 )
-from pagoda.server.sse import EventSource, event
-from pagoda.server.timings import timings
+from pagoda.server.replies.generation import Generation, Part
+from pagoda.server.replies.logprobs import LogprobFormatter
+from pagoda.server.replies.sse import EventSource, event
+from pagoda.server.replies.timings import timings
 
 
 @dataclass

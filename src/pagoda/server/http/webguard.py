@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
 from pagoda.server.errors import ApiError
-from pagoda.server.listen import is_loopback_host
+from pagoda.server.http.listen import is_loopback_host
 
 _log = get_logger(__name__)
 

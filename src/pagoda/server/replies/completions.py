@@ -8,8 +8,6 @@ from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.context import ReplyHead
-from pagoda.server.generation import Generation, Part
-from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.replies import (
     Completion,
@@ -19,9 +17,11 @@ from pagoda.server.protocol.replies import (
     CompletionLogprobs,
     Usage,
 )
-from pagoda.server.sse import EventSource, TextEvent, event
-from pagoda.server.timings import timings
-from pagoda.server.usage import UsageCounter, fingerprint
+from pagoda.server.replies.generation import Generation, Part
+from pagoda.server.replies.logprobs import LogprobFormatter
+from pagoda.server.replies.sse import EventSource, TextEvent, event
+from pagoda.server.replies.timings import timings
+from pagoda.server.replies.usage import UsageCounter, fingerprint
 
 
 @dataclass
