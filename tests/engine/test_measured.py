@@ -69,7 +69,7 @@ def config(tiny_config):
     return replace(
         tiny_config,
         device=DeviceConfig(device="cuda"),
-        cache=CacheConfig(),
+        cache=CacheConfig(block_size=16),
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
     )
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels import ops as doors
 from pagoda.kernels.ref import attention, kv_cache, norm, rope
 from tests.kernels.caches import poisoned
 
@@ -214,9 +213,9 @@ def test_rotary_store_of_normalized_values(ops, dtype, shared):
                 torch.testing.assert_close(got, want, rtol=apart, atol=apart, equal_nan=True)
 
 
-def caches(blocks: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def caches(blocks: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """K and V of one head in blocks of one token."""
-    return [torch.zeros(s, dtype=dtype) for s in doors.kv_cache_shapes(blocks, 1, 1, dim, dtype)]
+    return torch.zeros(2, blocks, 1, 1, kv_cache.row_elements(dim, dtype), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -232,7 +231,7 @@ def test_rounding_to_the_cache(ops, dtype):
     qkv = torch.cat((values, values, values), dim=1)
     k_cache, v_cache = caches(rows, 22, dtype)
     ops.rotary_store(qkv, 1, None, None, k_cache, v_cache, torch.arange(rows))
-    for cache in (k_cache[:, 0, :, 0], v_cache[:, 0, 0]):
+    for cache in (k_cache[:, 0, 0], v_cache[:, 0, 0]):
         torch.testing.assert_close(cache, values.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
@@ -253,7 +252,7 @@ def test_rounding_to_an_int8_cache(ops):
             row[0, 40 + column] = row[0, 80 + column] = bad
             k_cache, v_cache = caches(1, 40, torch.int8)
             ops.rotary_store(row, 1, None, None, k_cache, v_cache, torch.zeros(1).long())
-            for rows in (kv_cache.key_rows(k_cache), v_cache):
+            for rows in (k_cache, v_cache):
                 assert kv_cache.decode(rows, torch.float32).isnan().all()
 
 
@@ -339,9 +338,9 @@ def test_wrong_arguments_are_named():
         ops.first_max(x.double())
     with pytest.raises(ValueError, match="x is torch.int32"):
         ops.take_rows(x.int(), torch.zeros(1, dtype=torch.int64))
-    k_cache, v_cache = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 4, 2)
+    k_cache, v_cache = torch.zeros(1, 1, 2, 4).transpose(2, 3), torch.zeros(1, 1, 4, 2)
     slots = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="qkv has shape"):
         ops.rotary_store(x, 1, None, None, k_cache, v_cache, slots)
-    with pytest.raises(ValueError, match="k_cache has shape"):
+    with pytest.raises(ValueError, match="k_cache must lie dimension by dimension"):
         ops.rotary_store(x[:, :6], 1, None, None, v_cache, v_cache, slots)

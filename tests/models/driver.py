@@ -6,11 +6,13 @@ request's state moves to another slot, and the one that it leaves becomes NaN.
 """
 
 import random
+from dataclasses import replace
 
 import torch
 
 from pagoda.arch.spec import AttentionSpec, DeltaNetSpec
-from pagoda.kernels import ops
+from pagoda.core.kvcache.spec import KVLayout
+from pagoda.kernels.ref.kv_cache import row_elements, views
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.models.base import CausalLM
 
@@ -39,8 +41,9 @@ class Driver:
         self.chance.shuffle(self.free_slots)
         size = model.context.parallel.size
         dtype = kv_dtype or model.context.dtype
+        layout = replace(model.context.attention.layout, block_size=block_size)
         self.caches = [
-            _kv_cache(mixer, num_blocks, block_size, size, dtype)
+            _kv_cache(mixer, num_blocks, layout, size, dtype)
             if isinstance(mixer, AttentionSpec)
             else _state_cache(mixer, num_slots, size)
             for mixer in mixers
@@ -137,13 +140,14 @@ class Driver:
 
 
 def _kv_cache(
-    spec: AttentionSpec, num_blocks: int, block_size: int, ranks: int, dtype: torch.dtype
+    spec: AttentionSpec, num_blocks: int, layout: KVLayout, ranks: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     heads = max(1, spec.num_kv_heads // ranks)
-    shapes = ops.kv_cache_shapes(num_blocks, heads, block_size, spec.head_dim, dtype)
+    row = row_elements(spec.head_dim, dtype)
     # Four bytes of -1 are a NaN scale.
     poison = -1 if dtype == torch.int8 else torch.nan
-    return tuple(torch.full(shape, poison, dtype=dtype) for shape in shapes)
+    parts = torch.full((2, num_blocks, heads * layout.block_size * row), poison, dtype=dtype)
+    return views(*parts, layout, heads)
 
 
 def _state_cache(spec: DeltaNetSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:

@@ -69,9 +69,7 @@ def test_quantized_models(family, method, tmp_path):
     assert dummy.group == group and storage in {info.type for info in dummy.tensors.values()}
     logits = []
     for packed in {False, cpu.native() is not None}:
-        model = build_model(
-            spec, None, dtype=torch.float32, device="cpu", dummy=dummy, packed=packed
-        )
+        model = build_model(spec, dummy, dtype=torch.float32, device="cpu", packed=packed)
         logits.append(Driver(model).run(tiny.random_ids(20), 20))
         assert logits[-1].isfinite().all() and logits[-1].std() > 0.01
         kept = ops.packed_storages("cpu") if packed else frozenset()

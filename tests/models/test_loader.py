@@ -157,7 +157,7 @@ def test_dummy_weights_are_finite_and_repeat(family, tmp_path):
     ids = tiny.random_ids(20)
     runs = []
     for dtype in (torch.float32, torch.float32, torch.float16):
-        model = build_model(spec, None, dtype=dtype, device="cpu", dummy=Dummy())
+        model = build_model(spec, Dummy(), dtype=dtype, device="cpu")
         runs.append(Driver(model).run(ids, 20))
     assert torch.equal(runs[0], runs[1])
     assert runs[2].isfinite().all()

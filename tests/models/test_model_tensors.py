@@ -37,7 +37,7 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
 @pytest.mark.parametrize("family", ["llama", "gemma4", "llama4", "ministral3", "gpt_oss"])
 def test_tables_by_position_take_what_is_predicted(family: str):
     spec = _spec(tiny.make(family, **CHANGES.get(family, {})))
-    model = build_model(spec, None, dtype=torch.float32, device="cpu", dummy=Dummy())
+    model = build_model(spec, Dummy(), dtype=torch.float32, device="cpu")
     model.reserve(300)
     rotary = model.context.rotary
     held = [table.upto(300).nbytes for table in rotary.tables.values()]
@@ -54,11 +54,10 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
     spec = _spec(model)
     rank = build_model(
         spec,
-        None,
+        Dummy(),
         dtype=torch.float32,
         device="cpu",
         parallel=Parallel(0, size),
-        dummy=Dummy(),
     )
     shapes = [tensor.rank_shape(size, whole_experts=True) for tensor in model_tensors(spec)]
     assert rank.nbytes == 4 * sum(map(prod, shapes))

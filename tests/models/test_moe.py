@@ -147,8 +147,8 @@ def test_dummy_weights(family, tmp_path):
     spec = spec_for(json.loads((tmp_path / "config.json").read_text()), {}, ())
     logits = []
     for packed in (False, False, True):
-        options = {"dtype": torch.float32, "device": "cpu", "dummy": Dummy()}
-        model = build_model(spec, None, packed=packed, **options)
+        options = {"dtype": torch.float32, "device": "cpu"}
+        model = build_model(spec, Dummy(), packed=packed, **options)
         logits.append(Driver(model).run(tiny.random_ids(20), 20))
         assert np.isfinite(logits[-1].numpy()).all()
     assert torch.equal(logits[0], logits[1])

@@ -203,7 +203,7 @@ def test_published_sizes_run_with_random_weights():
     }  # fmt: skip
     spec = spec_for({**QWEN_27B, "text_config": text}, {}, ())
     assert [isinstance(layer.mixer, DeltaNetSpec) for layer in spec.layers] == [True, False]
-    model = build_model(spec, None, dtype=torch.bfloat16, device="cpu", dummy=Dummy(), packed=True)
+    model = build_model(spec, Dummy(), dtype=torch.bfloat16, device="cpu", packed=True)
     ids = tiny.random_ids(8, vocab_size=248320 // 64)
     whole = Driver(model).run(ids, 8)
     assert whole.isfinite().all()

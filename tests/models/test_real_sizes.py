@@ -105,10 +105,9 @@ def test_random_weights_run(name: str):
     small = replace(one_of_each(spec), vision=None)
     model = build_model(
         small,
-        None,
+        Dummy(),
         dtype=torch.bfloat16,
         device="cpu",
-        dummy=Dummy(),
         packed=cpu.native() is not None,
     )
     model.reserve(64)

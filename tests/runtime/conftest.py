@@ -40,9 +40,9 @@ class CacheModel:
         hidden_states = torch.zeros(batch.num_tokens, 32, dtype=torch.float64)
         for layer, (k_cache, v_cache) in enumerate(batch.kv_caches):
             group = batch.groups[batch.layer_group[layer]]
-            size = k_cache.shape[3]
+            size = k_cache.shape[2]
             blocks, offsets = group.slot_mapping // size, group.slot_mapping % size
-            k_cache[blocks, 0, 0, offsets] = batch.token_ids.to(k_cache.dtype)
+            k_cache[blocks, 0, offsets, 0] = batch.token_ids.to(k_cache.dtype)
             v_cache[blocks, 0, offsets, 0] = batch.positions.to(v_cache.dtype)
             window = WINDOW if layer == 1 else 10**6
             for i in range(batch.num_reqs):

@@ -196,7 +196,7 @@ def test_kv_caches_are_reserved_and_zero(make_runner):
     runner = make_runner(num_slabs=50)
     shapes = [(tuple(k.shape), tuple(v.shape)) for k, v in runner.cache.layers]
     assert all(not cache.any() for pair in runner.cache.layers for cache in pair)
-    assert shapes == [((50, 1, 1, 16), (50, 1, 16, 1)), ((50, 1, 1, 4), (50, 1, 4, 1))]
+    assert shapes == [((50, 1, 16, 1),) * 2, ((50, 1, 4, 1),) * 2]
     before = runner.device.memory_used()
     pool = runner.device.reserve((1 << 28,), torch.bfloat16)
     assert runner.device.memory_used() - before < 64 * mmap.PAGESIZE

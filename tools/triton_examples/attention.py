@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from pagoda.kernels import ops
-from pagoda.kernels.ref.kv_cache import FP8
+from pagoda.kernels.ref.kv_cache import FP8, row_elements
 from pagoda.kernels.triton import attention
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import declined, in_each_type, name
 
-GROUP, KV_HEADS, BLOCK_SIZE, REQUESTS, TOKENS = 4, 8, 16, 4, 64
+GROUP, KV_HEADS, BLOCK_SIZE, REQUESTS, TOKENS = 4, 8, 64, 4, 64
 
 
 def examples() -> Iterator[Example]:
@@ -44,9 +43,8 @@ def _attend_to_images(dtype: torch.dtype) -> None:
 
 def _attend(tokens: int, dtype: torch.dtype, dim: int, storage: torch.dtype, **how: Any) -> None:
     """With a window and sinks, which cost more than they take away."""
-    stored = torch.uint8 if storage in FP8 else storage
-    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, dim, stored)
-    k_cache, v_cache = (torch.empty(shape, dtype=stored).view(storage) for shape in shapes)
+    row = row_elements(dim, storage)
+    k_cache, v_cache = torch.empty(2, 2, KV_HEADS, BLOCK_SIZE, row, dtype=storage)
     attention.paged_attention(
         torch.empty(tokens, GROUP * KV_HEADS, dim, dtype=dtype), k_cache, v_cache,
         torch.empty(REQUESTS, 256, dtype=torch.int32),

@@ -5,13 +5,13 @@ from functools import partial
 
 import torch
 
-from pagoda.kernels import ops
-from pagoda.kernels.ref.kv_cache import FP8
+from pagoda.kernels.attention.backend import HeadNorms
+from pagoda.kernels.ref.kv_cache import FP8, row_elements
 from pagoda.kernels.triton import kv_cache
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import TYPES, declined, name
 
-HEADS, KV_HEADS, BLOCK_SIZE, DIM, TOKENS = 8, 2, 16, 256, 5
+HEADS, KV_HEADS, BLOCK_SIZE, DIM, TOKENS = 8, 2, 64, 256, 5
 
 
 def examples() -> Iterator[Example]:
@@ -25,23 +25,21 @@ def examples() -> Iterator[Example]:
 
 
 def _store(dtype: torch.dtype, storage: torch.dtype) -> None:
-    stored = torch.uint8 if storage in FP8 else storage
-    shapes = ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, stored)
-    k, v = (torch.empty(shape, dtype=stored).view(storage) for shape in shapes)
+    row = row_elements(DIM, storage)
+    k, v = torch.empty(2, 2, KV_HEADS, BLOCK_SIZE, row, dtype=storage)
     norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
         torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype), index,
-        torch.empty(64, DIM), k, v, index, ops.HeadNorms(norm, norm, 1e-6),
+        torch.empty(64, DIM), k, v, index, HeadNorms(norm, norm, 1e-6),
     )  # fmt: skip
 
 
 def _store_unrotated(dtype: torch.dtype) -> None:
-    k, v = (torch.empty(shape, dtype=dtype) for shape in
-            ops.kv_cache_shapes(2, KV_HEADS, BLOCK_SIZE, DIM, dtype))  # fmt: skip
+    k, v = torch.empty(2, 2, KV_HEADS, BLOCK_SIZE, DIM, dtype=dtype)
     norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
     kv_cache.rotary_store(
         torch.empty(TOKENS, (HEADS + KV_HEADS) * DIM, dtype=dtype), index, None, k, v, index,
-        ops.HeadNorms(norm, norm, 1e-6, True), torch.empty(64), values_are_keys=True,
+        HeadNorms(norm, norm, 1e-6, True), torch.empty(64), values_are_keys=True,
     )  # fmt: skip

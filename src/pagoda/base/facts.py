@@ -23,3 +23,5 @@ class DeviceFacts:
     """Of a GPU: free bytes of the machine's own memory; None where that is not known."""
     packed_storages: frozenset[str] = frozenset()
     """Storage formats that the device's kernels compute with bit for bit as they are stored."""
+    attention_libraries: frozenset[str] = frozenset()
+    """Of a GPU: external kernels for attention that can be used, by their backends' names."""

@@ -27,6 +27,7 @@ from pagoda.config.engine import (
 )
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner.assumed import dummy_of
+from pagoda.planner.attention import own_attention
 from pagoda.planner.devices.speed import step_bytes, step_operations
 from pagoda.planner.resolved import DType
 from pagoda.planner.weights import HeldWeight, held_weights
@@ -205,7 +206,7 @@ def _add_best(
     spec = spec_for(model.config, {}, ())
     held = held_weights(spec, dummy_of(spec, model.config).tensors, result.dtype, kept)
     read = _as_large(held, weights)
-    groups = kv_groups(spec, 16, result.dtype)
+    groups = kv_groups(spec, own_attention("cuda").layout, result.dtype)
     for batch in BATCHES:
         nbytes = step_bytes(spec, read, groups, batch, _CONTEXT)
         multiplied = step_operations(spec, held, batch, batch)

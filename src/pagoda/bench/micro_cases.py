@@ -8,9 +8,11 @@ from typing import Any, Literal
 import torch
 
 from pagoda.bench.micro_shapes import DELTA_NETS, SHAPES, DeltaNetShape, Shape
+from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu.ops import CpuOps
-from pagoda.kernels.ops import Decay, StateSlots, kv_cache_shapes
+from pagoda.kernels.ops import Decay, StateSlots
+from pagoda.kernels.ref.kv_cache import views
 from pagoda.weights.formats import FORMATS
 
 TOKENS = (1, 4, 16, 128, 512)
@@ -167,8 +169,8 @@ def _attend(
 
 def _caches(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-tokens // _BLOCK)
-    k_shape, v_shape = kv_cache_shapes(blocks, shape.kv_heads, _BLOCK, shape.dim, torch.float16)
-    return torch.randn(k_shape).half(), torch.randn(v_shape).half()
+    parts = torch.randn(2, blocks, shape.kv_heads * _BLOCK * shape.dim).half()
+    return views(*parts, KVLayout(block_size=_BLOCK), shape.kv_heads)
 
 
 def _logits(ops: CpuOps, shape: Shape) -> Iterator[Case]:

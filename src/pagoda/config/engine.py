@@ -188,7 +188,11 @@ class ModelConfig(Options):
 class CacheConfig(Options):
     """The paged KV cache."""
 
-    block_size: int = option(16, "Tokens per KV block.", bounds=(1, 1024))
+    block_size: int | None = option(
+        None,
+        "Tokens per KV block. By default what attention's kernels want: 16 on a CPU, 64 on a GPU.",
+        bounds=(1, 1024),
+    )
     kv_cache_dtype: str = option(
         "auto",
         "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
@@ -320,8 +324,8 @@ class DeviceConfig(Options):
     attention_backend: str = option(
         "auto",
         "What attends to cached tokens: by default a CPU's own kernels and `triton` on a GPU; "
-        "`torch` runs on both and is slower. `flashinfer` and `flash-attn` are refused with the "
-        "reason: they cannot read this cache. The log says what each kind of layer got, and why.",
+        "`torch` runs on both and is slower. `flash-attn` (sm_90 and sm_100) and `flashinfer` come "
+        "first where they are installed. The log says what each kind of layer got, and why.",
         choices=("auto", "triton", "torch", "flashinfer", "flash-attn"),
         parse=_backend,
     )

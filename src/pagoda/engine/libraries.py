@@ -32,20 +32,18 @@ class Libraries(NamedTuple):
     make_device: "Callable[[DeviceName], Device]"
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
-    attend_by_torch: Callable[[bool], None]
     largest_step: Callable[..., None]
 
 
 def import_libraries() -> Libraries:
     """Raises as `import_torch`."""
     import_torch()
-    from pagoda.kernels.selector import attend_by_torch
     from pagoda.models.loader import build_model
     from pagoda.runtime.device import has_gpu, make_device
     from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
 
-    return Libraries(has_gpu, make_device, build_model, ModelRunner, attend_by_torch, largest_step)
+    return Libraries(has_gpu, make_device, build_model, ModelRunner, largest_step)
 
 
 def import_torch() -> None:

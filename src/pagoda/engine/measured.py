@@ -79,7 +79,7 @@ def _path(spec: ModelSpec, resolution: Resolution, device: "Device") -> Path:
     """Named by all that a step's memory depends on."""
     config, facts = resolution.config, device.facts()
     depends_on: list[Any] = [
-        repr(spec), resolution.plan.weights, resolution.packed, resolution.attention,
+        repr(spec), resolution.plan.weights, resolution.packed, repr(resolution.attention),
         config.model.dtype, config.model.quantization, config.cache.kv_cache_dtype,
         config.cache.block_size, config.model.max_model_len, config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens, config.parallel.tensor_parallel_size,

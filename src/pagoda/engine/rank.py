@@ -134,32 +134,31 @@ def _make_runner(
     watchdog: Watchdog,
 ) -> "FollowingRunner":
     """As start-up makes rank 0's, without what only that one does."""
-    from pagoda.kernels.selector import attend_by_torch
     from pagoda.models.loader import build_model
     from pagoda.runtime.ranks import FollowingRunner
 
     config = setup.config
     watchdog.beat("load weights")
     device.set_threads(config.device.threads, packed=setup.packed)
-    attend_by_torch(setup.attend_by_torch)
     files = open_model(Path(launch.model_path), launch.config.model.mmproj)
     spec = spec_of(files, launch.config.model)
+    dummy = dummy_of(spec, files.config) if config.model.dummy else None
     model = build_model(
         spec,
-        checkpoint_of(files, spec, config.model),
+        dummy or checkpoint_of(files, spec, config.model),
         dtype=device.dtype(config.model.dtype),
         device=device.place_of(setup.in_host),
         parallel=group.parallel,
         progress=lambda done, total: watchdog.beat("load weights"),
-        dummy=dummy_of(spec, files.config) if config.model.dummy else None,
         packed=setup.packed,
+        attention=setup.attention,
     )
     watchdog.beat("reserve KV cache")
     own = rank_spec(spec, config.parallel.tensor_parallel_size)
     return FollowingRunner(
         model,
         spec,
-        kv_groups(own, config.cache.block_size, config.cache.kv_cache_dtype),
+        kv_groups(own, setup.attention.layout, config.cache.kv_cache_dtype),
         num_slabs=setup.num_slabs,
         device=device,
         max_num_reqs=config.scheduler.max_num_seqs,

@@ -12,6 +12,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
+from pagoda.planner.attention import AttentionChoice
 from pagoda.planner.resolved import ResolvedConfig
 
 # A last message (RankDied) may take so long to leave before the process does.
@@ -45,7 +46,7 @@ class RankSetup(msgspec.Struct, tag=True):
     config: ResolvedConfig
     num_slabs: int
     packed: bool
-    attend_by_torch: bool = False
+    attention: AttentionChoice = AttentionChoice()
     captured_bytes: int = 0
     """As `ModelRunner` has it."""
     in_host: frozenset[str] = frozenset()

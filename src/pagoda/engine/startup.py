@@ -190,8 +190,8 @@ def _find_device(start: _Start) -> "tuple[DeviceFacts, Device | None]":
 def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     files, spec, config = start.files, start.spec, resolution.config.model
     libraries, ledger, ranks = start.libraries.result(), start.phases.ledger, start.ranks
-    checkpoint = checkpoint_of(files, spec, config)
-    libraries.attend_by_torch(resolution.attention == "torch")
+    dummy = dummy_of(spec, files.config) if config.dummy else None
+    checkpoint = dummy or checkpoint_of(files, spec, config)
     place = device.place_of(resolution.plan.placement.params)
     ledger.measured["process"] = anonymous_bytes()
     before = device.memory_used()
@@ -203,8 +203,8 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
             device=place,
             parallel=None if ranks is None else ranks.group.parallel,
             progress=partial(start.phases.progress, check=None if ranks is None else ranks.check),
-            dummy=dummy_of(spec, files.config) if config.dummy else None,
             packed=resolution.packed,
+            attention=resolution.attention,
         )
     if not isinstance(place, str):
         device.give_back()  # what the weights passed through
@@ -222,8 +222,9 @@ def _kept_prefixes(
         return lambda: None
     with start.phases.timed("read kept KV"):
         kept = (model.dtype, model.quantization, config.kv_cache_dtype, config.block_size)
+        keys = resolution.attention.layout.keys
         native = cpu.native() if resolution.packed else None
-        layout = f"{kept} {'torch' if native is None else native.isa}"
+        layout = f"{kept} {keys} {'torch' if native is None else native.isa}"
         disk = kv_disk(config.kv_disk, config.kv_disk_size, start.files, layout)
         count = disk.restore(cache, runner)
     if count:
@@ -297,7 +298,7 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
         resolution.config,
         num_slabs=resolution.plan.num_slabs,
         packed=resolution.packed,
-        attend_by_torch=resolution.attention == "torch",
+        attention=resolution.attention,
         captured_bytes=resolution.plan.captured,
         in_host=resolution.plan.placement.params,
     )

@@ -5,19 +5,17 @@ same signature, which stands in `kernels/protocol`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
 from pagoda.kernels.protocol import Ops
-from pagoda.kernels.ref import attention, delta_net, embedding, experts, kv_cache, linear, rope
+from pagoda.kernels.ref import delta_net, embedding, experts, linear, rope
 from pagoda.kernels.ref import draw as drawing
 from pagoda.kernels.ref.dequant import formats as dequant
 from pagoda.kernels.selector import form
-from pagoda.kernels.selector import native as _native
-from pagoda.kernels.selector import native_attention as _native_attention
 from pagoda.kernels.triton.target import declines
 
 if TYPE_CHECKING:
@@ -77,100 +75,9 @@ add_rms_norm = _by_first(Ops.add_rms_norm)
 layer_norm = _by_first(Ops.layer_norm)
 
 
-def kv_cache_shapes(
-    num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
-) -> tuple[kv_cache.Shape, kv_cache.Shape]:
-    """Of one layer's contiguous K and V (see `kernels.ref.kv_cache`). A block's bytes lie in one
-    piece, so that blocks can be moved whole."""
-    return kv_cache.shapes(num_blocks, kv_heads, block_size, head_dim, dtype)
-
-
-class HeadNorms(NamedTuple):
-    """RMS norms of each head of q and of k; fp32 weights [dim]."""
-
-    q: Tensor
-    k: Tensor
-    eps: float
-    values: bool = False
-    """v has one too, without weights."""
-
-
-def rotary_store(
-    qkv: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
-    q_scales: Tensor | None = None,
-    values_are_keys: bool = False,
-) -> Tensor:
-    """Rotate q and k (after `norms`), write k and v to their slots, and return q.
-
-    qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; with `values_are_keys` it has
-    no v, which is then k before its norm and rotation. `cos_sin` is fp32
-    [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions past
-    rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what q is
-    multiplied with at last. Returns q [tokens, heads, dim].
-    """
-    native = _native(qkv)
-    if native is None:
-        return attention.rotary_store(
-            qkv,
-            positions,
-            cos_sin,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            norms,
-            q_scales,
-            values_are_keys,
-        )
-    dim = kv_cache.head_dim(v_cache)
-    heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
-    q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
-    q: Tensor = native.rotary_store(
-        qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
-        q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
-        values_are_keys=values_are_keys,
-    )  # fmt: skip
-    return q
-
-
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """q and k [tokens, heads, dim] rotated, without a cache; else as `rotary_store`."""
     return rope.rotary(q, k, positions, cos_sin)
-
-
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    kv_lens: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    chunked: bool = False,
-    sinks: Tensor | None = None,
-    sees_until: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
-
-    Shapes as in `layers.batch`; heads share KV heads in equal groups. The last query of a request
-    sees all `kv_lens[i]` tokens (the last `window` of them, if given; if `chunked`, those from the
-    last multiple of `window` on). fp32 `sinks` [heads] are logits of one more key each, whose
-    value is zero. int32 `sees_until` [tokens] is how many of its request's tokens each query sees
-    instead of those up to itself: never falling within a request, at most its `kv_lens`. Returns
-    q's shape; rows behind `query_start[-1]` (a step padded to a captured size) are zero.
-    """
-    form = _native_attention(q) or attention
-    return form.paged_attention(
-        q, k_cache, v_cache, block_table, query_start, kv_lens,
-        scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
-    )  # fmt: skip
 
 
 encoder_attention = _by_first(Ops.encoder_attention)

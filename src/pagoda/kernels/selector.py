@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _REFERENCE: Ops = reference
-_attention_by_torch = False
 
 
 def form(x: torch.Tensor) -> Ops:
@@ -35,15 +34,11 @@ def native(x: torch.Tensor) -> "CpuOps | Any | None":
     return _gpu_ops(x.device, x.dtype)
 
 
-def native_attention(q: torch.Tensor) -> "CpuOps | Any | None":
-    """As `native`, for attention over a cache."""
-    return None if _attention_by_torch else native(q)
-
-
-def attend_by_torch(chosen: bool) -> None:
-    """Whether attention over a cache is torch's from now on, whatever else there is."""
-    global _attention_by_torch
-    _attention_by_torch = chosen
+def native_form(device: torch.device, dtype: torch.dtype) -> "CpuOps | Any | None":
+    """As `native`, of activations of `dtype` on `device`."""
+    if device.type == "cpu":
+        return cpu.native_ops() if dtype == torch.float32 else None
+    return _gpu_ops(device, dtype)
 
 
 @cache

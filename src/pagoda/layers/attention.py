@@ -7,7 +7,8 @@ from torch import nn
 
 from pagoda.arch.spec import AttentionSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch, GroupInputs
+from pagoda.kernels.attention.backend import AttentionKind, HeadNorms
+from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
@@ -44,9 +45,18 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.layer = layer
+        self.backend = context.attention.for_layer(spec)
         size = spec.head_dim
         heads = context.parallel.share(spec.num_heads, "attention heads")
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
+        self.kind = AttentionKind(
+            heads.stop - heads.start,
+            kv_heads.stop - kv_heads.start,
+            size,
+            spec.scale,
+            spec.window,
+            spec.chunked,
+        )
         q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
         kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
         shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
@@ -65,19 +75,18 @@ class Attention(nn.Module):
         self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     @property
-    def norms(self) -> ops.HeadNorms | None:
+    def norms(self) -> HeadNorms | None:
         if self.spec.qk_unit:
-            return ops.HeadNorms(self._ones, self._ones, self._eps)
+            return HeadNorms(self._ones, self._ones, self._eps)
         if not self.spec.qk_norm:
             return None
         q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
-        return ops.HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
+        return HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
         spec = self.spec
-        where = batch.groups[batch.layer_group[self.layer]]
-        assert isinstance(where, GroupInputs)
+        where, plan = batch.attended(self.backend, self.kind, self.layer)
         k_cache, v_cache = batch.kv_caches[self.layer]
         qkv, gate = self.qkv(hidden_states), None
         if spec.output_gate:
@@ -86,7 +95,7 @@ class Attention(nn.Module):
         positions, cos_sin = batch.positions, None
         if self.rotary is not None:
             positions, cos_sin = self.rotary.at(batch)
-        q = ops.rotary_store(
+        q = self.backend.store(
             qkv,
             positions,
             cos_sin,
@@ -97,13 +106,11 @@ class Attention(nn.Module):
             q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
             values_are_keys=spec.values_are_keys,
         )
-        attended = ops.paged_attention(
+        attended = self.backend.attend(
             q,
             k_cache,
             v_cache,
-            where.block_table,
-            batch.query_start,
-            batch.kv_lens,
+            plan,
             scale=spec.scale,
             window=spec.window,
             chunked=spec.chunked,
@@ -112,7 +119,8 @@ class Attention(nn.Module):
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)
-        return self.output(attended)
+        output: torch.Tensor = self.output(attended)
+        return output
 
 
 class EncoderAttention(nn.Module):
@@ -131,4 +139,5 @@ class EncoderAttention(nn.Module):
         """[tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self.qkv(hidden_states).unflatten(-1, (3, -1, self.spec.head_dim)).unbind(1)
         attended = ops.encoder_attention(q, k, v, batch.query_start, scale=self.spec.scale)
-        return self.output(attended.flatten(1))
+        output: torch.Tensor = self.output(attended.flatten(1))
+        return output

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from pagoda.kernels.attention.backend import AttentionBackend, AttentionKind, Plan
 
 
 @dataclass
@@ -52,7 +56,7 @@ class ForwardBatch:
     layer_group: list[int]
     """Group of each layer."""
     kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer, K and V of `ops.kv_cache_shapes`, or convolution and state. A block's part is
+    """Per layer, K and V (`kernels.ref.kv_cache`), or convolution and state. A block's part is
     contiguous, blocks lie any stride apart."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""
@@ -68,6 +72,25 @@ class ForwardBatch:
     where a picture's see all of it; None where each sees just those up to itself."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
+
+    host_query_start: npt.NDArray[np.int32] | None = None
+    """`query_start` and `kv_lens` where the host has them."""
+    host_kv_lens: npt.NDArray[np.int32] | None = None
+    fixed: bool = False
+    """As `kernels.attention.backend.Step` has it."""
+    plans: dict[AttentionKind, Plan] = field(default_factory=dict)
+    """Of the kinds of layers that have attended in this step."""
+
+    def attended(
+        self, backend: AttentionBackend, kind: AttentionKind, layer: int
+    ) -> tuple[GroupInputs, Plan]:
+        """Where a layer's tokens lie, and the plan of its kind, made when the first one asks."""
+        where = self.groups[self.layer_group[layer]]
+        assert isinstance(where, GroupInputs)
+        plan = self.plans.get(kind)
+        if plan is None:
+            plan = self.plans[kind] = backend.plan(kind, where.block_table, self)
+        return where, plan
 
     @property
     def num_tokens(self) -> int:

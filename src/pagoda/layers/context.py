@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pagoda.base.errors import ConfigError
+from pagoda.kernels.attention.backend import AttentionBackends
 from pagoda.layers.rotary import RotaryTables
 
 
@@ -70,6 +71,7 @@ class LayerContext:
     device: str
     parallel: Parallel
     rotary: RotaryTables
+    attention: AttentionBackends
     packed: bool = False
     """Weights are packed for the device's kernels; on a CPU activations are fp32 then."""
 

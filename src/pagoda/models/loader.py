@@ -12,6 +12,7 @@ import torch
 from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
+from pagoda.kernels.attention.backend import AttentionBackends
 from pagoda.layers.context import LayerContext, Parallel
 from pagoda.layers.linear import Linear
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
@@ -22,6 +23,7 @@ from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.pieces import Piece, pieces, valued
 from pagoda.models.registry import MODELS
 from pagoda.planner.assumed import Dummy
+from pagoda.planner.attention import AttentionChoice, own_attention
 from pagoda.quant.base import ShardSource
 from pagoda.quant.host import HostWeights
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
@@ -50,19 +52,20 @@ _Waiting = dict[WeightedLayer | None, Callable[[], None]]
 
 def build_model(
     spec: ModelSpec,
-    checkpoint: Checkpoint | None,
+    checkpoint: Checkpoint | Dummy | None,
     *,
     dtype: torch.dtype,
     device: str | HostWeights,
     parallel: Parallel | None = None,
     progress: Progress | None = None,
-    dummy: Dummy | None = None,
     packed: bool = False,
+    attention: AttentionChoice | None = None,
 ) -> Model:
     """Make the model of `spec` on `device` and load this rank's share of the checkpoint (all of
-    it without `parallel`). A device may have some weights in the host's memory.
+    it without `parallel`). A device may have some weights in the host's memory. Without
+    `attention` the device's own kernels attend.
 
-    `dummy` says what random weights look like, which are filled in without a checkpoint.
+    A `Dummy` says what random weights look like, which are filled in in place of a checkpoint's.
     `progress` is called with bytes done and bytes in all. With `packed`, a device that has kernels
     for it keeps weights in the checkpoint's own bits; a CPU computes with fp32 activations then.
     Raises CheckpointError for a leftover, missing or misshapen tensor, UnsupportedModelError for a
@@ -75,23 +78,26 @@ def build_model(
             f"{MODELS.nearest(spec.architecture)}."
         )
     host, device = (None, device) if isinstance(device, str) else (device, device.device)
-    if dummy is None:
+    if not isinstance(checkpoint, Dummy):
         weights: Checkpoint = _complete(spec, checkpoint)
     packed = packed and ops.can_pack(device)
     native = packed and device == "cpu"
+    computed = torch.float32 if native else dtype
+    attention = attention or own_attention(torch.device(device).type)
     context = LayerContext(
-        torch.float32 if native else dtype,
+        computed,
         device,
         parallel or Parallel(),
         RotaryTables(device),
+        AttentionBackends.of(attention, torch.device(device), computed),
         packed,
     )
     model: Model = MODELS.get(spec.architecture)(spec, context)
     items = _items(model)
-    if dummy is not None:
+    if isinstance(checkpoint, Dummy):
         shapes = {name: uses[0].piece.shape for name, uses in items.items()}
         plain = getattr(torch, spec.dtype) if native else dtype
-        weights = DummyCheckpoint(shapes, plain, dummy)
+        weights = DummyCheckpoint(shapes, plain, checkpoint)
     for name, uses in items.items():
         for item in uses:
             _check_fits(weights.tensors[name], item, context.parallel.size)

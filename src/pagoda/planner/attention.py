@@ -1,78 +1,157 @@
-"""Which kernels attend to the paged cache, for each kind of layer, and why the others do not."""
+"""Which backend attends to the paged cache for each kind of layer, why the others do not, and how
+K and V lie for it."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
+from pagoda.core.kvcache.spec import KVLayout
 from pagoda.planner.reason import Reason
 
 # The first that fits is taken.
-_ORDER = ("triton", "flashinfer", "flash-attn", "torch")
+_ORDER = ("flash-attn", "flashinfer", "triton", "torch")
 _LARGEST_HEAD = 512
 _TENSOR_CORES = 80
 """Capability from which on Triton's products use them."""
+_GPU_BLOCK = 64
+"""Tokens: a tile of keys in most kernels."""
+_HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """What serves each kind of layer, by name; `native` is a CPU's own kernels."""
+
+    layout: KVLayout = field(default_factory=KVLayout)
+    backend: str = "native"
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Of the kinds (`kind_of`) that another backend serves."""
+
+    def of(self, mixer: AttentionSpec) -> str:
+        return self.others.get(kind_of(mixer), self.backend)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted({self.backend, *self.others.values()}))
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps can be: torch's asks the device for lengths."""
+        return "torch" not in self.names
+
+
+def own_attention(device: str) -> AttentionChoice:
+    """Pagoda's own kernels on `cpu` or `cuda`."""
+    if device == "cpu":
+        return AttentionChoice()
+    return AttentionChoice(KVLayout("tokens", _GPU_BLOCK), "triton")
 
 
 def choose_attention(
-    spec: ModelSpec, wanted: str, dtype: str, facts: DeviceFacts, reasons: list[Reason]
-) -> str:
-    """The backend of all layers, `native` for a CPU's own kernels. For each kind of layer a reason
-    is added, unless there was no choice.
+    spec: ModelSpec,
+    wanted: str,
+    dtype: str,
+    facts: DeviceFacts,
+    reasons: list[Reason],
+    *,
+    kv_dtype: str = "auto",
+    block_size: int | None = None,
+) -> AttentionChoice:
+    """The backends of all layers, with a reason for each kind unless there was no choice.
 
-    ConfigError, with the reason, for a backend that cannot serve a layer.
+    `block_size` overrides the backend's. ConfigError, with the reason, for a backend that cannot
+    serve a layer.
     """
+    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
+    own = own_attention(facts.device)
+    layout = replace(own.layout, block_size=block_size or own.layout.block_size)
     if facts.device == "cpu" and wanted == "auto":
-        return "native"
-    for mixer in set(spec.attentions):
-        why = None if wanted == "auto" else why_not(wanted, mixer, dtype, facts)
-        if why is not None:
+        return replace(own, layout=layout)
+    counts = Counter(kind_of(mixer) for mixer in spec.attentions)
+    sees_pictures = spec.vision is not None and spec.vision.both_ways
+    chosen = {}
+    for kind, mixer in {kind_of(mixer): mixer for mixer in spec.attentions}.items():
+        declined = {
+            name: why_not(name, mixer, dtype, facts, kv_dtype=kv_dtype, both_ways=sees_pictures)
+            for name in _ORDER
+        }
+        name = wanted
+        if wanted == "auto":
+            name = next(name for name in _ORDER if declined[name] is None)
+        elif declined[wanted] is not None:
             raise ConfigError(
-                f"--attention-backend {wanted} cannot serve this model here: {why}. "
+                f"--attention-backend {wanted} cannot serve this model here: {declined[wanted]}. "
                 "Leave the flag out, or write auto."
             )
-    chosen = wanted
-    if wanted == "auto":
-        chosen = next(name for name in _ORDER if _fits_all(name, spec, dtype, facts))
-    counts = Counter(_kind(mixer) for mixer in spec.attentions)
-    for kind, mixer in {_kind(mixer): mixer for mixer in spec.attentions}.items():
+        chosen[kind] = name
         words = f"{counts[kind]} layers with {kind}"
-        if chosen == "triton" and 0 < facts.capability < _TENSOR_CORES:
+        if name == "triton" and 0 < facts.capability < _TENSOR_CORES:
             words += (
                 "; prompts by torch, which alone uses the tensor cores of an "
                 f"sm_{facts.capability}, replies by Triton"
             )
-        others = "as asked" if wanted != "auto" else _others(chosen, mixer, dtype, facts)
-        reasons.append(Reason("attention", chosen, f"{words}; {others}"))
-    return chosen
+        others = "as asked" if wanted != "auto" else _others(name, declined)
+        reasons.append(Reason("attention", name, f"{words}; {others}"))
+    backend = Counter(chosen.values()).most_common(1)[0][0] if chosen else "torch"
+    return AttentionChoice(
+        layout, backend, {kind: name for kind, name in chosen.items() if name != backend}
+    )
 
 
-def why_not(backend: str, mixer: AttentionSpec, dtype: str, facts: DeviceFacts) -> str | None:
-    """Why `backend` does not serve layers like `mixer`; None where it does."""
+def why_not(
+    backend: str,
+    mixer: AttentionSpec,
+    dtype: str,
+    facts: DeviceFacts,
+    *,
+    kv_dtype: str = "auto",
+    both_ways: bool = False,
+) -> str | None:
+    """Why `backend` does not serve layers like `mixer`; None where it does. `both_ways`: tokens of
+    a picture see each other."""
     if backend == "torch":
         return None
     if facts.device == "cpu":
         return "it computes on NVIDIA GPUs"
-    if backend == "flash-attn" and 0 < facts.capability < _TENSOR_CORES:
-        return f"it is made for sm_80 and later, and this GPU is an sm_{facts.capability}"
-    if backend in ("flashinfer", "flash-attn"):
-        # V's would fit, K's do not: `kernels.ref.kv_cache` says how both lie.
-        return (
-            "it reads a token's key as one row, and this cache keeps keys dimension by dimension, "
-            "so it would need a copy of them at each step"
-        )
-    if dtype == "bfloat16" and 0 < facts.capability < _TENSOR_CORES:
-        return "bfloat16 needs sm_80 or later"
-    if mixer.head_dim > _LARGEST_HEAD:
-        return f"its heads are {_LARGEST_HEAD} wide at most, and these {mixer.head_dim}"
+    if backend == "triton":
+        if dtype == "bfloat16" and 0 < facts.capability < _TENSOR_CORES:
+            return "bfloat16 needs sm_80 or later"
+        if mixer.head_dim > _LARGEST_HEAD:
+            return f"its heads are {_LARGEST_HEAD} wide at most, and these {mixer.head_dim}"
+        return None
+    if backend not in facts.attention_libraries:
+        return "it is not installed, or this torch cannot call it"
+    heads: tuple[int, ...] = (64, 128, 256)
+    if backend == "flashinfer":
+        if facts.capability < _TENSOR_CORES:
+            return f"it is made for sm_80 and later, and this GPU is an sm_{facts.capability}"
+    elif facts.capability // 10 == 10:
+        heads = (64, 128)
+    elif facts.capability != 90:
+        return f"paged, it is made for sm_90 and sm_100, and this GPU is an sm_{facts.capability}"
+    if dtype not in _HALVES:
+        return f"it computes in float16 and bfloat16, not in {dtype}"
+    if kv_dtype not in ("auto", dtype):
+        return f"it does not read a cache of {kv_dtype} with activations in {dtype}"
+    if mixer.head_dim not in heads:
+        sizes = ", ".join(map(str, heads))
+        return f"its heads are {sizes} wide, and these {mixer.head_dim}"
+    if mixer.kind == "encoder":
+        return "it reads a cache, and an encoder has none"
+    if mixer.sinks:
+        return "it has no sinks"
+    if mixer.chunked:
+        return "it has windows and no chunks"
+    if both_ways and mixer.window is not None:
+        return "the tokens of a picture see each other here, and it has no mask for them"
     return None
 
 
-def _fits_all(backend: str, spec: ModelSpec, dtype: str, facts: DeviceFacts) -> bool:
-    return all(why_not(backend, mixer, dtype, facts) is None for mixer in set(spec.attentions))
-
-
-def _kind(mixer: AttentionSpec) -> str:
+def kind_of(mixer: AttentionSpec) -> str:
+    """Words that say all that backends tell layers apart by."""
     sight = "full attention"
     if mixer.window is not None:
         sight = f"{'chunks' if mixer.chunked else 'a window'} of {mixer.window:,} tokens"
@@ -81,11 +160,10 @@ def _kind(mixer: AttentionSpec) -> str:
     return f"{sight}, heads of {mixer.head_dim}{', sinks' if mixer.sinks else ''}"
 
 
-def _others(chosen: str, mixer: AttentionSpec, dtype: str, facts: DeviceFacts) -> str:
+def _others(chosen: str, declined: Mapping[str, str | None]) -> str:
     """Why they were not chosen; those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
-    for name in _ORDER:
+    for name, why in declined.items():
         if name != chosen:
-            why = why_not(name, mixer, dtype, facts) or "it is slower"
-            by_reason.setdefault(why, []).append(name)
+            by_reason.setdefault(why or "it is slower", []).append(name)
     return "; ".join(f"not {' or '.join(names)}: {why}" for why, names in by_reason.items())

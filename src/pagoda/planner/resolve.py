@@ -6,16 +6,16 @@ Nothing else in Pagoda decides a default that depends on the model or the machin
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
-from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner import memory
-from pagoda.planner.attention import choose_attention
+from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.offload import resolve_offload
@@ -63,8 +63,8 @@ class Resolution:
     """Weights stay in the checkpoint's own bits; activations are fp32."""
     pool_limit: int = 0
     """Most bytes that the KV pool could take beside the rest."""
-    attention: str = "native"
-    """What attends to the cache (`planner.attention`)."""
+    attention: AttentionChoice = field(default_factory=AttentionChoice)
+    """What attends to the cache, and how it lies for it."""
 
 
 def resolve(
@@ -94,7 +94,13 @@ def resolve(
     published = quantization_reason(spec, tensors, facts.packed_storages, dtype)
     if published is not None:
         reasons.append(published)
-    attention = choose_attention(spec, config.device.attention_backend, dtype, facts, reasons)
+    attention = choose_attention(
+        spec, config.device.attention_backend, dtype, facts, reasons,
+        kv_dtype=kv_dtype, block_size=config.cache.block_size,
+    )  # fmt: skip
+    if config.cache.block_size is None and spec.encoder is None:
+        why = "what the kernels of attention read"
+        reasons.append(Reason("block_size", attention.layout.block_size, why))
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
     scheduler = _resolve_scheduler(config.scheduler, facts, reasons)
@@ -108,7 +114,7 @@ def resolve(
             config.model.seed,
         ),
         ResolvedCache(
-            cache.block_size,
+            attention.layout.block_size,
             kv_dtype,
             cache.enable_prefix_caching,
             cache.kv_disk,
@@ -120,8 +126,9 @@ def resolve(
         _resolve_media(config, spec, scheduler, reasons),
     )
     held = _held(chosen, spec, tensors, facts)
-    plan = _empty_plan(chosen, spec, held, facts)
-    if not on_cpu and spec.encoder is None and _captures(chosen, attention):
+    plan = _empty_plan(chosen, spec, held, facts, attention.layout)
+    captures = attention.captured and not config.device.enforce_eager
+    if not on_cpu and spec.encoder is None and captures:
         reqs, ranks = scheduler.max_num_seqs, config.parallel.tensor_parallel_size
         plan = replace(
             plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, reqs, ranks)
@@ -165,11 +172,6 @@ def device_name(asked: str, has_gpu: Callable[[], bool]) -> DeviceName:
         case "cpu" | "cuda":
             return asked
     raise ConfigError(f"Device {asked!r} is not known; choose auto, cpu or cuda.")
-
-
-def _captures(config: ResolvedConfig, attention: str) -> bool:
-    """Torch's attention asks the device for lengths, which no captured step can."""
-    return not config.device.enforce_eager and attention != "torch"
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
@@ -333,7 +335,11 @@ def _held(
 
 
 def _empty_plan(
-    config: ResolvedConfig, spec: ModelSpec, held: Sequence[HeldWeight], facts: DeviceFacts
+    config: ResolvedConfig,
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    facts: DeviceFacts,
+    layout: KVLayout,
 ) -> MemoryPlan:
     dtype, scheduler = config.model.dtype, config.scheduler
     own = _own(config, spec)
@@ -348,7 +354,7 @@ def _empty_plan(
         weights=round(sum(part.nbytes for part in held)),
         activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
-        groups=tuple(kv_groups(own, config.cache.block_size, config.cache.kv_cache_dtype)),
+        groups=tuple(kv_groups(own, layout, config.cache.kv_cache_dtype)),
         max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
     )

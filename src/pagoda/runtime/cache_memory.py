@@ -1,6 +1,6 @@
 """The memory of all KV and state blocks, and each layer's view of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from pagoda.core.kvcache.layout import SlabLayout
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
-from pagoda.kernels import ops
+from pagoda.kernels.ref.kv_cache import row_elements, views
 from pagoda.runtime.device import Device, to_tensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,7 +35,7 @@ class CacheMemory:
         self.layer_group = [placed[layer][0] for layer in layers]
         """Of each layer that has a cache, in order."""
         self.layers: KVCaches = [placed[layer][1] for layer in layers]
-        """K and V of `ops.kv_cache_shapes`, or convolution and state; a block's are contiguous."""
+        """K and V (`kernels.ref.kv_cache`), or convolution and state; a block's are contiguous."""
 
     def discard(self) -> None:
         """Give the memory back; nothing is read or written until `restore`."""
@@ -68,22 +68,26 @@ def _layers(
     """The pair of each layer, views of uint8 rows [blocks, bytes of one]."""
     if isinstance(group, KVGroupSpec):
         dtype = device.dtype(group.kv_dtype)
-        first, second = (
-            shape[1:]
-            for shape in ops.kv_cache_shapes(
-                1, group.num_kv_heads, group.block_size, group.head_dim, dtype
-            )
-        )
-    else:
-        dtype, first, second = torch.float32, group.conv_shape, group.state_shape
-    one, other = group.part_bytes
-    starts = range(0, group.block_bytes, one + other)
+        size = group.num_kv_heads * group.block_size * row_elements(group.head_dim, dtype)
+        return [
+            views(*pair, group.layout, group.num_kv_heads)
+            for pair in _parts(rows, group, dtype, size, size)
+        ]
+    first, second = group.conv_shape, group.state_shape
     return [
-        (_part(rows, start, first, dtype), _part(rows, start + one, second, dtype))
-        for start in starts
+        (one.unflatten(1, first), other.unflatten(1, second))
+        for one, other in _parts(rows, group, torch.float32, prod(first), prod(second))
     ]
 
 
-def _part(rows: torch.Tensor, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    nbytes = prod(shape) * dtype.itemsize
-    return rows[:, start : start + nbytes].view(dtype).unflatten(1, tuple(shape))
+def _parts(
+    rows: torch.Tensor, group: GroupSpec, dtype: torch.dtype, first: int, second: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each layer, its two parts of rows of bytes, `first` and `second` elements long."""
+    one, other = group.part_bytes
+    for start in range(0, group.block_bytes, one + other):
+        middle = start + one
+        yield (
+            rows[:, start : start + first * dtype.itemsize].view(dtype),
+            rows[:, middle : middle + second * dtype.itemsize].view(dtype),
+        )

@@ -159,6 +159,9 @@ class _DeviceInputs(Inputs):
             groups=groups,
             layer_group=cache.layer_group,
             kv_caches=cache.layers,
+            host_query_start=self.query_start[: size + 1],
+            host_kv_lens=self.kv_lens[:size],
+            fixed=True,
         )
 
 
@@ -184,6 +187,8 @@ class CapturedSteps:
         self._needed: dict[int, None] = {}
         """Sizes in the order in which steps needed them."""
         self._graphs: dict[int, Graph] = {}
+        self._batches: dict[int, ForwardBatch] = {}
+        """What each graph reads, and what was planned for it."""
         self._maker: GraphMaker | None = None
         self._inputs: _DeviceInputs | None = None
         self._outputs: Outputs | None = None
@@ -219,7 +224,10 @@ class CapturedSteps:
         inputs.load(arrays, samples)
         if fill is not None:
             fill(inputs.token_ids_of(count))
-        self._graphs[self._size_of(count)].replay()
+        size = self._size_of(count)
+        for plan in self._batches[size].plans.values():
+            plan.update()
+        self._graphs[size].replay()
         assert self._outputs is not None
         part = self._parts.get(count)
         if part is None:
@@ -254,6 +262,7 @@ class CapturedSteps:
         """Forget all graphs and their memory: what they point to is about to move or to go. Steps
         capture again what they need."""
         self._graphs.clear()
+        self._batches.clear()
         self._needed.clear()
         self._parts.clear()
         self._maker = self._inputs = self._outputs = None
@@ -307,6 +316,7 @@ class CapturedSteps:
         """None where a replay does not give what the step itself does."""
         batch, expected = self._first_pass(size)
         graph = self._recorded(size, batch, expected)
+        self._batches[size] = batch
         return graph if self._repeats(graph, expected.logits) else None
 
     def _first_pass(self, size: int) -> tuple[ForwardBatch, Outputs]:

@@ -14,6 +14,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
 from pagoda.kernels import cpu, ops
+from pagoda.kernels.attention.libraries import attention_libraries
 from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
 from pagoda.quant.host import HostWeights
@@ -197,6 +198,7 @@ class CudaDevice(Device):
             capability=10 * major + minor,
             host_memory=cpu_facts().free_memory,
             packed_storages=ops.packed_storages(self.name),
+            attention_libraries=attention_libraries(10 * major + minor),
         )
 
     def memory_used(self) -> int:

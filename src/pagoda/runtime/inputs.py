@@ -137,6 +137,8 @@ def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) ->
         groups=groups,
         layer_group=cache.layer_group,
         kv_caches=cache.layers,
+        host_query_start=arrays.query_start,
+        host_kv_lens=arrays.kv_lens,
         token_types=None if types is None else to_tensor(types, device),
     )
 

@@ -1,14 +1,12 @@
 """Requests whose K and V lie in poisoned caches, blocks in random order, for kernels in Triton."""
 
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 
-from pagoda.core.kvcache.spec import ALIGNMENT
-from pagoda.kernels import ops
+from pagoda.core.kvcache.spec import ALIGNMENT, KVLayout
 from pagoda.kernels.ref import attention as ref
-from pagoda.kernels.ref.kv_cache import FP8
+from pagoda.kernels.ref.kv_cache import FP8, row_elements, views
 
 MIXES = {
     "first token": [(1, 1)],
@@ -21,19 +19,14 @@ MIXES = {
 
 def poisoned(
     num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V, full of NaN, laid out and aligned as the runner's: two layers in one buffer."""
     stored = torch.uint8 if dtype in FP8 else dtype
-    shapes = ops.kv_cache_shapes(num_blocks, kv_heads, block_size, head_dim, stored)
-    sizes = [-(-prod(shape[1:]) * stored.itemsize // ALIGNMENT) * ALIGNMENT for shape in shapes]
-    memory = torch.full((num_blocks, 2 * sum(sizes)), 0xFF, dtype=torch.uint8)  # NaN in each type
-    starts = (sum(sizes), sum(sizes) + sizes[0])
-    return [
-        memory[:, start : start + prod(shape[1:]) * stored.itemsize]
-        .view(dtype)
-        .unflatten(1, shape[1:])
-        for start, shape in zip(starts, shapes, strict=True)
-    ]
+    size = kv_heads * block_size * row_elements(head_dim, stored) * stored.itemsize
+    step = -(-size // ALIGNMENT) * ALIGNMENT
+    memory = torch.full((num_blocks, 4 * step), 0xFF, dtype=torch.uint8)  # NaN in each type
+    k, v = (memory[:, start : start + size].view(dtype) for start in (2 * step, 3 * step))
+    return views(k, v, KVLayout("tokens", block_size), kv_heads)
 
 
 def readable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> list[torch.Tensor]:

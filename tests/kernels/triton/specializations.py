@@ -67,10 +67,7 @@ def step(count: int) -> None:
 
 def attend(count: int) -> None:
     qkv = torch.zeros(count, 3 * HIDDEN, dtype=DTYPE)
-    k_cache, v_cache = (
-        torch.zeros(shape, dtype=DTYPE)
-        for shape in ops.kv_cache_shapes(8, HEADS, BLOCK, HEAD, DTYPE)
-    )
+    k_cache, v_cache = torch.zeros(2, 8, HEADS, BLOCK, HEAD, dtype=DTYPE)
     places = torch.zeros(count, dtype=torch.int64)
     q = kv_cache.rotary_store(qkv, places, torch.zeros(64, HEAD), k_cache, v_cache, places)
     table, lens = torch.zeros(count, count, dtype=torch.int32), torch.ones(count, dtype=torch.int32)

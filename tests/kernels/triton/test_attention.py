@@ -126,7 +126,7 @@ def dense(q, k_cache, v_cache, table, starts, lens, *, scale, window, chunked, s
     for req, kv_len in enumerate(lens.tolist()):
         begin, end = starts[req], starts[req + 1]
         blocks = table[req].long()
-        k = k_cache[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:kv_len]
+        k = k_cache[blocks].transpose(1, 2).flatten(0, 1)[:kv_len]
         v = v_cache[blocks].transpose(1, 2).flatten(0, 1)[:kv_len].nan_to_num()
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
         query = torch.arange(kv_len - int(end - begin), kv_len)[:, None]

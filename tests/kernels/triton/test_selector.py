@@ -8,9 +8,12 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import cpu, selector
+from pagoda.kernels.attention.backend import AttentionBackends
 from pagoda.kernels.triton import attention, target
 from pagoda.kernels.triton import ops as triton_ops
+from pagoda.planner.attention import AttentionChoice
 from tests.kernels.triton.paged import Case
 
 
@@ -59,13 +62,11 @@ def test_tensors_on_a_cpu_take_its_own(monkeypatch):
 
 def test_attention_by_torch_is_a_choice(gpu):
     x = gpu((9, 0), torch.float16)
-    try:
-        selector.attend_by_torch(True)
-        assert selector.native_attention(x) is None
-        assert selector.native(x) is triton_ops
-    finally:
-        selector.attend_by_torch(False)
-    assert selector.native_attention(x) is triton_ops
+    for name, form in (("torch", None), ("triton", triton_ops)):
+        choice = AttentionChoice(KVLayout("tokens", 64), name)
+        backends = AttentionBackends.of(choice, x.device, x.dtype)
+        assert backends.by_name[name].form is form
+    assert selector.native(x) is triton_ops
 
 
 @pytest.mark.parametrize(("capability", "by_torch"), [(75, True), (80, False)])

@@ -5,7 +5,7 @@ import pytest
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
-from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.kvcache.spec import KVLayout, kv_groups
 
 _ROPE = {
     "full_attention": {
@@ -119,7 +119,7 @@ def test_other_towers_are_named(changes, message):
 
 def test_groups_of_kv():
     """Global layers keep 4 heads of 512, those with windows 16 of 256: blocks of 4:10 the size."""
-    local, wide = kv_groups(changed(), 16)
+    local, wide = kv_groups(changed(), KVLayout())
     assert (len(local.layers), len(wide.layers)) == (50, 10)
     assert wide.block_bytes * 10 == local.block_bytes
 

@@ -5,7 +5,7 @@ import pytest
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import QueryScaling, SharedExpert
 from pagoda.base.errors import CheckpointError
-from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.parameters import parameter_count
 
 # As published with Llama-4-Scout-17B-16E-Instruct, the language model's part.
@@ -51,7 +51,7 @@ def test_scout():
     assert whole.query_scaling == QueryScaling(0.1, 8192, offset=1)
     experts = spec.layers[0].experts
     assert experts.shared == SharedExpert(8192) and experts.weighs_inputs
-    assert [group.window for group in kv_groups(spec, 16)] == [8192, None]
+    assert [group.window for group in kv_groups(spec, KVLayout())] == [8192, None]
 
 
 def test_layers():

@@ -5,7 +5,7 @@ import pytest
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ClampedSwiglu, ModelSpec, SharedExpert
 from pagoda.base.errors import CheckpointError
-from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.weights import held_weights
@@ -144,7 +144,7 @@ def test_gpt_oss():
     assert spec.max_position == 131072
     assert experts.scoring == "topk_softmax" and experts.bias
     assert experts.clamped == ClampedSwiglu(1.702, 7.0)
-    groups = kv_groups(spec, 16)
+    groups = kv_groups(spec, KVLayout())
     assert [(group.kind, group.window, len(group.layers)) for group in groups] == [
         ("sliding", 128, 12), ("full", None, 12),
     ]  # fmt: skip

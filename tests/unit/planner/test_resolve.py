@@ -156,7 +156,7 @@ def test_what_the_user_sets_stays():
     config = configure(
         model={"dtype": "half", "max_model_len": 1000},
         scheduler={"max_num_seqs": 3, "max_num_batched_tokens": 77, "max_step_ms": 0},
-        cache={"kv_cache_memory_bytes": 100 << 20, "kv_cache_dtype": "float32"},
+        cache={"kv_cache_memory_bytes": 100 << 20, "kv_cache_dtype": "float32", "block_size": 16},
         device={"threads": 1},
     )
     resolution = resolve(config, smollm2(), {}, machine())

@@ -24,6 +24,18 @@ def row_bytes(head_dim: int, kv_dtype: str) -> int:
 
 
 @dataclass(frozen=True)
+class KVLayout:
+    """How one layer's K and V lie in a block: what one kind of kernel reads."""
+
+    keys: Literal["dimensions", "tokens"] = "dimensions"
+    """V is [kv_heads, block_size, row]. K lies as V does, `tokens` one behind the other, or
+    [kv_heads, row, block_size], so that keys are scored as vectors of one of their `dimensions`.
+    A block has as many bytes in both."""
+    block_size: int = 16
+    """Tokens per block."""
+
+
+@dataclass(frozen=True)
 class KVGroupSpec:
     """Attention layers that keep KV alike, so that one block table serves them all."""
 
@@ -36,6 +48,12 @@ class KVGroupSpec:
     window: int | None = None
     """Tokens a query sees, itself included; None sees all."""
     kv_dtype: str = "bfloat16"
+    keys: Literal["dimensions", "tokens"] = "dimensions"
+    """As `KVLayout` has it."""
+
+    @property
+    def layout(self) -> KVLayout:
+        return KVLayout(self.keys, self.block_size)
 
     @property
     def part_bytes(self) -> tuple[int, int]:
@@ -76,9 +94,10 @@ class StateGroupSpec:
 GroupSpec = KVGroupSpec | StateGroupSpec
 
 
-def kv_groups(spec: ModelSpec, block_size: int, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
+def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
     """The model's groups: attention in the order of their first layers, then recurrent layers.
     Encoders have none."""
+    keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}
     for index, layer in enumerate(spec.layers):
@@ -90,7 +109,7 @@ def kv_groups(spec: ModelSpec, block_size: int, kv_dtype: str = "bfloat16") -> l
             key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window)
             members.setdefault(key, []).append(index)
     attention = [
-        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype)
+        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype, keys)
         for (kind, num_kv_heads, head_dim, window), layers in members.items()
     ]
     states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]

@@ -22,7 +22,7 @@ from pagoda.kernels.cpu.check import dims as _dims
 from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.ref.kv_cache import head_dim, shapes
+from pagoda.kernels.ref.kv_cache import head_dim
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -153,7 +153,7 @@ class CpuOps:
         sees_until: Tensor | None = None,
         both_ways: bool = False,
     ) -> Tensor:
-        """As `kernels.ops.paged_attention`; q [tokens, heads, dim] may be rows of qkv. With
+        """As `AttentionBackend.attend`; q [tokens, heads, dim] may be rows of qkv. With
         `both_ways` every query sees all of its request's keys."""
         rows, heads, dim = _dims("q", q, 3)
         kv_heads = v_cache.shape[1]
@@ -191,14 +191,14 @@ class CpuOps:
             pad = -len(k) % _KEY_BLOCK
             blocks = [F.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(0, (-1, _KEY_BLOCK)) for x in (k, v)]
             k_cache, v_cache = blocks[0].permute(0, 2, 3, 1), blocks[1].transpose(1, 2)
+            k_cache = k_cache.contiguous().transpose(2, 3)
             table = torch.arange(len(k_cache), dtype=torch.int32)[None]
         else:
             longest = int(lens.max()) if len(lens) else 0
             table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
-            k_cache, v_cache = k.unsqueeze(3), v.unsqueeze(2)
-        k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
-        return self.paged_attention(q, k_cache, v_cache, table, query_start, lens, scale=scale,
-                                    both_ways=True)  # fmt: skip
+            k_cache, v_cache = k.unsqueeze(2).contiguous(), v.unsqueeze(2)
+        return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
+                                    scale=scale, both_ways=True)  # fmt: skip
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
         if kind not in ("gelu", "gelu_tanh"):
@@ -433,11 +433,16 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
-    num_blocks, kv_heads, block_size, _ = _dims("v_cache", v_cache, 4)
+    _, kv_heads, block_size, row = _dims("v_cache", v_cache, 4)
     dim = head_dim(v_cache)
-    k_shape, v_shape = shapes(num_blocks, kv_heads, block_size, dim, v_cache.dtype)
-    _check_rows("v_cache", v_cache, v_shape, k_cache.dtype)
-    _check_rows("k_cache", k_cache, k_shape, k_cache.dtype)
+    _check_rows("v_cache", v_cache, v_cache.shape, k_cache.dtype)
+    if k_cache.shape != v_cache.shape:
+        raise ValueError(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}.")
+    heads_apart = kv_heads == 1 or k_cache.stride(1) == block_size * row
+    # Of one token there is but one way.
+    inner = k_cache.stride()[2:] == (1, block_size) or (block_size == 1 and k_cache.stride(3) == 1)
+    if not (heads_apart and inner):
+        raise ValueError("k_cache must lie dimension by dimension.")
     stride = v_cache.stride(0) * v_cache.element_size()
     if k_cache.stride(0) * k_cache.element_size() != stride:
         raise ValueError("k_cache and v_cache have blocks at different distances.")

@@ -1,17 +1,11 @@
-"""Attention over a paged KV cache that is laid out as `kv_cache` says."""
+"""Attention over a paged KV cache; its strides say how it is laid out (`kv_cache`)."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.ref.kv_cache import (
-    decode,
-    head_dim,
-    key_rows,
-    store_keys,
-    store_values,
-)
+from pagoda.kernels.ref.kv_cache import decode, head_dim, store, take
 from pagoda.kernels.ref.norm import rms_norm
 from pagoda.kernels.ref.rope import rotary
 
@@ -63,8 +57,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     block_size = v_cache.shape[2]
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    store_keys(k, k_cache, blocks, offsets)
-    store_values(v, v_cache, blocks, offsets)
+    store(k, k_cache, blocks, offsets)
+    store(v, v_cache, blocks, offsets)
 
 
 def paged_attention(
@@ -211,8 +205,7 @@ class _Cache:
 
     def _gather(self, blocks: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         """K and V of blocks [n], each [n, heads, block_size, row]."""
-        k, v = (cache[:, heads].index_select(0, blocks) for cache in (self.k, self.v))
-        return key_rows(k), v
+        return take(self.k, blocks, heads), take(self.v, blocks, heads)
 
     def _span(self, num_tokens: int, kv_len: int) -> int:
         """Keys that the last `num_tokens` queries of `kv_len` see, from the first one seen on."""

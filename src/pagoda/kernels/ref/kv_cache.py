@@ -1,60 +1,61 @@
-"""How K and V of one layer lie in the paged cache.
+"""K and V of one layer in the paged cache, as `KVLayout` says.
 
-V is [num_blocks, kv_heads, block_size, row]: a row is one token's head_dim elements of one head, in
-int8 with their fp32 scale behind them. K is [num_blocks, kv_heads, row, block_size], so that keys
-are scored as vectors of one dimension each: [head_dim, block_size] elements, in int8 with the fp32
-scales [block_size] behind them.
+Both are tensors [num_blocks, kv_heads, block_size, row]: a row is one token's head_dim elements of
+one head, in int8 with their fp32 scale behind them. Strides say how keys lie. Dimension by
+dimension (a stride of 1 over tokens) they are scored as vectors of one dimension each; in int8 the
+fp32 scales [block_size] then lie behind all dimensions, where no strides reach them.
 """
 
 import torch
 
-from pagoda.core.kvcache.spec import INT8_SCALE_BYTES
+from pagoda.core.kvcache.spec import INT8_SCALE_BYTES, KVLayout
 
 Tensor = torch.Tensor
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-Shape = tuple[int, int, int, int]
 
 
-def shapes(
-    num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
-) -> tuple[Shape, Shape]:
-    """Of K and of V."""
-    row = head_dim + _scale_elements(dtype)
-    return (num_blocks, kv_heads, row, block_size), (num_blocks, kv_heads, block_size, row)
+def views(keys: Tensor, values: Tensor, layout: KVLayout, kv_heads: int) -> tuple[Tensor, Tensor]:
+    """K and V that lie in rows [num_blocks, kv_heads * block_size * row] any stride apart."""
+    k, v = (rows.unflatten(1, (kv_heads, layout.block_size, -1)) for rows in (keys, values))
+    if layout.keys == "dimensions":
+        k = keys.unflatten(1, (kv_heads, -1, layout.block_size)).transpose(2, 3)
+    return k, v
+
+
+def row_elements(head_dim: int, dtype: torch.dtype) -> int:
+    return head_dim + (INT8_SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def head_dim(v_cache: Tensor) -> int:
-    return v_cache.shape[-1] - _scale_elements(v_cache.dtype)
+    return v_cache.shape[-1] - row_elements(0, v_cache.dtype)
 
 
-def store_keys(k: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
-    """k [tokens, kv_heads, head_dim] to the offsets [tokens] of blocks [tokens]."""
-    rows = encode(k, cache.dtype)
-    dim, block_size = k.shape[-1], cache.shape[3]
-    cache[blocks, :, :dim, offsets] = rows[..., :dim]
-    if cache.dtype == torch.int8:
-        places = dim * block_size + offsets[:, None] * INT8_SCALE_BYTES
-        places = places + torch.arange(INT8_SCALE_BYTES, device=places.device)
-        heads = cache.view(*cache.shape[:2], -1)
-        heads[blocks[:, None], :, places] = rows[..., dim:].transpose(1, 2)
+def store(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
+    """fp32 K or V [tokens, kv_heads, head_dim] to the offsets [tokens] of blocks [tokens]."""
+    coded, dim, block_size = encode(rows, cache.dtype), rows.shape[-1], cache.shape[2]
+    if not _scales_apart(cache):
+        cache[blocks, :, offsets] = coded
+        return
+    cache[blocks, :, offsets, :dim] = coded[..., :dim]
+    places = dim * block_size + offsets[:, None] * INT8_SCALE_BYTES
+    places = places + torch.arange(INT8_SCALE_BYTES, device=places.device)
+    heads = cache.transpose(2, 3).view(*cache.shape[:2], -1)
+    heads[blocks[:, None], :, places] = coded[..., dim:].transpose(1, 2)
 
 
-def store_values(v: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
-    """As `store_keys`."""
-    cache[blocks, :, offsets] = encode(v, cache.dtype)
-
-
-def key_rows(keys: Tensor) -> Tensor:
-    """Blocks of K [..., row, block_size] as V's are: [..., block_size, row]."""
-    if keys.dtype != torch.int8:
-        return keys.transpose(-1, -2)
-    dim, block_size = keys.shape[-2] - INT8_SCALE_BYTES, keys.shape[-1]
-    scales = keys[..., dim:, :].flatten(-2).unflatten(-1, (block_size, INT8_SCALE_BYTES))
-    return torch.cat((keys[..., :dim, :].transpose(-1, -2), scales), dim=-1)
+def take(cache: Tensor, blocks: Tensor, heads: slice) -> Tensor:
+    """Rows of blocks [n], each with its scale behind it: [n, heads, block_size, row]."""
+    taken = cache[:, heads]
+    if not _scales_apart(cache):
+        return taken.index_select(0, blocks)
+    columns = taken.transpose(2, 3).index_select(0, blocks)
+    dim, block_size = columns.shape[2] - INT8_SCALE_BYTES, columns.shape[3]
+    scales = columns[:, :, dim:].flatten(2).unflatten(2, (block_size, INT8_SCALE_BYTES))
+    return torch.cat((columns[:, :, :dim].transpose(2, 3), scales), dim=3)
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows [..., head_dim] as rows of V.
+    """rows [..., head_dim] as rows of a cache.
 
     In int8 a row's scale is its largest magnitude / 127; a row with infinity or NaN in it reads
     as NaN throughout. In 8-bit floats what is too large, infinity too, becomes the largest number,
@@ -81,5 +82,5 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return (codes * scale.contiguous().view(torch.float32)).to(dtype)
 
 
-def _scale_elements(dtype: torch.dtype) -> int:
-    return INT8_SCALE_BYTES if dtype == torch.int8 else 0
+def _scales_apart(cache: Tensor) -> bool:
+    return cache.dtype == torch.int8 and cache.stride(3) != 1

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, which lies as `kernels.ref.kv_cache` says, and without one.
+"""Attention over the paged KV cache, keys and values of which lie token by token, and without.
 
 A program has a tile of a request's queries: the heads that share a KV head, of one or more tokens.
 Long contexts of few queries are cut into splits, whose partial results a second kernel merges; how
@@ -54,7 +54,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
 ) -> Tensor:
-    """As `ops.paged_attention`; caches may hold 8-bit floats, too."""
+    """As `AttentionBackend.attend`; caches may hold 8-bit floats, too."""
     cache = cache_form(k_cache, v_cache)
     (tokens, heads, dim), reqs = q.shape, kv_lens.shape[0]
     group = heads // cache.heads
@@ -171,22 +171,18 @@ def _absorb(logits, values, top, total, acc):
 
 
 @triton.jit
-def _key_tile(cache, blocks, at, dims, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-              STORAGE: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+def _key_tile(cache, blocks, at, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
+              dtype: tl.constexpr):  # fmt: skip
     """(keys [dims, tokens], what their logits are multiplied with [tokens]).
 
-    Not masked by token: that would cost the wide loads, and what lies in unseen places cannot
-    leave its column of logits.
+    Not masked by token: what lies in unseen places cannot leave its column of logits.
     """
-    # Said again, for the compiler forgets it when it moves the load of the block's ids ahead.
-    WIDE: tl.constexpr = BLOCK_SIZE & -BLOCK_SIZE if BLOCK_SIZE & -BLOCK_SIZE < 16 else 16
-    BYTES: tl.constexpr = WIDE * cache.dtype.element_ty.primitive_bitwidth // 8
-    places = cache + blocks + at
-    places = tl.max_contiguous(tl.multiple_of(places, BYTES if BYTES < 16 else 16), WIDE)
-    tile = tl.load(places[None, :] + dims[:, None] * BLOCK_SIZE, mask=dims[:, None] < DIM, other=0)
+    ROW: tl.constexpr = DIM + 4 if STORAGE == "int8" else DIM
+    rows = cache + blocks + at * ROW
+    tile = tl.load(rows[None, :] + dims[:, None], mask=dims[:, None] < DIM, other=0)
     if STORAGE == "int8":
-        scales = (cache + blocks + DIM * BLOCK_SIZE).to(tl.pointer_type(tl.float32), bitcast=True)
-        return tile.to(tl.float32).to(dtype), tl.load(scales + at)
+        scales = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
+        return tile.to(tl.float32).to(dtype), tl.load(scales)
     if STORAGE == "e4m3":
         tile = decode_fp8(tile, 3)
     if STORAGE == "e5m2":
@@ -215,14 +211,12 @@ def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.co
 @triton.jit
 def _scores(
     queries, q_rows, real, cache, blocks, offset, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
+    CHUNK: tl.constexpr, STORAGE: tl.constexpr,
 ):  # fmt: skip
     """Queries [rows, dims] times keys, [rows, tokens]."""
     if CHUNK == DIM_PAD:
         dims = tl.arange(0, DIM_PAD)
-        keys, scales = _key_tile(
-            cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, queries.dtype
-        )
+        keys, scales = _key_tile(cache, blocks, offset, dims, DIM, STORAGE, queries.dtype)
         scores = tl.dot(queries, keys, input_precision="ieee")
     else:
         # Without tensor cores a thread holds whole rows and columns: some dimensions at a time.
@@ -231,9 +225,7 @@ def _scores(
             dims = first + tl.arange(0, CHUNK)
             mask = real[:, None] & (dims[None, :] < DIM)
             part = tl.load(q_rows[:, None] + dims[None, :], mask=mask, other=0)
-            keys, scales = _key_tile(
-                cache, blocks, offset, dims, DIM, BLOCK_SIZE, STORAGE, part.dtype
-            )
+            keys, scales = _key_tile(cache, blocks, offset, dims, DIM, STORAGE, part.dtype)
             scores = tl.dot(part, keys, scores, input_precision="ieee")
     return scores * scales[None, :] if STORAGE == "int8" else scores
 
@@ -352,7 +344,7 @@ def _paged_attention(
             block, offset = _places(table, at, end, BLOCK_SIZE)
             logits = (scale * _LOG2E) * _scores(
                 queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
-                BLOCK_SIZE, STORAGE,
+                STORAGE,
             )  # fmt: skip
             values = _value_tile(v_cache, block * v_block, offset, seen, dims, DIM, STORAGE,
                                  queries.dtype)  # fmt: skip

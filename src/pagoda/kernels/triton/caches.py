@@ -24,6 +24,12 @@ class CacheForm(NamedTuple):
 
 
 def cache_form(k_cache: Tensor, v_cache: Tensor) -> CacheForm:
+    """ValueError for keys that lie dimension by dimension."""
+    if k_cache.stride() != v_cache.stride():
+        raise ValueError(
+            f"Keys lie with strides {k_cache.stride()} and values with {v_cache.stride()}: these "
+            "kernels read both token by token."
+        )
     heads, block_size = v_cache.shape[1:3]
     dim = head_dim(v_cache)
     storage = _FP8.get(v_cache.dtype)

@@ -27,7 +27,7 @@ def rotary_store(
     q_scales: Tensor | None = None,
     values_are_keys: bool = False,
 ) -> Tensor:
-    """As `ops.rotary_store`; q [tokens, heads, dim] is contiguous memory of its own.
+    """As `AttentionBackend.store`; q [tokens, heads, dim] is contiguous memory of its own.
 
     Computed in fp32 up to the end. Caches may hold 8-bit floats, too.
     """
@@ -132,9 +132,8 @@ def _rotary_store(
         tl.store(places, x.to(q.dtype.element_ty), mask=mask)
     elif head < HEADS + KV_HEADS:
         x = _rotated(rows, position, cos_sin, k_norm, eps, real, dims, ROTARY_DIM, DIM)
-        keys = k_cache + block * k_block + (head - HEADS) * (ROW * BLOCK_SIZE)
-        places = (keys + at)[:, None] + dims[None, :] * BLOCK_SIZE
-        _store_row(places, keys + DIM * BLOCK_SIZE + at * 4, x, mask, real, STORAGE)
+        keys = k_cache + block * k_block + ((head - HEADS) * BLOCK_SIZE + at) * ROW
+        _store_row(keys[:, None] + dims[None, :], keys + DIM, x, mask, real, STORAGE)
     else:
         kv_head = head - HEADS - KV_HEADS
         if VALUES_ARE_KEYS:

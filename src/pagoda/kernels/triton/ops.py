@@ -81,7 +81,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.ops.paged_attention`."""
+    """As `AttentionBackend.attend`."""
     has_prompts = q.shape[0] > kv_lens.shape[0]
     form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
     return form.paged_attention(

@@ -1,5 +1,5 @@
 from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
-from pagoda.core.kvcache.spec import KVGroupSpec, kv_groups
+from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout, kv_groups
 
 
 def layer(kind: str, window: int | None, num_kv_heads: int = 2) -> LayerSpec:
@@ -15,7 +15,7 @@ def model(*layers: LayerSpec) -> ModelSpec:
 
 
 def test_layers_alike_form_one_group():
-    assert kv_groups(model(layer("full", None), layer("full", None)), 16) == [
+    assert kv_groups(model(layer("full", None), layer("full", None)), KVLayout()) == [
         KVGroupSpec("full", (0, 1), 2, 8, 16)
     ]
 
@@ -25,7 +25,7 @@ def test_kinds_windows_and_head_counts_are_kept_apart():
         layer("sliding", 6), layer("full", None), layer("sliding", 6), layer("full", None, 4),
         layer("sliding", 9),
     )  # fmt: skip
-    assert kv_groups(spec, 4) == [
+    assert kv_groups(spec, KVLayout(block_size=4)) == [
         KVGroupSpec("sliding", (0, 2), 2, 8, 4, 6),
         KVGroupSpec("full", (1,), 2, 8, 4),
         KVGroupSpec("full", (3,), 4, 8, 4),

@@ -1,0 +1,234 @@
+"""What stores K and V in the paged cache and attends to it: values, one for each kind of layer.
+
+`planner.attention` says which backend serves what, and how the cache is laid out for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagoda.arch.spec import AttentionSpec
+from pagoda.core.kvcache.spec import KVLayout
+from pagoda.kernels.ref import attention as reference
+from pagoda.kernels.ref.kv_cache import head_dim
+from pagoda.kernels.selector import native_form
+from pagoda.planner.attention import AttentionChoice
+
+Tensor = torch.Tensor
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each head of q and of k; fp32 weights [dim]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+    values: bool = False
+    """v has one too, without weights."""
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """Layers that are planned together: heads of this rank, and what they see."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    chunked: bool = False
+
+
+class Step(Protocol):
+    """Of `layers.batch.ForwardBatch`, what plans are made of."""
+
+    query_start: Tensor
+    kv_lens: Tensor
+    max_query_len: int
+    max_kv_len: int
+    host_query_start: npt.NDArray[np.int32] | None
+    host_kv_lens: npt.NDArray[np.int32] | None
+    fixed: bool
+    """A decode step that is captured: its tensors, and the arrays on the host, stay where they are
+    and change from replay to replay. Requests behind the last real one have no tokens."""
+
+
+class Plan(Protocol):
+    """What a step's layers of one kind have in common."""
+
+    def update(self) -> None:
+        """Before a captured step is replayed: the numbers of the step, where they lay before."""
+
+
+class AttentionBackend(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> Plan:
+        """Once per step and kind of layer, never while a step is captured. int32 `block_table`
+        [num_reqs, max_blocks]; entries that no request uses are 0."""
+
+    def store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        norms: HeadNorms | None = None,
+        q_scales: Tensor | None = None,
+        values_are_keys: bool = False,
+    ) -> Tensor:
+        """Rotate q and k (after `norms`), write k and v to their slots, and return q.
+
+        qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; with `values_are_keys` it
+        has no v, which is then k before its norm and rotation. `cos_sin` is fp32
+        [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions
+        past rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what
+        q is multiplied with at last. Caches as `kernels.ref.kv_cache` says. Returns q
+        [tokens, heads, dim].
+        """
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: Any,
+        *,
+        scale: float,
+        window: int | None = None,
+        chunked: bool = False,
+        sinks: Tensor | None = None,
+        sees_until: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
+
+        Heads share KV heads in equal groups. The last query of a request sees all its tokens (the
+        last `window` of them, if given; if `chunked`, those from the last multiple of `window`
+        on). fp32 `sinks` [heads] are logits of one more key each, whose value is zero. int32
+        `sees_until` [tokens] is how many of its request's tokens each query sees instead of those
+        up to itself: never falling within a request, at most its length. Returns q's shape; rows
+        of no request (a step padded to a captured size) are finite numbers that nobody reads.
+        """
+
+
+class Paged(NamedTuple):
+    """The plan of Pagoda's own kernels, which read a step as it is."""
+
+    block_table: Tensor
+    query_start: Tensor
+    kv_lens: Tensor
+
+    def update(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class OwnAttention:
+    """Pagoda's kernels."""
+
+    name: str
+    form: Any | None
+    """The CPU's ops or Triton's; None: the reference, in torch, which takes either layout."""
+
+    def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> Paged:
+        return Paged(block_table, step.query_start, step.kv_lens)
+
+    def store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        norms: HeadNorms | None = None,
+        q_scales: Tensor | None = None,
+        values_are_keys: bool = False,
+    ) -> Tensor:
+        """As `AttentionBackend.store`."""
+        if self.form is None:
+            return reference.rotary_store(
+                qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
+                values_are_keys,
+            )  # fmt: skip
+        dim = head_dim(v_cache)
+        heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
+        q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
+        q: Tensor = self.form.rotary_store(
+            qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
+            values_are_keys=values_are_keys,
+        )  # fmt: skip
+        return q
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: Paged,
+        *,
+        scale: float,
+        window: int | None = None,
+        chunked: bool = False,
+        sinks: Tensor | None = None,
+        sees_until: Tensor | None = None,
+    ) -> Tensor:
+        """As `AttentionBackend.attend`; rows of no request are zero."""
+        attended: Tensor = (self.form or reference).paged_attention(
+            q, k_cache, v_cache, *plan,
+            scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+        )  # fmt: skip
+        return attended
+
+
+@dataclass(frozen=True)
+class AttentionBackends:
+    """Those of one engine."""
+
+    choice: AttentionChoice
+    by_name: Mapping[str, AttentionBackend]
+
+    @classmethod
+    def of(
+        cls, choice: AttentionChoice, device: torch.device, dtype: torch.dtype
+    ) -> "AttentionBackends":
+        """For activations of `dtype` on `device`."""
+        return cls(
+            choice,
+            {
+                name: _backend(name, device, dtype, choice.layout.block_size)
+                for name in choice.names
+            },
+        )
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.choice.layout
+
+    def for_layer(self, mixer: AttentionSpec) -> AttentionBackend:
+        return self.by_name[self.choice.of(mixer)]
+
+
+def _backend(
+    name: str, device: torch.device, dtype: torch.dtype, block_size: int
+) -> AttentionBackend:
+    # A CPU's kernels read one layout only, which is laid out for no other backend.
+    has_form = name != "torch" and (name == "native") == (device.type == "cpu")
+    own = OwnAttention(name, native_form(device, dtype) if has_form else None)
+    if name == "flash-attn":
+        from pagoda.kernels.attention.flash import FlashAttention, varlen
+
+        return FlashAttention(varlen(device), own)
+    if name == "flashinfer":
+        from pagoda.kernels.attention.infer import FlashInfer
+
+        return FlashInfer(import_module("flashinfer"), own, device, dtype, block_size)
+    return own
