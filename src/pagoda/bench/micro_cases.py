@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -68,7 +69,7 @@ def _products(native: Any, shape: Shape, storage: str) -> Iterator[Case]:
         yield Case(
             "matmul", f"{shape.name} {name} {storage}", tokens, moved, 2 * tokens * rows * columns,
             max(weights * copies, moved), "fma" if storage in ("F32", "F16", "BF16") else "dot",
-            lambda a=(storage, rows, columns, copies), n=tokens: _product(native, *a, n),
+            partial(_product, native, storage, rows, columns, copies, tokens),
         )  # fmt: skip
 
 
@@ -95,20 +96,20 @@ def _elementwise(ops: CpuOps, shape: Shape) -> Iterator[Case]:
         size = tokens * shape.hidden
         yield _fp32(
             "add_rms_norm", shape.name, tokens, 16 * size, 5 * size,
-            lambda n=tokens: _norm(ops, n, shape.hidden),
+            partial(_norm, ops, tokens, shape.hidden),
         )  # fmt: skip
         size = tokens * shape.mlp
         # exp as a polynomial of degree 6, and four more.
         yield _fp32(
             "activate_and_mul", shape.name, tokens, 12 * size, 18 * size,
-            lambda n=tokens: _silu(ops, n, shape.mlp),
+            partial(_silu, ops, tokens, shape.mlp),
         )  # fmt: skip
         rotated = tokens * (shape.heads + shape.kv_heads) * shape.dim
         cached = 2 * tokens * shape.kv_heads * shape.dim
         moved = 8 * rotated + 6 * cached // 2 + 2 * cached
         yield _fp32(
             "rotary_store", shape.name, tokens, moved, 3 * rotated,
-            lambda n=tokens: _rotary(ops, shape, n),
+            partial(_rotary, ops, shape, tokens),
         )  # fmt: skip
 
 
@@ -143,12 +144,12 @@ def _attention(ops: CpuOps, shape: Shape) -> Iterator[Case]:
             yield _fp32(
                 "paged_attention", f"{shape.name} decode at {length}", reqs,
                 reqs * (cached + 8 * per_key), 4 * reqs * length * per_key,
-                lambda r=reqs, n=length: _attend(ops, shape, r, 1, n),
+                partial(_attend, ops, shape, reqs, 1, length),
             )  # fmt: skip
         yield _fp32(
             "paged_attention", f"{shape.name} prompt of {length}", length,
             cached + 8 * length * per_key, 2 * length * (length + 1) * per_key,
-            lambda n=length: _attend(ops, shape, 1, n, n),
+            partial(_attend, ops, shape, 1, length, length),
         )  # fmt: skip
 
 
@@ -169,17 +170,17 @@ def _attend(
 
 def _caches(shape: Shape, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-tokens // _BLOCK)
-    parts = torch.randn(2, blocks, shape.kv_heads * _BLOCK * shape.dim).half()
-    return views(*parts, KVLayout(block_size=_BLOCK), shape.kv_heads)
+    k, v = torch.randn(2, blocks, shape.kv_heads * _BLOCK * shape.dim).half()
+    return views(k, v, KVLayout(block_size=_BLOCK), shape.kv_heads)
 
 
 def _logits(ops: CpuOps, shape: Shape) -> Iterator[Case]:
     for tokens in (1, 16):
         logits = (tokens, shape.vocabulary)
         moved = 4 * tokens * shape.vocabulary
-        yield _fp32("argmax", shape.name, tokens, moved, 0, lambda at=logits: _argmax(ops, at))
+        yield _fp32("argmax", shape.name, tokens, moved, 0, partial(_argmax, ops, logits))
         name = f"{shape.name} {_TOP_K}"
-        yield _fp32("top_k", name, tokens, moved, 0, lambda at=logits: _top_k(ops, at))
+        yield _fp32("top_k", name, tokens, moved, 0, partial(_top_k, ops, logits))
 
 
 def _argmax(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
@@ -202,14 +203,14 @@ def _delta_net(ops: CpuOps, shape: DeltaNetShape) -> Iterator[Case]:
         moved = 4 * (2 * reqs * elements + tokens * (shape.channels + values))
         yield Case(
             "gated_delta_rule", name, tokens, moved, 7 * tokens * elements,
-            max(_TURNS_BYTES, moved), "fma", lambda r=reqs, n=length: _rule(ops, shape, r, n),
+            max(_TURNS_BYTES, moved), "fma", partial(_rule, ops, shape, reqs, length),
         )  # fmt: skip
         elements = (shape.width - 1) * shape.channels
         moved = 4 * (2 * reqs * elements + 2 * tokens * shape.channels)
         taps = 2 * shape.width * tokens * shape.channels
         yield _fp32(
             "causal_conv", name, tokens, moved, taps,
-            lambda r=reqs, n=length: _conv(ops, shape, r, n),
+            partial(_conv, ops, shape, reqs, length),
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from pagoda.quant.host import HostWeights
 from pagoda.runtime.graphs import CudaGraphs, GraphMaker
 
 if TYPE_CHECKING:  # these need Triton
-    from pagoda.models.base import Model
+    from pagoda.runtime.model import Model
     from pagoda.runtime.triton.kernel_log import KernelLog
     from pagoda.runtime.triton.tiles import TileTuning
 

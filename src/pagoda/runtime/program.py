@@ -280,12 +280,15 @@ class StepProgram:
     def _repeats(self, arrays: StepArrays) -> bool:
         """Whether a replay gives the recorded step's bits, all else in its memory being NaN."""
         samples = np.array([arrays.num_tokens - 1])
-        first = self._computed(arrays.num_tokens, 1)
-        expected = first.hidden_states.clone(), first.logits.clone(), first.greedy.ids.clone()
+        expected = [x.clone() for x in _results(self._computed(arrays.num_tokens, 1))]
         self._recording.workspace.poison()
-        again = self.run(arrays, samples)
-        found = again.hidden_states, again.logits, again.greedy.ids
+        found = _results(self.run(arrays, samples))
         return all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
+
+
+def _results(computed: Computed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    assert computed.logits is not None and computed.greedy is not None
+    return computed.hidden_states, computed.logits, computed.greedy.ids
 
 
 def _meaningless(num_tokens: int, num_groups: int, has_states: bool) -> StepArrays:

@@ -50,7 +50,7 @@ class RankGroup:
         rank, size = self.parallel.rank, self.parallel.size
         # Made now: a rank may have to say that it found no memory.
         self._votes = torch.zeros(1, dtype=torch.int32, device=device)
-        store = distributed.FileStore(str(path), size)
+        store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]  # not in stubs
         store.set_timeout(_MEETING)
         with _peers_needed():
             if device.type == "cuda":
@@ -59,7 +59,7 @@ class RankGroup:
                 self._group = distributed.ProcessGroupNCCL(store, rank, size, options)
                 self._group.eager_connect_single_device(device)
                 return
-            options = distributed.ProcessGroupGloo._Options()
+            options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in stubs
             options._timeout = _EXCHANGE
             # By default it would listen where the machine's name resolves to.
             options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]

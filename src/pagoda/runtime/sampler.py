@@ -111,12 +111,14 @@ def choose(
         broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
         if times is not None:
             times.add("masks", time.perf_counter() - begun)
-    known = greedy is not None and not needs & CHANGES
-    best = greedy if known else FirstMax(*ops.first_max(logits))
+    best = greedy
+    if best is None or needs & CHANGES:
+        best = FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:
         keep_near_top(logits, best.values, params["top_n_sigma"])
-        columns = (params[name] for name in ops.DrawParams._fields[:-1])
-        ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
+        columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
+        drawn = ops.DrawParams(**columns, position=positions)
+        ops.draw(best.ids, logits, best.values, drawn)
     return best, broken
 
 

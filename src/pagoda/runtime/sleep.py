@@ -31,7 +31,7 @@ class PutAway:
         self._kept = []
 
 
-def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(model: object) -> Iterator[torch.Tensor]:
     """All tensors that a model's layers hold, in lists and in objects of their own as well."""
     seen: set[int] = set()
     waiting: list[object] = [model]

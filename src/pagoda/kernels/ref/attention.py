@@ -38,7 +38,7 @@ def rotary_store(
     values_are_keys: bool,
 ) -> Tensor:
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
-    parts = qkv.unflatten(-1, (-1, dim))
+    parts: Tensor = qkv.unflatten(-1, (-1, dim))
     heads = parts.shape[1] - kv_heads * (1 if values_are_keys else 2)
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, -kv_heads:]
     if norms is not None:

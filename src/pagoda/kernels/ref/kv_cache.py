@@ -79,7 +79,8 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     if rows.dtype != torch.int8:
         return rows.to(dtype)
     codes, scale = rows.split((head_dim(rows), INT8_SCALE_BYTES), dim=-1)
-    return (codes * scale.contiguous().view(torch.float32)).to(dtype)
+    decoded: Tensor = codes * scale.contiguous().view(torch.float32)
+    return decoded.to(dtype)
 
 
 def _scales_apart(cache: Tensor) -> bool:

@@ -142,7 +142,7 @@ def _most_splits(keys: int, window: int | None, tile_keys: int) -> int:
     """Of any request with so few queries that it is split."""
     if window is not None:
         keys = min(keys, window + _SPLIT_QUERIES + 2 * tile_keys)
-    return min(_MAX_SPLITS, triton.cdiv(keys + tile_keys, _MIN_SPLIT))
+    return min(_MAX_SPLITS, -(-(keys + tile_keys) // _MIN_SPLIT))
 
 
 @triton.jit

@@ -84,10 +84,11 @@ def paged_attention(
     """As `AttentionBackend.attend`."""
     has_prompts = q.shape[0] > kv_lens.shape[0]
     form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
-    return form.paged_attention(
+    attended: Tensor = form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
         scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
     )  # fmt: skip
+    return attended
 
 
 def encoder_attention(
@@ -95,7 +96,8 @@ def encoder_attention(
 ) -> Tensor:
     """As `Ops.encoder_attention`."""
     form = torch_encoder if _without_tensor_cores(q) or q.shape[-1] % 2 else attention
-    return form.encoder_attention(q, k, v, query_start, scale=scale)
+    attended: Tensor = form.encoder_attention(q, k, v, query_start, scale=scale)
+    return attended
 
 
 def _without_tensor_cores(x: Tensor) -> bool:

@@ -17,11 +17,12 @@ from pagoda.kernels.triton.products import experts, forms
 from pagoda.kernels.triton.products.gemm import has_dot
 from pagoda.kernels.triton.target import capability
 from pagoda.layers.moe import MixtureOfExperts
-from pagoda.models.base import Model
+from pagoda.models.base import Model as LayeredModel
 from pagoda.runtime.triton.kernel_notes import KernelNotes, notes_of
 
 if TYPE_CHECKING:
     from pagoda.runtime.device import Device
+    from pagoda.runtime.model import Model
 
 logger = get_logger(__name__)
 
@@ -137,8 +138,10 @@ class TileTuning:
         return min(times)
 
 
-def tile_tuning(model: Model, device: "Device", most_tokens: int) -> TileTuning | None:
+def tile_tuning(model: "Model", device: "Device", most_tokens: int) -> TileTuning | None:
     """None for a model without experts."""
+    if not isinstance(model, LayeredModel):
+        return None
     layers = [layer for layer in model.modules() if isinstance(layer, MixtureOfExperts)]
     if not layers:
         return None

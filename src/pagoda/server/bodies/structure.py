@@ -41,11 +41,13 @@ def wanted_structure(
 
 
 def _of_format(wanted: ResponseFormat | None) -> StructuredOutputsParams | None:
-    match wanted.type if wanted is not None else "text":
+    if wanted is None:
+        return None
+    match wanted.type:
         case "text":
             return None
         case "json_object":
-            schema = None if wanted is None else wanted.own_schema
+            schema = wanted.own_schema
             if schema is None:
                 return StructuredOutputsParams(json_object=True)
             return StructuredOutputsParams(json=schema)
