@@ -114,11 +114,11 @@ class X11Driver(Driver):
         text = text.replace("\r\n", "\n")
         await self._do(lambda screen: screen.keyboard.check(text))
         while text:
-            ready, new = await self._do(lambda screen, rest=text: screen.keyboard.prepare(rest))
+            ready, new = await self._do(_prepare(text))
             await asyncio.sleep(LEARNING_SECONDS if new else 0)
             for start in range(0, ready, _TYPED_AT_ONCE):
                 part = text[start : min(start + _TYPED_AT_ONCE, ready)]
-                await self._do(lambda screen, part=part: screen.keyboard.type(part))
+                await self._do(_type(part))
                 await asyncio.sleep(_TYPING_PAUSE)
             text = text[ready:]
 
@@ -171,3 +171,11 @@ def make(url: str) -> X11Driver:
             f"x11://:{number[1] if number else 1}."
         )
     return X11Driver(parts.netloc)
+
+
+def _prepare(text: str) -> Callable[[Screen], tuple[int, bool]]:
+    return lambda screen: screen.keyboard.prepare(text)
+
+
+def _type(text: str) -> Callable[[Screen], None]:
+    return lambda screen: screen.keyboard.type(text)

@@ -31,7 +31,7 @@ _PIXELS = {
 _PART = 1 << 20
 
 
-class _Separate(display._BaseDisplay):
+class _Separate(display._BaseDisplay):  # type: ignore[misc]  # Xlib has no types
     """python-xlib 0.33 keeps what it learns of a server's extensions, which every server numbers
     its own way, for all connections of the process; and it leaves refused ones open."""
 
@@ -95,7 +95,7 @@ class Screen:
             for depth in screen.allowed_depths
             for visual in depth.visuals
         }.get(screen.root_visual)
-        pixels = _PIXELS.get((setup.image_byte_order, red))
+        pixels = _PIXELS.get((setup.image_byte_order, red or 0))
         if screen.root_depth not in (24, 32) or bits.get(screen.root_depth) != 32 or not pixels:
             raise DriverError(
                 f"The X display shows pixels of {screen.root_depth} bits, which cannot be read; "
