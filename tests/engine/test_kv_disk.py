@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from pagoda.base.errors import ConfigError
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.kvcache.spec import KVGroupSpec
-from pagoda.engine.kv_disk import KvDisk, kv_disk
+from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout
+from pagoda.engine.kv_disk import KvDisk, block_contents, kv_disk
+from pagoda.planner.resolved import ResolvedModel
 from pagoda.weights.files import open_model
 
 BLOCK_BYTES = (96, 32)
@@ -176,6 +178,25 @@ def test_a_file_of_another_layout(disk):
     cache, store = make()
     store.data = [np.zeros((40, 64), np.uint8)] * 2
     assert disk.restore(cache, store) == 0
+
+
+def test_blocks_are_told_apart_by_all_that_their_bytes_depend_on():
+    model = ResolvedModel("float32", "none", False, 64, 0)
+    found = [
+        block_contents(*variant)
+        for variant in (
+            (model, "float16", KVLayout("dimensions", 16), "avx512"),
+            (model, "float16", KVLayout("tokens", 16), "avx512"),
+            (model, "float16", KVLayout("dimensions", 64), "avx512"),
+            (model, "int8", KVLayout("dimensions", 16), "avx512"),
+            (model, "float16", KVLayout("dimensions", 16), "torch"),
+            (replace(model, dtype="bfloat16"), "float16", KVLayout("dimensions", 16), "avx512"),
+            (replace(model, quantization="int4"), "float16", KVLayout("dimensions", 16), "avx512"),
+        )
+    ]
+    assert len(set(found)) == len(found)
+    longer = replace(model, max_model_len=128, seed=1)
+    assert block_contents(longer, "float16", KVLayout(), "avx512") == found[0]
 
 
 def test_other_models_files_make_room(disk):

@@ -25,6 +25,8 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.base.whole import remove_partials, whole_file
 from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
+from pagoda.core.kvcache.spec import KVLayout
+from pagoda.planner.resolved import ResolvedModel
 from pagoda.weights.files import ModelFiles
 
 log = get_logger(__name__)
@@ -119,12 +121,17 @@ class KvDisk:
             return 0
 
 
-def kv_disk(folder: str, max_bytes: int, files: ModelFiles, layout: str) -> KvDisk:
-    """The file of a model. `layout`: all else that its blocks depend on (types, sizes, kernels).
+def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str) -> str:
+    """What the bytes of a model's blocks depend on beside its files; `kernels`: who computes."""
+    return repr((model.dtype, model.quantization, kv_dtype, layout, kernels))
+
+
+def kv_disk(folder: str, max_bytes: int, files: ModelFiles, contents: str) -> KvDisk:
+    """The file of a model. `contents` as `block_contents` has it.
 
     Raises ConfigError for a folder that cannot be used.
     """
-    digest = hashlib.sha256(f"{MAGIC!r} {layout}".encode())
+    digest = hashlib.sha256(f"{MAGIC!r} {contents}".encode())
     for path in files.weight_paths():
         _sample(path, digest.update)
     path = Path(folder).expanduser()

@@ -20,7 +20,7 @@ from pagoda.core.messages import EngineReady
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
-from pagoda.engine.kv_disk import kv_disk
+from pagoda.engine.kv_disk import block_contents, kv_disk
 from pagoda.engine.libraries import Libraries, import_libraries
 from pagoda.engine.measured import fit_to_device, measures_steps
 from pagoda.engine.model_files import checkpoint_of, spec_of
@@ -221,11 +221,11 @@ def _kept_prefixes(
     if config.kv_disk is None or not cache.enable_prefix_caching:
         return lambda: None
     with start.phases.timed("read kept KV"):
-        kept = (model.dtype, model.quantization, config.kv_cache_dtype, config.block_size)
-        keys = resolution.attention.layout.keys
         native = cpu.native() if resolution.packed else None
-        layout = f"{kept} {keys} {'torch' if native is None else native.isa}"
-        disk = kv_disk(config.kv_disk, config.kv_disk_size, start.files, layout)
+        kernels = "torch" if native is None else native.isa
+        layout = resolution.attention.layout
+        contents = block_contents(model, config.kv_cache_dtype, layout, kernels)
+        disk = kv_disk(config.kv_disk, config.kv_disk_size, start.files, contents)
         count = disk.restore(cache, runner)
     if count:
         log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
