@@ -12,7 +12,7 @@ from pagoda.planner.resolve import resolve
 from pagoda.planner.weights import held_weights
 from pagoda.quant.host import HostWeights
 from pagoda.runtime.device import CpuDevice
-from pagoda.runtime.sleep import PutAway, tensors_of
+from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 from pagoda.weights.files import open_model
 from tests.models import tiny
 from tests.models.driver import Driver
@@ -153,7 +153,7 @@ def test_what_is_in_the_hosts_memory_stays_there_in_sleep(tmp_path):
     model = tiny.load(tmp_path, device=host)
     expected = many(Driver(model))
     kept = {id(memory): memory.clone() for memory in host._kept.values()}
-    away = PutAway(tensors_of(model))
+    away = OffloadedTensors(tensors_of(model))
     assert model.norm.weight.untyped_storage().nbytes() == 0
     assert host._staging.untyped_storage().nbytes() == 0
     for memory in host._kept.values():

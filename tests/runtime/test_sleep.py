@@ -7,7 +7,7 @@ from torch import nn
 
 from pagoda.base.machine import anonymous_bytes
 from pagoda.runtime.device import CpuDevice
-from pagoda.runtime.sleep import PutAway, tensors_of
+from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 
 
 def test_a_discarded_pool_gives_its_pages_back_and_keeps_its_place():
@@ -61,9 +61,9 @@ def test_weights_leave_their_tensors_and_come_back_into_them():
     tensors = list(tensors_of(layer))
     assert len(tensors) == 6
     before = [tensor.detach().clone() for tensor in tensors]
-    away = PutAway(tensors)
+    away = OffloadedTensors(tensors)
     assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
-    away.bring_back()
+    away.restore()
     for tensor, content in zip(tensors, before, strict=True):
         assert torch.equal(tensor, content)
     layer.weight[1, 0] = -1.0

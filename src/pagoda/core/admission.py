@@ -29,7 +29,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Unencoded:
+class AwaitsEncoding:
     """It could start behind `start` tokens, had what comes there been encoded."""
 
     start: int
@@ -70,7 +70,7 @@ class Admission:
     def _required(self, req: Request) -> int:
         return self._kv.bytes_required(req.num_expected_tokens, self._limits.max_num_batched_tokens)
 
-    def consider(self, req: Request, spare: float) -> Start | Refusal | Unencoded:
+    def consider(self, req: Request, spare: float) -> Start | Refusal | AwaitsEncoding:
         # A preempted request whose last plans are still in flight may have nothing to compute
         # (its final token is coming), or not know where it stands (drafts).
         if req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
@@ -84,7 +84,7 @@ class Admission:
         if num_bytes > spare or self._is_misfit(req):
             return Refusal.FULL
         if self._limits.enable_chunked_prefill and not req.num_ready(hit.num_tokens, 1):
-            return Unencoded(hit.num_tokens)
+            return AwaitsEncoding(hit.num_tokens)
         index, hashes = hit.num_tokens // self._kv.block_size, self._hashes(req)
         return Start(hit, num_bytes, hashes[index] if index < len(hashes) else None)
 

@@ -12,7 +12,8 @@ NO_ROW = -1
 NEVER = 1 << 62
 _FIRST_ROWS = 16
 _COLUMNS = (
-    "computed", "missing", "known", "steady_until", "quiet_until", "stream_from", "compute_limit",
+    "computed", "missing", "known", "planned_in_bulk_until", "committed_in_bulk_until",
+    "stream_from", "compute_limit",
 )  # fmt: skip
 
 
@@ -30,10 +31,12 @@ class RunningBatch:
     of its steps."""
     known: Ints
     """Tokens whose value is known: the length of `Request.token_ids`."""
-    steady_until: Ints
-    """Below so many computed tokens a step of one token needs neither a block nor a thought."""
-    quiet_until: Ints
-    """While so few tokens are known, one more changes nothing unless it is a stop token."""
+    planned_in_bulk_until: Ints
+    """Below so many computed tokens a request's next one is planned with all others': its block
+    tables have room, and nothing is to be decided. 0: each step is planned for it alone."""
+    committed_in_bulk_until: Ints
+    """While fewer tokens are known, one more only makes that number larger, unless it is a stop
+    token. 0: each result is taken in for the request alone."""
     stream_from: Ints
     """From so many computed tokens on the request generates."""
     compute_limit: Ints
@@ -42,9 +45,10 @@ class RunningBatch:
     def __init__(self) -> None:
         self.num_jumps = 0
         """How often `computed` has changed other than by a step's one token of each stream."""
-        self._steady_rows = self._quiet_rows = np.zeros(0, np.int64)
-        self._steady_steps = self._quiet_steps = 0
-        """For so many more steps none of `_steady_rows` is unsteady, all of `_quiet_rows` quiet."""
+        self._bulk_plan_rows = self._bulk_commit_rows = np.zeros(0, np.int64)
+        """The rows that were last found to be planned, and committed, in bulk as a whole."""
+        self._bulk_plan_steps = self._bulk_commit_steps = 0
+        """For how many more steps that holds."""
         self._table = np.zeros((len(_COLUMNS), 0), np.int64)
         self._stop_ids: Counter[int] = Counter()
         self._free: list[int] = []
@@ -64,63 +68,64 @@ class RunningBatch:
         return row
 
     def release(self, row: int, stop_ids: Iterable[int]) -> None:
-        """The request of a row has ended. Results of plans in flight find nothing quiet there."""
+        """The request of a row has ended. Results of plans in flight find nothing to
+        commit in bulk there."""
         self._table[:, row] = 0
-        self._quiet_steps = 0
+        self._bulk_commit_steps = 0
         for token in stop_ids:
             self._stop_ids[token] -= 1
             if not self._stop_ids[token]:
                 del self._stop_ids[token]
         self._free.append(row)
 
-    def heed(self, row: int) -> None:
+    def handle_alone(self, row: int) -> None:
         """Have the next step of a row's request planned, and its result taken in, one by one."""
-        self.steady_until[row] = self.quiet_until[row] = 0
-        self._steady_steps = self._quiet_steps = 0
+        self.planned_in_bulk_until[row] = self.committed_in_bulk_until[row] = 0
+        self._bulk_plan_steps = self._bulk_commit_steps = 0
 
     def may_stop(self, tokens: list[int]) -> bool:
         """Whether one of these ends some request."""
         return not self._stop_ids.keys().isdisjoint(tokens)
 
-    def unsteady(self, rows: Ints) -> tuple[list[int], list[int]]:
-        """Places among these rows: of streams whose tables are full, and of requests that are more
-        than a step of one token to plan."""
-        if rows is self._steady_rows and self._steady_steps:
-            self._steady_steps -= 1
+    def planned_alone(self, rows: Ints) -> tuple[list[int], list[int]]:
+        """Which of these rows cannot be planned in bulk, as indices: streams whose block tables are
+        full, and all others."""
+        if rows is self._bulk_plan_rows and self._bulk_plan_steps:
+            self._bulk_plan_steps -= 1
             return [], []
-        computed, steady = self.computed[rows], self.steady_until[rows]
-        left = steady - computed
+        computed, until = self.computed[rows], self.planned_in_bulk_until[rows]
+        left = until - computed
         least = int(np.minimum.reduce(left, initial=NEVER))
         if least > 0:
-            self._steady_rows, self._steady_steps = rows, least - 1
+            self._bulk_plan_rows, self._bulk_plan_steps = rows, least - 1
             return [], []
         due = np.flatnonzero(left <= 0)
-        full = (steady[due] > 0) & (computed[due] < self.compute_limit[rows[due]])
+        full = (until[due] > 0) & (computed[due] < self.compute_limit[rows[due]])
         if full.all():
             return due.tolist(), []
         return due[full].tolist(), due[~full].tolist()
 
-    def quiet(
+    def committed_in_bulk(
         self, rows: Ints, starts: Ints, lens: Ints, follows: bool
     ) -> npt.NDArray[np.bool_] | None:
-        """For which of these rows a token behind a step's changes nothing but how many are known;
-        None: for all. Called for each step in turn, or else `disturb`; `follows` is the plan's."""
-        if follows and self._quiet_steps and rows is self._quiet_rows:
-            self._quiet_steps -= 1
+        """Which of a plan's rows a token each is committed to in bulk; None: to all. Each result
+        calls this, in the order of plans, or `end_bulk_commits`."""
+        if follows and self._bulk_commit_steps and rows is self._bulk_commit_rows:
+            self._bulk_commit_steps -= 1
             return None
         known = self.known[rows]
-        left = self.quiet_until[rows] - known
+        left = self.committed_in_bulk_until[rows] - known
         left[known != starts + lens] = 0
         least = int(np.minimum.reduce(left))
         if least <= 0:
-            self._quiet_steps = 0
+            self._bulk_commit_steps = 0
             return left > 0
-        self._quiet_rows, self._quiet_steps = rows, least - 1
+        self._bulk_commit_rows, self._bulk_commit_steps = rows, least - 1
         return None
 
-    def disturb(self) -> None:
-        """A result was taken in otherwise than quietly."""
-        self._quiet_steps = 0
+    def end_bulk_commits(self) -> None:
+        """A result was taken in request by request, so what was found before may no longer hold."""
+        self._bulk_commit_steps = 0
 
     def streams(self, rows: Ints) -> Ints:
         """Of these rows those whose requests get their next token from a step: all but their last

@@ -53,7 +53,7 @@ class PlanBuilder:
             self.plan.drafts[req.row] = drafts
             req.draft_token_ids = []
             req.drafts_in_flight = True
-            req.be_heeded()
+            req.handle_alone()
         if last and req.generates:
             req.num_expected_tokens = end + 1
         if not last or not (req.generates or req.pools):

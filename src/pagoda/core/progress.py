@@ -31,7 +31,7 @@ class Progress:
             and not has_states
             and not has_drafts
         ):
-            req.be_steady()
+            req.plan_in_bulk()
 
     def apply(
         self, req: Request, plan: StepPlan, place: int, result: RequestResult
@@ -66,21 +66,21 @@ class Progress:
         if end >= req.tables.next_advance and plan.step_id > req.reset_step:
             self._advance(req, min(end, len(req.token_ids)))
         if tokens and req.is_running and plan.step_id > req.reset_step and not self._kv.has_states:
-            self._be_quiet(req)
+            self._commit_in_bulk(req)
         if not tokens and reason is None and result.prompt_logprobs is None:
             return None
         return _delta(req, result, tokens, reason)
 
     def publish(self, req: Request) -> None:
         """Have what a request has computed in the prefix cache, before it gives its blocks up."""
-        if req.is_quiet and len(req.token_ids) > req.tables.next_advance:
+        if req.commits_in_bulk and len(req.token_ids) > req.tables.next_advance:
             self._advance(req, len(req.token_ids) - 1)
 
-    def _be_quiet(self, req: Request) -> None:
+    def _commit_in_bulk(self, req: Request) -> None:
         until = req.tables.next_advance
         if not self._kv.has_windows:
             until += _LATE_BLOCKS * self._kv.block_size
-        req.be_quiet(min(until, req.max_tokens_total - 1))
+        req.commit_in_bulk(min(until, req.max_tokens_total - 1))
 
     def _advance(self, req: Request, num_computed: int) -> None:
         hashes: list[bytes] = []

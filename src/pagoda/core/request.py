@@ -143,22 +143,22 @@ class Request:
     def num_expected_tokens(self, count: int) -> None:
         self._batch.missing[self.row] = count - self._batch.computed[self.row]
 
-    def be_steady(self) -> None:
-        """Let steps move it on with all others until its tables are full."""
-        self._batch.steady_until[self.row] = min(self.tables.capacity, self.compute_limit)
+    def plan_in_bulk(self) -> None:
+        """Have its next tokens planned with all others' until its block tables are full."""
+        self._batch.planned_in_bulk_until[self.row] = min(self.tables.capacity, self.compute_limit)
 
-    def be_heeded(self) -> None:
-        """Have its next step planned, and what that gives taken in, with a look at itself."""
-        self._batch.heed(self.row)
+    def handle_alone(self) -> None:
+        """Have its next step planned, and its result taken in, for itself."""
+        self._batch.handle_alone(self.row)
 
-    def be_quiet(self, num_known: int) -> None:
-        """Let tokens be appended with those of all others until so many are known."""
-        self._batch.quiet_until[self.row] = num_known
+    def commit_in_bulk(self, num_known: int) -> None:
+        """Have its tokens appended with all others' until so many are known."""
+        self._batch.committed_in_bulk_until[self.row] = num_known
 
     @property
-    def is_quiet(self) -> bool:
+    def commits_in_bulk(self) -> bool:
         """All before its last tokens is computed, and some of it may not be published yet."""
-        return self.has_row and bool(self._batch.quiet_until[self.row])
+        return self.has_row and bool(self._batch.committed_in_bulk_until[self.row])
 
     @property
     def is_prompt(self) -> bool:

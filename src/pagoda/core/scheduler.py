@@ -142,7 +142,7 @@ class Scheduler:
         req = self._requests.get(req_id)
         if req is not None and req.is_running and req.generates and not self.kv.has_states:
             req.draft_token_ids = list(draft_token_ids)
-            req.be_heeded()
+            req.handle_alone()
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
@@ -165,7 +165,7 @@ class Scheduler:
         may_start = len(self._waiting) and len(members.requests) < self.limits.max_num_reqs
         if may_start or not last.is_of_streams:
             return None
-        full, others = batch.unsteady(members.rows)
+        full, others = batch.planned_alone(members.rows)
         if others:
             return None
         new_blocks = self._extend(full, members) if full else []
@@ -215,24 +215,24 @@ class Scheduler:
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
         """Take in one token of each request: all at once, but for those to which more happens."""
         batch, rows = self._batch, plan.rows
-        quiet = batch.quiet(rows, plan.starts, plan.lens, plan.follows)
+        in_bulk = batch.committed_in_bulk(rows, plan.starts, plan.lens, plan.follows)
         if batch.may_stop(tokens):
             goes_on = [
                 token not in req.stop_ids
                 for req, token in zip(members.requests, tokens, strict=True)
             ]
-            quiet = np.array(goes_on) if quiet is None else quiet & goes_on
-        lists, req_ids, quiet_tokens, others = members.token_ids, members.req_ids, tokens, []
-        if quiet is not None:
-            others = np.flatnonzero(~quiet).tolist()
-            lists, req_ids, quiet_tokens = list(lists), list(req_ids), list(tokens)
+            in_bulk = np.array(goes_on) if in_bulk is None else in_bulk & goes_on
+        lists, req_ids, bulk_tokens, others = members.token_ids, members.req_ids, tokens, []
+        if in_bulk is not None:
+            others = np.flatnonzero(~in_bulk).tolist()
+            lists, req_ids, bulk_tokens = list(lists), list(req_ids), list(tokens)
             for place in reversed(others):
-                del lists[place], req_ids[place], quiet_tokens[place]
-            rows = rows[quiet]
+                del lists[place], req_ids[place], bulk_tokens[place]
+            rows = rows[in_bulk]
         batch.known[rows] += 1
-        deque(map(list.append, lists, quiet_tokens), maxlen=0)
-        self._stats.generation_tokens += len(quiet_tokens)
-        deltas = Deltas(req_ids=req_ids, tokens=quiet_tokens)
+        deque(map(list.append, lists, bulk_tokens), maxlen=0)
+        self._stats.generation_tokens += len(bulk_tokens)
+        deltas = Deltas(req_ids=req_ids, tokens=bulk_tokens)
         for place in others:
             entry = RequestResult(req_id=plan.req_ids[place], token_ids=[tokens[place]])
             delta = self._take(members.requests[place], plan, place, entry)
@@ -243,7 +243,7 @@ class Scheduler:
     def _take(
         self, req: Request, plan: StepPlan, place: int, entry: RequestResult
     ) -> RequestDelta | None:
-        self._batch.disturb()
+        self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
         delta = self._progress.apply(req, plan, place, entry)
@@ -303,7 +303,7 @@ class Scheduler:
         of another is not planned yet."""
         num_preemptions = self._stats.num_preemptions
         members, count, first = self._running.members, len(self._running), 0
-        full, others = self._batch.unsteady(members.rows)
+        full, others = self._batch.planned_alone(members.rows)
         for place in (*others, count):
             end = min(place, len(self._running), first + room.tokens)
             growing = [member for member in full if first <= member < end]
@@ -329,8 +329,8 @@ class Scheduler:
         if blocks is None:
             return None
         batch, rows, size = self._batch, members.rows[places], self.kv.block_size
-        full = batch.steady_until[rows]
-        batch.steady_until[rows] = np.minimum(full + size, batch.compute_limit[rows])
+        full = batch.planned_in_bulk_until[rows]
+        batch.planned_in_bulk_until[rows] = np.minimum(full + size, batch.compute_limit[rows])
         columns = full // size
         return [NewBlocks(rows, columns, np.array(mine, np.int64)) for mine in blocks]
 
@@ -435,7 +435,7 @@ class Scheduler:
         """Send a request, already taken from `_running`, back to its place in the queue."""
         self._give_up_blocks(req)
         req.num_computed_tokens = 0
-        req.be_heeded()
+        req.handle_alone()
         req.reset_step = self._step_id
         req.draft_token_ids = []
         req.encoded.clear()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from pagoda.core.admission import Admission, Refusal, Start, Unencoded
+from pagoda.core.admission import Admission, AwaitsEncoding, Refusal, Start
 from pagoda.core.batch import RunningBatch
 from pagoda.core.limits import SchedulerLimits
 from pagoda.core.pace import PromptRoom, StepRoom
@@ -174,7 +174,7 @@ class WaitingLine:
             self._spare -= start.num_bytes + self._admission.growth(req)
             cached = start.hit.num_tokens
             return Prompt(req, cached, self._admission.missing(req, cached))
-        if isinstance(start, Unencoded):
+        if isinstance(start, AwaitsEncoding):
             self.unencoded.append((req, start.start))
         elif start is Refusal.FULL:
             self._num_rows = 0

@@ -206,7 +206,7 @@ class EngineClient(KeptEngine):
             future.set_result(message.result)
 
     def _on_ready(self) -> None:
-        for request in self._running.again():
+        for request in self._running.to_resend():
             self._child.end.send(request)
         if self._engine_asleep:
             # Others may have taken the memory that it gave back.

@@ -249,9 +249,9 @@ class KeptEngine:
         if child is self._child:
             if self._looks is not None:
                 self._looks.cancel()
-            self._ending = asyncio.ensure_future(self._bury(child))
+            self._ending = asyncio.ensure_future(self._reap(child))
 
-    async def _bury(self, child: EngineChild) -> None:
+    async def _reap(self, child: EngineChild) -> None:
         """The process is gone: hear its last words, and start another one or leave it at that."""
         assert self._loop is not None
         await asyncio.sleep(_LAST_WORDS_SECONDS)

@@ -87,7 +87,7 @@ class RunningRequests:
             log.error("Pictures of requests that waited are lost: %s", error)
             self.end("The engine died, and the pictures of the request were lost.")
 
-    def again(self) -> Iterator[AddRequest]:
+    def to_resend(self) -> Iterator[AddRequest]:
         """Those to be sent to a new engine, in the order in which they came."""
         for inbox in dict.fromkeys(self._inboxes.values()):
             inbox.runs += 1

@@ -90,7 +90,7 @@ class Linear(WeightedLayer):
             self.format = self.host.keep(self.format)
 
     @property
-    def at_hand(self) -> LinearFormat:
+    def resident(self) -> LinearFormat:
         """The weight on the device, for one product."""
         return self.format if self.host is None else self.host.fetched(self.format)[0]
 
@@ -116,7 +116,7 @@ class ColumnLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in_features] -> [tokens, this rank's rows of all shards]."""
-        return self.at_hand.apply(x, self.bias)
+        return self.resident.apply(x, self.bias)
 
 
 def replicated(
@@ -139,4 +139,4 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, this rank's columns] -> [tokens, out_features]."""
         parallel = self._context.parallel
-        return parallel.summed(self.at_hand.apply(x, self.bias if parallel.rank == 0 else None))
+        return parallel.summed(self.resident.apply(x, self.bias if parallel.rank == 0 else None))

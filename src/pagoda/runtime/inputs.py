@@ -119,7 +119,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
 
 
 def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) -> ForwardBatch:
-    """Each array is moved to the device once."""
+    """Each array is coordinates to the device once."""
     types, states = arrays.token_types, arrays.states
     groups: list[GroupInputs | StateInputs] = [
         GroupInputs(to_tensor(x.table.of_rows(x.rows), device), to_tensor(x.slot_mapping, device))
@@ -164,13 +164,13 @@ def _rotary_positions(
     """[3, tokens] in a step with pictures that have rows and columns, else [tokens]."""
     if not states.media:
         return positions
-    moved = np.tile(positions, (3, 1)) if pictures else positions.copy()
+    coordinates = np.tile(positions, (3, 1)) if pictures else positions.copy()
     for i, row in enumerate(plan.rows.tolist()):
         if row in states.media:
-            coordinates = states.media[row].positions(int(plan.starts[i]), int(plan.ends[i]))
+            own = states.media[row].positions(int(plan.starts[i]), int(plan.ends[i]))
             part = slice(int(query_start[i]), int(query_start[i + 1]))
-            moved[..., part] = coordinates if pictures else coordinates[0]
-    return moved
+            coordinates[..., part] = own if pictures else own[0]
+    return coordinates
 
 
 def _token_types(states: RequestStates, rows: Ints, positions: Ints) -> Ints:

@@ -12,8 +12,13 @@ from pagoda.config.sampling import NUMBERS, neutral
 from pagoda.core.messages import POOLING_TASKS, AddRequest
 from pagoda.core.sampling import MAX_LOGIT_BIAS
 
-# What a row needs beyond the largest logit; a step does only what some row of it needs.
-RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR = (1 << i for i in range(7))
+
+class Needs:
+    """Bits of a row's `flags`: what it needs beyond the largest logit. A step does only what some
+    row of it needs."""
+
+    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR = (1 << i for i in range(7))
+
 
 PARAMS = np.dtype(
     [
@@ -58,7 +63,7 @@ class Rules:
 
 
 def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np.ndarray:
-    """One record of PARAMS (an array without dimensions), `flags` without RULES."""
+    """One record of PARAMS (an array without dimensions), `flags` without `Needs.RULES`."""
     sampling = request.sampling
     record = np.zeros((), PARAMS)
     numbers = {number.name: getattr(sampling, number.name) for number in NUMBERS}
@@ -70,14 +75,14 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         record[name] = value
     flags = 0
     if request.kind == "pool":
-        flags |= POOL
+        flags |= Needs.POOL
     if not sampling.greedy:
-        flags |= RANDOM
+        flags |= Needs.RANDOM
     if request.grammar is not None:
-        flags |= GRAMMAR
+        flags |= Needs.GRAMMAR
     if any(numbers[name] != value for name, value in _NO_PENALTIES.items()):
-        flags |= PENALTIES
-    for name, flag in (("logprobs", LOGPROBS), ("prompt_logprobs", PROMPT_LOGPROBS)):
+        flags |= Needs.PENALTIES
+    for name, flag in (("logprobs", Needs.LOGPROBS), ("prompt_logprobs", Needs.PROMPT_LOGPROBS)):
         count = getattr(sampling, name)
         if count is not None:
             flags |= flag

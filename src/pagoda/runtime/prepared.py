@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from pagoda.core.plan import StepPlan
-from pagoda.runtime import params as need
 from pagoda.runtime.inputs import StepArrays, step_arrays
 from pagoda.runtime.media import MediaEncoder
+from pagoda.runtime.params import Needs
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.states import (
     Fault,
@@ -41,7 +41,7 @@ class PreparedStep:
     @classmethod
     def of(cls, plan: Scheduled, states: RequestStates) -> Self:
         flags = states.params["flags"][plan.rows]
-        generating = np.flatnonzero(plan.samples & ((flags & need.POOL) == 0))
+        generating = np.flatnonzero(plan.samples & ((flags & Needs.POOL) == 0))
         return cls(
             plan=plan,
             arrays=step_arrays(plan, states),

@@ -153,10 +153,10 @@ class FollowingRunner(_RankRunner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.program = self._record()
-        self._unsettled: PreparedStep | None = None
+        self._unsampled: PreparedStep | None = None
         """The last step, until it is known what was sampled."""
         self._pictures: list[tuple[str, list[int]]] = []
-        self._settle_before: Callable[[], object] = lambda: None
+        self._wait_before: Callable[[], object] = lambda: None
         """Takes up the last step's tokens, where that was launched."""
 
     def follow(self, step: RankStep) -> None:
@@ -170,8 +170,8 @@ class FollowingRunner(_RankRunner):
         if not self.device.runs_ahead:
             self.execute(plan)
             return
-        settle_before, self._settle_before = self._settle_before, self.launch(plan)
-        settle_before()
+        wait_before, self._wait_before = self._wait_before, self.launch(plan)
+        wait_before()
 
     def capture(self, size: int) -> None:
         """Capture what rank 0 captures; any error is as one of `follow`."""
@@ -182,7 +182,7 @@ class FollowingRunner(_RankRunner):
         """Rank 0 says when."""
 
     def _take_sampled(self, step: RankStep) -> None:
-        last, self._unsettled = self._unsettled, None
+        last, self._unsampled = self._unsampled, None
         if last is None:
             return
         faulty = {int(last.places.owners[row]) for row in step.faulty}
@@ -215,7 +215,7 @@ class FollowingRunner(_RankRunner):
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
     ) -> list[int]:
         if computed.logits is not None and len(step.places.requests):
-            self._unsettled = step
+            self._unsampled = step
         return []
 
     def _choose_on_device(

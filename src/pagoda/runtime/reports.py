@@ -9,9 +9,9 @@ import torch
 from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
 from pagoda.core.plan import RequestResult
 from pagoda.planner.memory import PROMPT_LOGITS
-from pagoda.runtime import params as need
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.model import Model
+from pagoda.runtime.params import Needs
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import PreparedStep
 from pagoda.runtime.sampler import NOT_A_NUMBER
@@ -33,9 +33,9 @@ class Reports:
         """By hidden_states [tokens of the step, hidden]: which of the step's requests are faulty,
         by their places."""
         faults: dict[int, Fault] = {}
-        if step.needs & need.PROMPT_LOGPROBS:
+        if step.needs & Needs.PROMPT_LOGPROBS:
             faults |= self._score_prompts(step, hidden_states, results)
-        if step.needs & need.POOL:
+        if step.needs & Needs.POOL:
             faults |= self._pool(step, hidden_states, results)
         return faults
 
@@ -46,7 +46,7 @@ class Reports:
         faults: dict[int, Fault] = {}
         lens = plan.ends - plan.starts
         stops = np.cumsum(lens)
-        pooling = plan.samples & ((step.flags & need.POOL) != 0)
+        pooling = plan.samples & ((step.flags & Needs.POOL) != 0)
         tasks = self.states.params["task"][plan.rows]
         for task, name in enumerate(POOLING_TASKS):
             mine = np.flatnonzero(pooling & (tasks == task)).tolist()
@@ -69,7 +69,7 @@ class Reports:
         plan = step.plan
         faults: dict[int, Fault] = {}
         query_start = np.cumsum(plan.ends - plan.starts) - (plan.ends - plan.starts)
-        for i in np.flatnonzero(step.flags & need.PROMPT_LOGPROBS).tolist():
+        for i in np.flatnonzero(step.flags & Needs.PROMPT_LOGPROBS).tolist():
             row, start = int(plan.rows[i]), int(plan.starts[i])
             first, stop = self.states.prompt_to_score(row, start, int(plan.ends[i]))
             entries: list[TokenLogprobs | None] = [None] if first == 0 else []

@@ -13,15 +13,15 @@ from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
-from pagoda.runtime import params as need
-from pagoda.runtime.ahead import StepAhead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.graphs import GraphMaker
 from pagoda.runtime.inputs import build_batch
+from pagoda.runtime.launched import LaunchedStep
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
+from pagoda.runtime.params import Needs
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.prepared import PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
@@ -35,7 +35,7 @@ from pagoda.runtime.sampler import (
     most_likely,
     sample,
 )
-from pagoda.runtime.sleep import PutAway, tensors_of
+from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.runtime.warm_up import first_plans
 from pagoda.text.media.base import Processor
@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 # With nobody waiting for a token: until then a new request waits.
 _ENCODE_SECONDS = 0.1
 # Needs that are more than a token.
-_REPORTS = need.LOGPROBS | need.PROMPT_LOGPROBS | need.POOL
+_REPORTS = Needs.LOGPROBS | Needs.PROMPT_LOGPROBS | Needs.POOL
 
 
 @dataclass(eq=False)
@@ -80,9 +80,9 @@ class ModelRunner:
         self.program: StepProgram | CapturedSteps | None = None
         self._step: PreparedStep | None = None
         """The last one."""
-        self._ahead: StepAhead | None = None
+        self._launched: LaunchedStep | None = None
         """The last step, where its tokens were not waited for."""
-        self._away: PutAway | None = None
+        self._offloaded: OffloadedTensors | None = None
         """The weights, while they are not on the device."""
         self.media: MediaEncoder | None = None
         if self.processors:
@@ -136,15 +136,15 @@ class ModelRunner:
         computed = self._timed_forward(step)
         done = time.perf_counter()
         if step.needs & CHANGES:
-            self._settle()  # What was generated before decides what comes next.
+            self._wait_for_last()  # What was generated before decides what comes next.
         best, broken = self._choose_on_device(step, computed)
         fetch = self.device.fetch(best.values, best.ids)
-        self._ahead = StepAhead(plan, step, self.states, best.ids, fetch, broken)
+        self._launched = LaunchedStep(plan, step, self.states, best.ids, fetch, broken)
         self.times.add("sample", time.perf_counter() - done)
         self.times.steps += 1
         self.times.tokens += plan.num_tokens
         self._capture_needed()
-        return self._ahead.settle
+        return self._launched.wait
 
     def _choose_on_device(
         self, step: PreparedStep, computed: Computed
@@ -189,19 +189,19 @@ class ModelRunner:
     def sleep(self) -> None:
         """Give back the memory of the caches, and that of a GPU's weights, which wait on the host.
         No request is known, and nothing is computed until `wake_up`."""
-        self._step = self._ahead = None
+        self._step = self._launched = None
         self.device.synchronize()
         self.drop_captured()
         if self.media is not None:
             self.media.forget()
-        if self.device.name != "cpu" and self._away is None:
-            self._away = PutAway(tensors_of(self.model))
+        if self.device.name != "cpu" and self._offloaded is None:
+            self._offloaded = OffloadedTensors(tensors_of(self.model))
         self.cache.discard()
 
     def wake_up(self) -> None:
-        if self._away is not None:
-            self._away.bring_back()
-            self._away = None
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
         self.cache.restore()
 
     def _capture_needed(self) -> None:
@@ -309,7 +309,7 @@ class ModelRunner:
         """What is to be computed of a plan; None if nothing is."""
         last, self._step = self._step, None
         self.states.update(plan)
-        tokens_follow = self._ahead is not None and not self._ahead.settled
+        tokens_follow = self._launched is not None and not self._launched.is_done
         if last is not None and last.advance(plan, self.states, tokens_follow):
             step: PreparedStep | None = last
         else:
@@ -325,9 +325,9 @@ class ModelRunner:
     def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> list[int]:
         """As `_sample`, with what else requests ask for in `results`."""
         computed = self._timed_forward(step)
-        self._settle()
+        self._wait_for_last()
         done = time.perf_counter()
-        if step.needs & (need.PROMPT_LOGPROBS | need.POOL):
+        if step.needs & (Needs.PROMPT_LOGPROBS | Needs.POOL):
             for place, fault in self._reports.add(step, computed.hidden_states, results).items():
                 req_id, row = step.plan.req_ids[place], int(step.plan.rows[place])
                 self._fail(results[req_id], row, fault)
@@ -335,11 +335,11 @@ class ModelRunner:
         self.times.add("sample", time.perf_counter() - done)
         return tokens
 
-    def _settle(self) -> None:
+    def _wait_for_last(self) -> None:
         """Have the tokens of the step before this one in the rows."""
-        if self._ahead is not None:
-            self._ahead.settle()
-            self._ahead = None
+        if self._launched is not None:
+            self._launched.wait()
+            self._launched = None
 
     def _timed_forward(self, step: PreparedStep) -> Computed:
         begun = time.perf_counter()
@@ -352,14 +352,14 @@ class ModelRunner:
         arrays, samples = step.arrays, step.places.hidden_rows
         program = self._program_for(step)
         if program is not None:
-            if self._ahead is None or self._ahead.settled:
+            if self._launched is None or self._launched.is_done:
                 return program.run(arrays, samples)
             assert isinstance(program, CapturedSteps)  # steps of a CPU are waited for
-            return program.run(arrays, samples, partial(self._ahead.fill, step=step))
+            return program.run(arrays, samples, partial(self._launched.fill, step=step))
         device = self.device.torch_device
         batch = build_batch(arrays, self.cache, device)
-        if self._ahead is not None and not self._ahead.settled:
-            self._ahead.fill(batch.token_ids, step)
+        if self._launched is not None and not self._launched.is_done:
+            self._launched.fill(batch.token_ids, step)
         if self.media is not None and arrays.media:
             self.media.fill(batch, arrays.media, step.encoded)
         hidden_states = self.model.forward(batch)
@@ -390,7 +390,7 @@ class ModelRunner:
             self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
         tokens: list[int] = sampled.tokens.tolist()
-        if places.one_each and not faulty and not sampled.logprobs:
+        if places.one_token_each and not faulty and not sampled.logprobs:
             return tokens
         for i, start, count in zip(
             places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True

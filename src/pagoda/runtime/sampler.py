@@ -10,18 +10,18 @@ import torch
 
 from pagoda.core.messages import TokenLogprobs
 from pagoda.kernels import ops
-from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.grammar import apply_grammars
 from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.near_top import keep_near_top
+from pagoda.runtime.params import Needs
 from pagoda.runtime.penalties import apply_penalties
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
 
 # What changes logits, and with them the largest, by what was generated before.
-CHANGES = need.RULES | need.PENALTIES | need.GRAMMAR
+CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR
 NOT_A_NUMBER = Fault(
     "The model's output for this request is not a number: the weights or the cache may be "
     "damaged, or the dtype too narrow; try --dtype float32."
@@ -77,7 +77,7 @@ def sample(
     rows needs.
     """
     flags = states.params["flags"][rows]
-    reporting = np.flatnonzero(flags & need.LOGPROBS)
+    reporting = np.flatnonzero(flags & Needs.LOGPROBS)
     raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
     best, broken = choose(logits, rows, positions, states, greedy, times)
     top, chosen = best.arrays
@@ -100,21 +100,21 @@ def choose(
     """As `sample`, without waiting for the device: the tokens, and what grammars found wrong."""
     params = states.params[rows]
     needs = int(np.bitwise_or.reduce(params["flags"]))
-    if needs & need.RULES:
+    if needs & Needs.RULES:
         _rules(logits, rows, positions, states)
-    if needs & need.PENALTIES:
+    if needs & Needs.PENALTIES:
         _penalties(logits, rows, positions, states)
     broken = {}
-    if needs & need.GRAMMAR:
+    if needs & Needs.GRAMMAR:
         begun = time.perf_counter()
-        flagged = np.flatnonzero(params["flags"] & need.GRAMMAR)
+        flagged = np.flatnonzero(params["flags"] & Needs.GRAMMAR)
         broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
         if times is not None:
             times.add("masks", time.perf_counter() - begun)
     best = greedy
     if best is None or needs & CHANGES:
         best = FirstMax(*ops.first_max(logits))
-    if needs & need.RANDOM:
+    if needs & Needs.RANDOM:
         keep_near_top(logits, best.values, params["top_n_sigma"])
         columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
         drawn = ops.DrawParams(**columns, position=positions)
@@ -123,7 +123,7 @@ def choose(
 
 
 def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
-    flagged = np.flatnonzero(states.params["flags"][rows] & need.RULES)
+    flagged = np.flatnonzero(states.params["flags"][rows] & Needs.RULES)
     apply_rules(
         logits,
         (
@@ -134,7 +134,7 @@ def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestSta
 
 
 def _penalties(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
-    flagged = np.flatnonzero(states.params["flags"][rows] & need.PENALTIES)
+    flagged = np.flatnonzero(states.params["flags"][rows] & Needs.PENALTIES)
     apply_penalties(
         logits,
         (

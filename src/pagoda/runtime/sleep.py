@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 
-class PutAway:
+class OffloadedTensors:
     """Tensors whose memory is given back while their content waits on the host.
 
     Tensors and views keep their identity; their addresses change. What has noted addresses
-    (captured steps) is to be made anew after `bring_back`.
+    (captured steps) is to be made anew after `restore`.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]):
@@ -24,7 +24,7 @@ class PutAway:
             self._kept.append((storage, whole.to("cpu", copy=True), tensor.device))
             storage.resize_(0)
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         for storage, content, device in self._kept:
             storage.resize_(content.nbytes)
             torch.empty(0, dtype=torch.uint8, device=device).set_(storage).copy_(content)

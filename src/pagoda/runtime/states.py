@@ -19,8 +19,7 @@ from pagoda.core.plan import StepPlan
 from pagoda.runtime.media import RequestMedia, check_media
 from pagoda.runtime.params import (
     PARAMS,
-    PENALTIES,
-    RULES,
+    Needs,
     Rules,
     check_token_ids,
     compile_params,
@@ -157,7 +156,7 @@ class SamplePlaces:
     """Of each row, the position of the token that is sampled."""
     hidden_rows: Ints
     """Of each row, the row of the step's tokens in front of it."""
-    one_each: bool
+    one_token_each: bool
     """All of the plan's requests sample one token."""
 
     @classmethod
@@ -169,8 +168,10 @@ class SamplePlaces:
         offsets = np.arange(len(owners)) - np.repeat(first, counts)
         query_end = np.cumsum(plan.ends - plan.starts)
         hidden_rows = query_end[owners] - plan.num_drafts[owners] - 1 + offsets
-        one_each = len(requests) == len(owners) == len(plan.rows)
-        return cls(requests, first, owners, plan.known[owners] + offsets, hidden_rows, one_each)
+        one_token_each = len(requests) == len(owners) == len(plan.rows)
+        return cls(
+            requests, first, owners, plan.known[owners] + offsets, hidden_rows, one_token_each
+        )
 
 
 class RequestStates:
@@ -273,7 +274,7 @@ class RequestStates:
         """
         sampling, first = places.requests, places.first
         accepted = np.ones(len(sampling), np.int64)
-        if places.one_each and not faulty:
+        if places.one_token_each and not faulty:
             self._append(plan.rows, plan.ends, tokens)
             return accepted
         for i in np.flatnonzero(plan.num_drafts[sampling]).tolist():
@@ -294,7 +295,7 @@ class RequestStates:
         """A token of each row is being sampled, at position `known`."""
         self.lengths[rows] = known + 1
 
-    def settle(self, rows: Ints, known: Ints, tokens: Ints) -> None:
+    def store_tokens(self, rows: Ints, known: Ints, tokens: Ints) -> None:
         """The tokens that were promised; the row may have been promised more since."""
         self.token_ids[rows, known] = tokens
         self._count(rows, tokens)
@@ -314,11 +315,11 @@ class RequestStates:
     def _append(self, rows: Ints, known: Ints, tokens: Ints) -> None:
         """Add one token to each row, at position `known`."""
         self.promise(rows, known)
-        self.settle(rows, known, tokens)
+        self.store_tokens(rows, known, tokens)
 
     def _count(self, rows: Ints, tokens: Ints) -> None:
         if self.counts:
-            for i in np.flatnonzero(self.params["flags"][rows] & PENALTIES).tolist():
+            for i in np.flatnonzero(self.params["flags"][rows] & Needs.PENALTIES).tolist():
                 self.counts[int(rows[i])].add((int(tokens[i]),))
 
     def output_before(self, row: int, position: int) -> npt.NDArray[np.int32]:
@@ -351,8 +352,8 @@ class RequestStates:
             self.media[row] = RequestMedia(request.media, len(prompt))
         if not rules.empty:
             self.rules[row] = rules
-            self.params["flags"][row] |= RULES
-        if self.params["flags"][row] & PENALTIES:
+            self.params["flags"][row] |= Needs.RULES
+        if self.params["flags"][row] & Needs.PENALTIES:
             repeats = request.sampling.repetition_penalty != 1.0
             self.counts[row] = TokenCounts(self.token_ids[row, : len(prompt) if repeats else 0])
 

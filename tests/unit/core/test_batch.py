@@ -14,11 +14,11 @@ def test_a_row_is_taken_again_and_knows_nothing_of_its_last_request():
     batch = RunningBatch()
     rows = [batch.take(5, 9, 5, {7}) for _ in range(40)]
     assert sorted(rows) == list(range(40)), "rows that are there go first"
-    batch.quiet_until[rows[3]] = batch.steady_until[rows[3]] = 8
+    batch.committed_in_bulk_until[rows[3]] = batch.planned_in_bulk_until[rows[3]] = 8
     batch.release(rows[3], {7})
     assert batch.take(2, 2, NEVER, ()) == rows[3]
     assert batch.known[rows[3]] == batch.missing[rows[3]] == 2
-    assert not batch.quiet_until[rows[3]] and not batch.steady_until[rows[3]]
+    assert not batch.committed_in_bulk_until[rows[3]] and not batch.planned_in_bulk_until[rows[3]]
     batch.check(rows)
 
 
@@ -35,8 +35,8 @@ def test_full_tables_are_told_from_requests_that_need_a_look():
     batch = RunningBatch()
     rows = np.array([batch.take(4, 12, 4, ()) for _ in range(4)])
     batch.computed[rows] = [4, 8, 12, 4]
-    batch.steady_until[rows] = [8, 8, 12, 0]
-    assert batch.unsteady(rows) == ([1], [2, 3])
+    batch.planned_in_bulk_until[rows] = [8, 8, 12, 0]
+    assert batch.planned_alone(rows) == ([1], [2, 3])
 
 
 def test_integrity_covers_the_table():

@@ -184,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ["abort", "hold", "release", "mute", "broken", "reset", "take_blocks", "give_blocks"]
         ),
     )
-    def disturb(self, data, what):
+    def end_bulk_commits(self, data, what):
         if what == "reset":
             self.scheduler.reset_prefix_cache()
         elif what == "take_blocks":  # Something that is no request, as a loader from disk.

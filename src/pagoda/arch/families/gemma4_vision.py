@@ -176,7 +176,7 @@ _GGUF = _Names(
 
 
 def _rules(names: _Names, num_layers: int, standardized: bool) -> tuple[WeightRule, ...]:
-    moved, scaled = (
+    mean, deviation = (
         WeightRule(f"vision.{param}.weight", (source,))
         for param, source in zip(("token_mean", "token_scale"), names.means, strict=True)
     )
@@ -193,6 +193,6 @@ def _rules(names: _Names, num_layers: int, standardized: bool) -> tuple[WeightRu
         WeightRule("vision.patches.weight", (names.patches,)),
         WeightRule("vision.positions.weight", (names.positions,)),
         *blocks,
-        *((moved, scaled) if standardized else ()),
+        *((mean, deviation) if standardized else ()),
         WeightRule("vision.projection.weight", (names.projection,)),
     )

@@ -207,8 +207,8 @@ def _remedy(
     given = asked.asked.device
     device = replace(config.device, device=given.device, threads=given.threads)
     typed = replace(config, device=device)
-    again = planned(replace(case, config=typed, own_pool=False), users)
-    if again is None or not again.fits:
+    replanned = planned(replace(case, config=typed, own_pool=False), users)
+    if replanned is None or not replanned.fits:
         return None
     return Remedy(", with ".join(part for part in (offer, joined(changes)) if part), made.command)
 

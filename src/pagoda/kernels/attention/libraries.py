@@ -10,12 +10,12 @@ def attention_libraries(capability: int) -> frozenset[str]:
     if find_spec("flashinfer") is not None:
         found.add("flashinfer")
     module = "flash_attn_interface" if capability == 90 else "flash_attn.cute"
-    if _there(module) and _reads_blocks():
+    if _is_installed(module) and _reads_blocks():
         found.add("flash-attn")
     return frozenset(found)
 
 
-def _there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # of its parent

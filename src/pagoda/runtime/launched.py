@@ -13,11 +13,11 @@ from pagoda.runtime.states import Fault, Ints, RequestStates
 
 
 @dataclass(eq=False)
-class StepAhead:
+class LaunchedStep:
     """One token of each sampling request, chosen on the device and not yet seen here.
 
     The step behind this one takes them where they are (`fill`); the host's rows and the result
-    get them once they are there (`settle`).
+    get them once they are there (`wait`).
     """
 
     plan: StepPlan
@@ -34,7 +34,7 @@ class StepAhead:
         scheduled, places, states = self.step.plan, self.step.places, self.states
         self._result: StepResult | None = None
         self._rows: Ints = scheduled.rows
-        if not places.one_each:
+        if not places.one_token_each:
             self._rows = scheduled.rows[places.owners]
         self._positions: Ints = places.positions
         self._departed: Ints = states.departed[self._rows]
@@ -49,7 +49,7 @@ class StepAhead:
         states.promise(self._rows, self._positions)
 
     @property
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         return self._result is not None
 
     def fill(self, token_ids: torch.Tensor, step: PreparedStep) -> None:
@@ -73,7 +73,7 @@ class StepAhead:
             taken = self.tokens[to_tensor(sampled[wanted], self.tokens.device)]
             token_ids[to_tensor(places, token_ids.device)] = taken
 
-    def settle(self) -> StepResult:
+    def wait(self) -> StepResult:
         """Wait for the tokens, and take them up where their requests are still there. Again: the
         same result."""
         if self._result is None:
@@ -85,13 +85,13 @@ class StepAhead:
         plan, places, states = self.plan, self.step.places, self.states
         alive = self._departed == states.departed[self._rows]
         if alive.all() and not faults:
-            states.settle(self._rows, self._positions, chosen)
+            states.store_tokens(self._rows, self._positions, chosen)
         else:
             good = alive.copy()
             good[list(faults)] = False
-            states.settle(self._rows[good], self._positions[good], chosen[good])
+            states.store_tokens(self._rows[good], self._positions[good], chosen[good])
         tokens: list[int] = chosen.tolist()
-        if places.one_each and not faults and not self._left_out:
+        if places.one_token_each and not faults and not self._left_out:
             return StepResult(step_id=plan.step_id, tokens=tokens)
         results = {req_id: RequestResult(req_id=req_id) for req_id in plan.req_ids}
         for req_id, fault in self._left_out.items():
