@@ -43,8 +43,8 @@ def expert_rules(
     *,
     interleaved: bool = False,
 ) -> list[WeightRule]:
-    """Of the experts' matrices and biases, as most checkpoints of a family have them: a tensor of
-    each expert or one of all (`as_stored`). `source` is what stands before `experts.`;
+    """Rules for the experts' matrices and biases, as most checkpoints of a family have them: a
+    tensor of each expert or one of all (`as_stored`). `source` is what stands before `experts.`;
     `interleaved` is of one tensor of all."""
     stored = ExpertTensors(experts.num_experts, layout, interleaved=interleaved)
     kinds = ("weight", "bias") if experts.bias else ("weight",)

@@ -109,7 +109,7 @@ def _rules(
 def linear_rules(
     param: str, sources: tuple[str, ...], bias: bool = True, unpermute: tuple[int, ...] = ()
 ) -> list[WeightRule]:
-    """Of a layer with a weight and, with `bias`, one of these."""
+    """Rules for a layer with a weight and, with `bias`, one of these."""
     kinds = (".weight", ".bias") if bias else (".weight",)
     return [
         WeightRule(param + kind, tuple(source + kind for source in sources), unpermute)

@@ -123,7 +123,7 @@ class MoeSpec:
     num_experts: int
     top_k: int
     intermediate_size: int
-    """Of one expert."""
+    """Width of one expert."""
     scoring: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
     """A weight is the expert's share of a softmax over all experts, over the chosen ones, or the
     sigmoid of its own logit."""
@@ -290,7 +290,7 @@ class WeightRule:
     value: Literal["x", "1 + x", "-exp(x)"] = "x"
     """What an element x of the checkpoint becomes."""
     experts: ExpertTensors | None = None
-    """Of matrices that experts have; the sources of one expert follow each other."""
+    """How the matrices of experts are stored; the sources of one expert follow each other."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of the layers that have attention, in order."""
+        """The mixers of the layers that have attention, in order."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
 
 

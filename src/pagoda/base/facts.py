@@ -18,10 +18,10 @@ class DeviceFacts:
     supports_bf16: bool = True
     name: str = ""
     capability: int = 0
-    """Of a GPU, as 90 for 9.0; 0 where that is not known."""
+    """A GPU's compute capability, as 90 for 9.0; 0 where that is not known."""
     host_memory: int | None = None
-    """Of a GPU: free bytes of the machine's own memory; None where that is not known."""
+    """Beside a GPU: free bytes of the machine's own memory; None where that is not known."""
     packed_storages: frozenset[str] = frozenset()
     """Storage formats that the device's kernels compute with bit for bit as they are stored."""
     attention_libraries: frozenset[str] = frozenset()
-    """Of a GPU: external kernels for attention that can be used, by their backends' names."""
+    """On a GPU: external kernels for attention that can be used, by their backends' names."""

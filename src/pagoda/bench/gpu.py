@@ -78,7 +78,7 @@ class Measured:
 
 
 def usual_type(device: "Device") -> DType:
-    """Of activations, where nothing else is asked for."""
+    """The type of activations, where nothing else is asked for."""
     return "bfloat16" if device.facts().supports_bf16 else "float16"
 
 
@@ -244,7 +244,7 @@ def _prefill_speed(engine: "BenchEngine") -> float:
 
 
 def _seconds(device: "Device", work: Callable[[], object]) -> float:
-    """Of one call, on average over half a second."""
+    """Seconds of one call, on average over half a second."""
     work()
     device.synchronize()
     begun, calls = time.perf_counter(), 0

@@ -13,8 +13,8 @@ class GpuModel:
 
     @property
     def plain_config(self) -> dict[str, Any]:
-        """Of the same model in a type of 16 bits, without the name of its class: transformers
-        makes no random weights in fewer bits."""
+        """The config of the same model in a type of 16 bits, without the name of its class:
+        transformers makes no random weights in fewer bits."""
         left_out = ("architectures", "quantization_config")
         return {name: value for name, value in self.config.items() if name not in left_out}
 

@@ -88,8 +88,9 @@ class BenchEngine:
         return Passes(times.steps, times.seconds["forward"], times.seconds["masks"])
 
     def op_times(self, repeats: int = 100) -> dict[str, tuple[int, float]]:
-        """Of the last step, computed again and again: calls of each kind of op, and the seconds
-        of all of them together (median). Empty where steps run op by op, or as CUDA graphs."""
+        """The ops of the last step, computed again and again: calls of each kind of op, and the
+        seconds of all of them together (median). Empty where steps run op by op, or as CUDA
+        graphs."""
         from pagoda.runtime.program import StepProgram
 
         program = self._runner().program

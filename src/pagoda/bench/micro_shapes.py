@@ -35,7 +35,7 @@ class DeltaNetShape:
     key_heads: int
     value_heads: int
     dim: int
-    """Of keys and of values."""
+    """Head size of keys and of values."""
     width: int
 
     @property

@@ -15,7 +15,7 @@ _MOST = 400
 
 
 class Lines:
-    """Of one task's events, in their order."""
+    """Lines for one task's events, in their order."""
 
     def __init__(self) -> None:
         self._size: Sequence[int] = (1, 1)

@@ -389,7 +389,7 @@ class MediaConfig(Options):
             )
 
     def most(self, kind: str) -> int:
-        """Of a kind of media in one prompt."""
+        """The most media of a kind in one prompt."""
         return self.limit_mm_per_prompt.get(kind, MODALITIES[kind].most)
 
 

@@ -19,7 +19,8 @@ class Modality:
     most: int
     """In one prompt, unless --limit-mm-per-prompt says otherwise."""
     max_tokens: Mapping[str, int]
-    """Of one, by device, unless a flag says otherwise (`MediaConfig.KIND_max_tokens`)."""
+    """Tokens that one may take, by device, unless a flag says otherwise
+    (`MediaConfig.KIND_max_tokens`)."""
     loader: str
     """`module:class` of its `text.media.base.Loader`."""
     families: Mapping[str, str]

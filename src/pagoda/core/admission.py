@@ -89,7 +89,7 @@ class Admission:
         return Start(hit, num_bytes, hashes[index] if index < len(hashes) else None)
 
     def num_cached(self, req: Request) -> int:
-        """Of a request's tokens, how many are cached now."""
+        """How many of a request's tokens are cached now."""
         return self._kv.match_prefix(self._hashes(req), req.num_expected_tokens - 1).num_tokens
 
     def missing(self, req: Request, start: int) -> int:
@@ -157,7 +157,7 @@ class Admission:
         return hit
 
     def _hashes(self, req: Request) -> list[bytes]:
-        """Of the blocks that a request may find in the prefix cache."""
+        """Hashes of the blocks that a request may find in the prefix cache."""
         if req.block_hashes is None or not req.reads_prefix_cache:
             return _NO_PREFIX
         num_full = len(req.token_ids) // self._kv.block_size

@@ -128,7 +128,7 @@ class RunningBatch:
         self._bulk_commit_steps = 0
 
     def streams(self, rows: Ints) -> Ints:
-        """Of these rows those whose requests get their next token from a step: all but their last
+        """Those of these rows whose requests get their next token from a step: all but their last
         token is computed."""
         generating = self.computed[rows] >= self.stream_from[rows]
         return rows[generating & (self.missing[rows] <= 1)]

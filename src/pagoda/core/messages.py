@@ -48,7 +48,7 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     kind: str = "generate"
     """`generate` or `pool`."""
     pooling: PoolingParams | None = None
-    """Of kind `pool`; None is the default of each."""
+    """What a request of kind `pool` asks for; None is the default of each."""
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
@@ -216,7 +216,7 @@ class EngineHeartbeat(msgspec.Struct, tag=True, omit_defaults=True):
     """What the process does now; sent each second or two, whatever its main thread does."""
 
     serial: int
-    """Of what it does: two heartbeats with the same one saw no progress between them."""
+    """The number of what it does: two heartbeats with the same one saw no progress between them."""
     phase: str | None = None
     """`step`, a phase of the start, a utility's name, ...; None: it waits for requests."""
 

@@ -29,7 +29,7 @@ class PromptRoom:
     def __init__(self, limits: SchedulerLimits, times: StepTimes, streams: StepSize, tokens: int):
         """`streams`: what those that generate take of the step."""
         self.tokens = tokens
-        """Of the budget, what is left."""
+        """What is left of the budget."""
         known = times.cost() if limits.enable_chunked_prefill else None
         self.cost = known or StepCost(per_token=1.0)
         """While nothing is known: as if each token cost the same."""
@@ -37,7 +37,7 @@ class PromptRoom:
             min(limits.max_step_seconds, limits.max_step_growth)
         )
         self.size = streams
-        """Of the step so far, all streams included."""
+        """The size of the step so far, all streams included."""
         self._limits = limits
         self._seconds = math.inf
         self._least = LEAST_PROMPT_TOKENS

@@ -75,8 +75,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """Rows that sample nothing: of prompt chunks that do not reach the last known token. For kind
     `pool` the plan that does asks for the embedding instead."""
     states: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Of a model with recurrent layers, for each request: the block whose state the step goes on
-    from (not read where it begins at position 0), and the block it writes."""
+    """In a plan of a model with recurrent layers, for each request: the block whose state the step
+    goes on from (not read where it begins at position 0), and the block it writes."""
     encode: list[MediaItem] = msgspec.field(default_factory=list)
     """What `encode_for` needs next, to be worked on behind the requests for about as long as they
     took; whatever is not finished is asked for again."""
@@ -118,8 +118,8 @@ class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     due makes the scheduler plan the last known token again."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Of the prompt tokens that this step's logits score, each once: not again when a preempted
-    request is computed again."""
+    """Logprobs of the prompt tokens that this step's logits score, each once: not again when a
+    preempted request is computed again."""
     embedding: bytes | None = None
     """fp32 in native byte order, not normalized: [hidden], or [labels] for `classify`, or
     [tokens, hidden] for `token_embed`."""

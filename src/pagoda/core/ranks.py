@@ -17,7 +17,7 @@ class RankStep(msgspec.Struct, tag=True):
     sampled: list[int] = msgspec.field(default_factory=list)
     """The tokens of the step before, one for each row of its logits."""
     faulty: list[int] = msgspec.field(default_factory=list)
-    """Of those rows the ones whose token does not count."""
+    """Those of these rows whose token does not count."""
     pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)
     """Content hash and shape of the embeddings that rank 0 sends next, in order."""
 

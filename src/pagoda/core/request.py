@@ -181,7 +181,8 @@ class Request:
         return not wanted or self.num_prompt_logprobs >= self.prompt_len
 
     def num_ready(self, start: int, num_tokens: int) -> int:
-        """Of so many tokens behind `start` those in front of media that are yet to be encoded."""
+        """How many of so many tokens behind `start` stand in front of media that are yet to be
+        encoded."""
         for item in self.message.media:
             if item.start + item.length > start and item.content_hash not in self.encoded:
                 return max(0, min(num_tokens, item.start - start))

@@ -266,7 +266,7 @@ class Scheduler:
 
     @property
     def req_ids(self) -> list[str]:
-        """Of the requests that have not ended, held ones among them."""
+        """Ids of the requests that have not ended, held ones among them."""
         return list(self._requests)
 
     def stats(self) -> EngineStats:

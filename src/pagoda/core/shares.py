@@ -28,7 +28,7 @@ _LOOKED_AT = 256
 
 
 class Prompt(NamedTuple):
-    """Of a request, the tokens that it misses and that could be computed now."""
+    """The tokens that a request misses and that could be computed now."""
 
     req: Request
     start: int

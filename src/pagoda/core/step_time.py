@@ -29,7 +29,7 @@ _TIE = 1e-9
 class StepSize(NamedTuple):
     tokens: float = 0.0
     pairs: float = 0.0
-    """Of a query with a key that it attends to: a chunk's tokens times their mean context."""
+    """Pairs of a query with a key that it attends to: a chunk's tokens times their mean context."""
 
     def plus(self, start: float, num_tokens: float) -> "StepSize":
         """With `num_tokens` more of a request that has computed `start` tokens."""
@@ -51,7 +51,7 @@ def size_of(plan: StepPlan) -> StepSize:
 
 
 def size_of_streams(computed: Ints) -> StepSize:
-    """Of a token of each request that has computed so many."""
+    """The size of a step with a token of each request that has computed so many."""
     return StepSize(len(computed), float(computed.sum() + len(computed)))
 
 

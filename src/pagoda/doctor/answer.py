@@ -50,7 +50,7 @@ class UsersAnswer:
     needed: int
     """Bytes of KV cache for all of them at once."""
     most_users: int
-    """Of that length; 0 where the model alone does not fit."""
+    """How many users of that length fit; 0 where the model alone does not fit."""
     longest: int
     """Tokens for each of that many."""
 
@@ -186,7 +186,7 @@ def _answer_on(
 
 
 def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
-    """Of one device, or of one of the processes that share a CPU."""
+    """The plan of one device, or of one of the processes that share a CPU."""
     facts = hardware.facts
     if facts.device == "cpu":
         config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)

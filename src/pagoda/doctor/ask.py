@@ -119,7 +119,7 @@ def _named(config: EngineConfig, subject: Subject) -> EngineConfig:
 def _speed(
     planned: Sequence[Answer], hardware: Hardware, measuring: Measuring | None
 ) -> DeviceSpeed | None:
-    """Of a CPU, for all formats that the plans hold weights in."""
+    """The speed of a CPU, for all formats that the plans hold weights in."""
     if measuring is None or hardware.facts.device != "cpu":
         return None
     storages: set[str] = set()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def config_of(name: str) -> dict[str, Any] | None:
-    """Of `org/name`, in any case; None for a model that is not in the catalogue."""
+    """The config of `org/name`, in any case; None for a model that is not in the catalogue."""
     found = _configs().get(name.lower())
     if isinstance(found, str):
         found = _configs()[found.lower()]

@@ -14,7 +14,7 @@ from pagoda.planner.resolved import ResolvedConfig
 _KEY = "PAGODA_API_KEY"
 
 INDENT = "    "
-"""Of a command on a line of its own, which is never wrapped: it is there to be copied."""
+"""Indents a command on a line of its own, which is never wrapped: it is there to be copied."""
 
 
 def fields_of(config: EngineConfig | ResolvedConfig) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def wrapped(lines: Sequence[str], width: int) -> list[str]:
 
 
 def why_lines(answers: Sequence[Answer]) -> list[str]:
-    """Of several models, why each has its flags, or why it does not fit."""
+    """Why each of several models each has its flags, or why it does not fit."""
     out = []
     for answer in answers:
         said = _flags(answer, True)[1:] if answer.resolution else [f"  {answer.problem}"]

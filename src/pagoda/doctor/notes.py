@@ -13,7 +13,8 @@ from pagoda.planner.parallel import most_ranks
 def plan_notes(
     subject: Subject, hardware: Hardware, config: EngineConfig, *, chosen: bool = False
 ) -> tuple[Finding, ...]:
-    """Of `config` on the hardware; `chosen`: how many devices is the doctor's choice."""
+    """Findings about `config` on the hardware; `chosen`: how many devices is the doctor's
+    choice."""
     return (
         *_devices(subject, hardware, config, chosen),
         *_threads(hardware, config),

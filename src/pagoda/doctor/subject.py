@@ -30,7 +30,7 @@ class Subject:
     basis: str
     """Where sizes come from: the weights' headers, config.json alone, or `--load-format dummy`."""
     file_bytes: int
-    """Of the weight files; 0 where there are none."""
+    """Bytes of the weight files; 0 where there are none."""
     file: Path | None
     """The first of the weight files."""
     config: Mapping[str, Any]
@@ -88,7 +88,7 @@ def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:
 
 
 def _from_catalogue(model: ModelConfig, error: SourceError) -> Subject:
-    """Of a hub's model as it is; raises `error` with what else is enough."""
+    """The subject for a hub's model as it is; raises `error` with what else is enough."""
     ref = parse_ref(model.model)
     if ref.kind not in ("hf", "modelscope"):
         raise error
@@ -115,7 +115,7 @@ def _config_drafts(config: Mapping[str, Any]) -> bool:
 
 
 def _missing(model: ModelConfig, files: ModelFiles) -> tuple[str, ...]:
-    """Of a model on this machine; a hub's other files come when it is served."""
+    """The files that a model on this machine lacks; a hub's other files come when it is served."""
     if files.kind == "gguf" or parse_ref(model.model).kind != "local":
         return ()
     found = []

@@ -18,7 +18,7 @@ _MOST_TOKENS = 1_000_000_000
 class Users:
     count: int
     tokens: int
-    """Of each one's context."""
+    """Length of each one's context."""
 
 
 def parse_users(text: str) -> Users:

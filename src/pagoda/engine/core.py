@@ -70,7 +70,7 @@ class EngineCore:
         self._depth = executor.steps_in_flight
         self._in_flight: deque[_Step] = deque()
         self._deltas: list[RequestDelta] = []
-        """Of requests that ended between steps."""
+        """Deltas of requests that ended between steps."""
         self._asleep = False
         self._faults = 0
         self._step_seconds = 0.0

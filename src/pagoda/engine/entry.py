@@ -33,7 +33,7 @@ class ModelEntry:
     """time.monotonic() before which that is not tried again."""
     loading: bool = False
     progress: EngineProgress | None = None
-    """Of the load under way."""
+    """Progress of the load under way."""
     created: int = field(default_factory=lambda: int(time.time()))
     last_used: float = field(default_factory=time.monotonic)
     """time.monotonic() of the last request's end."""
@@ -104,7 +104,7 @@ class ModelEntry:
 
     @property
     def untouched_bytes(self) -> int:
-        """Of those, what the system still counts as free: a KV pool is touched when used."""
+        """What the system still counts as free of those: a KV pool is touched when used."""
         if self.held is None:
             return 0
         return max(0, self.planned_bytes - resident_bytes(self.held.client.pid))

@@ -80,7 +80,7 @@ class KeptEngine:
 
     @property
     def pid(self) -> int:
-        """Of the last process."""
+        """Id of the last process."""
         return self._child.pid
 
     @property

@@ -55,7 +55,7 @@ class BlockStore(Protocol):
 
 class _Index(msgspec.Struct):
     block_bytes: list[int]
-    """Of each group."""
+    """Bytes of a block of each group."""
     groups: list[int]
     hashes: list[bytes]
     checksums: list[int]

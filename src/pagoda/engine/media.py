@@ -88,13 +88,14 @@ class MediaInput:
         self._processor = processor
 
     def decode(self, data: Data, options: Options, sizes: Sizes) -> Medium:
-        """Of a file's bytes; RequestError where it is none of this kind, or exceeds a bound."""
+        """The medium in a file's bytes; RequestError where it is none of this kind, or exceeds a
+        bound."""
         with self.loader.opened(data, options) as opened:
             return self._processor.limited(sizes).process(opened)
 
     def take(self, given: Any, options: Options, sizes: Sizes) -> Medium:
-        """Of an object that a script has, a file's path, or a data URL, which is decoded once while
-        it is remembered."""
+        """The medium in an object that a script has, a file's path, or a data URL, which is decoded
+        once while it is remembered."""
         if isinstance(given, Path):
             return self.decode(_read(given, self.loader.max_bytes), options, sizes)
         if not isinstance(given, str):
@@ -123,7 +124,7 @@ class MediaInput:
 
 
 def media_key(given: str | bytes, options: Options, sizes: Sizes) -> bytes:
-    """Of a medium as it came: a known one is not even decoded from base64."""
+    """The key of a medium as it came: a known one is not even decoded from base64."""
     data = given.encode() if isinstance(given, str) else given
     form = (sorted(options.items()), sorted(sizes.items()))
     return sha256(sha256(data).digest() + repr(form).encode()).digest()

@@ -48,7 +48,7 @@ def planned_tensors(
 
 
 def mapped_bytes(files: ModelFiles, config: ModelConfig) -> int:
-    """Of the weight files that are read; none for a dummy load."""
+    """Bytes of the weight files that are read; none for a dummy load."""
     if config.load_format == "dummy":
         return 0
     return sum(path.stat().st_size for path in files.weight_paths())

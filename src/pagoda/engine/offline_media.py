@@ -82,7 +82,7 @@ def prompt_media(prompt: Mapping[str, Any]) -> Given:
 
 
 def message_media(conversation: Sequence[Mapping[str, Any]]) -> Given:
-    """Of the parts of a conversation's messages."""
+    """The media among the parts of a conversation's messages."""
     given: dict[str, list[Any]] = {kind: [] for kind in MODALITIES}
     for message in conversation:
         content = message.get("content") if isinstance(message, Mapping) else None

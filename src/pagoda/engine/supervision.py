@@ -44,7 +44,8 @@ class Stall:
 
 
 class Supervision:
-    """Of one engine over its processes' lives. All times are seconds of one monotonic clock."""
+    """What is known of one engine over its processes' lives. All times are seconds of one monotonic
+    clock."""
 
     def __init__(self, limits: SupervisionLimits):
         self.limits = limits

@@ -66,7 +66,7 @@ class ForwardBatch:
     """[num_tokens, hidden] each, zeros but in `embed_rows`: added behind the first layers, one to
     each."""
     rotary_rows: dict[Any, torch.Tensor] = field(default_factory=dict)
-    """Of the rotary tables that were asked for positions of three coordinates, each token's row."""
+    """Each token's row of the rotary tables that were asked for positions of three coordinates."""
     sees_until: torch.Tensor | None = None
     """int32 [num_tokens], in layers with a window: how many of its request's tokens each one sees,
     where a picture's see all of it; None where each sees just those up to itself."""
@@ -79,7 +79,7 @@ class ForwardBatch:
     fixed: bool = False
     """As `kernels.attention.backend.Step` has it."""
     plans: dict[AttentionKind, Plan] = field(default_factory=dict)
-    """Of the kinds of layers that have attended in this step."""
+    """Plans for the kinds of layers that have attended in this step."""
 
     def attended(
         self, backend: AttentionBackend, kind: AttentionKind, layer: int

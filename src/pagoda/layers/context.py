@@ -67,7 +67,7 @@ class Parallel:
 @dataclass
 class LayerContext:
     dtype: torch.dtype
-    """Of activations and plain weights."""
+    """Type of activations and plain weights."""
     device: str
     parallel: Parallel
     rotary: RotaryTables

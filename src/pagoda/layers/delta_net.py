@@ -17,7 +17,8 @@ from pagoda.quant.base import ShardSource
 
 
 class CausalConv(WeightedLayer):
-    """Of each channel over the last tokens; the weight is kept in fp32 as [width, channels]."""
+    """A convolution of each channel over the last tokens; the weight is kept in fp32 as [width,
+    channels]."""
 
     params = ("weight",)
 

@@ -17,7 +17,7 @@ class Shard:
     """One checkpoint matrix among those stacked into a merged layer."""
 
     rows: int
-    """Of the whole matrix."""
+    """Rows of the whole matrix."""
     part: slice
     """The rows that this rank holds."""
 

@@ -19,10 +19,10 @@ class LoadTarget:
     """Where one checkpoint tensor goes, and which part of it this rank takes."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor in the checkpoint."""
+    """Shape of the whole tensor in the checkpoint."""
     load: Callable[[ShardSource], None]
     rows: slice | None = None
-    """Of the first dimension, in elements; None takes all."""
+    """Which part of the first dimension, in elements; None takes all."""
     columns: slice | None = None
     expert: int | None = None
     """Whose matrix or vector it is; `shape` is then that of this one alone."""

@@ -41,7 +41,7 @@ class Router(ColumnLinear):
 
 
 class ExpertMatrices(WeightedLayer):
-    """Of each expert that this rank holds `parts` matrices [rows, in_features]; a rank holds
+    """`parts` matrices [rows, in_features] of each expert that this rank holds; a rank holds
     experts whole."""
 
     format: ExpertFormat

@@ -64,7 +64,7 @@ class LayerNorm(WeightedLayer):
         self.bias = torch.empty(size, dtype=torch.float32, device=context.device)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Of x + residual, if there is one."""
+        """The norm of x [tokens, hidden], or of x + residual, and what it is the norm of."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:

@@ -22,7 +22,7 @@ Slices = Generator[None, None, torch.Tensor]
 """Work in slices that take a few milliseconds each, so that others need not wait for all of it; its
 return value is the result."""
 UNIT_FLOPS = {"cpu": 1e9, "cuda": 2e11}
-"""Of a slice: 5 to 20 ms on a few cores of a CPU, 1 ms on a GPU that does 200 TFLOPS."""
+"""Operations of a slice: 5 to 20 ms on a few cores of a CPU, 1 ms on a GPU that does 200 TFLOPS."""
 _FEWEST_ROWS = 16
 
 
@@ -103,7 +103,7 @@ class VisionBlock(nn.Module):
         return (yield from _by_rows(self._behind_attention, both, unit / self.mlp_flops))
 
     def _behind_attention(self, both: torch.Tensor) -> torch.Tensor:
-        """Of what is attended and x, side by side."""
+        """The rest of a block, from what is attended and x, side by side."""
         attended, x = both.tensor_split(2, dim=1)
         x = x + self.output(attended.contiguous())
         out: torch.Tensor = x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))

@@ -49,18 +49,18 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Of a model that writes text: hidden states [rows, hidden_size] of chosen rows -> fp32
-        [rows, vocab_size]."""
+        """What a model that writes text computes: hidden states [rows, hidden_size] of chosen rows
+        -> fp32 [rows, vocab_size]."""
         raise NotImplementedError
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Of a model with labels: pooled hidden states [texts, hidden_size] -> logits
+        """What a model with labels computes: pooled hidden states [texts, hidden_size] -> logits
         [texts, labels]."""
         raise NotImplementedError
 
     @property
     def encoders(self) -> Encoders:
-        """Of the kinds of media that it takes, on the rank that encodes them."""
+        """Encoders of the kinds of media that it takes, on the rank that encodes them."""
         return {}
 
     def reserve(self, max_model_len: int) -> None:

@@ -54,8 +54,8 @@ class Gemma4Layer(DecoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of normalized hidden states and the sum that they are the norm of; `join` adds what it
-        returns."""
+        """The mixture's part, from normalized hidden states and the sum that they are the norm of;
+        `join` adds what it returns."""
         assert residual is not None
         attended = self.attention(hidden_states, batch)
         hidden_states, residual = self.mlp_norm.add_normed(

@@ -224,7 +224,7 @@ def _make_room(layer: WeightedLayer, storages: tuple[str, ...], source: str) -> 
 
 
 def _rules(model: Model) -> list[WeightRule]:
-    """Of the layers that this rank has."""
+    """Rules for the layers that this rank has."""
     rules, sees = model.spec.expanded_weights(), model.context.parallel.sees
     return [rule for rule in rules if sees or not rule.param.startswith("vision.")]
 

@@ -18,7 +18,7 @@ class Dummy:
     """What stands for a checkpoint's quantized tensors where its weights are random."""
 
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
-    """Of all sources; empty where nothing is quantized."""
+    """The tensors of all sources; empty where nothing is quantized."""
     group: int = 0
     """Columns that share a scale; 0: all of a row."""
 

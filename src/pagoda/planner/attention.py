@@ -28,7 +28,7 @@ class AttentionChoice:
     layout: KVLayout = field(default_factory=KVLayout)
     backend: str = "native"
     others: Mapping[str, str] = field(default_factory=dict)
-    """Of the kinds (`kind_of`) that another backend serves."""
+    """By kind of layer (`kind_of`), where another backend serves it."""
 
     def of(self, mixer: AttentionSpec) -> str:
         return self.others.get(kind_of(mixer), self.backend)

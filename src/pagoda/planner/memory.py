@@ -36,13 +36,13 @@ class MemoryPlan:
     max_chunk: int
     """Tokens of a step."""
     num_slabs: int = 0
-    """Of the KV pool; the first is never handed out. A model with one group has blocks for
+    """Slabs of the KV pool; the first is never handed out. A model with one group has blocks for
     slabs."""
     max_model_len: int = 0
     captured: int = 0
     """For captured decode steps, at most."""
     position_bytes: int = 0
-    """Of tables by position, for each token of `max_model_len`."""
+    """Bytes of tables by position, for each token of `max_model_len`."""
     placement: Placement = ON_DEVICE
     """Weights that are in the host's memory instead; `weights` is without them."""
 
@@ -56,7 +56,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a long context: windows and states stop growing."""
+        """Bytes that each token takes in a long context: windows and states stop growing."""
         full = [g for g in attention_groups(self.groups) if g.window is None]
         growing = full or attention_groups(self.groups)
         return sum(group.block_bytes // group.block_size for group in growing)
@@ -171,7 +171,8 @@ def activation_bytes(
 
 
 def position_bytes(spec: ModelSpec) -> int:
-    """Of the tables by position (fp32), for each position; layers that rotate alike share one."""
+    """Bytes of the tables by position (fp32), for each position; layers that rotate alike share
+    one."""
     ropes = {mixer.rope for mixer in spec.attentions if mixer.rope is not None}
     scalings = {mixer.query_scaling for mixer in spec.attentions} - {None}
     return 4 * (sum(rope.rotary_dim for rope in ropes) + len(scalings))

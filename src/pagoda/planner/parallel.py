@@ -10,7 +10,8 @@ from pagoda.config.engine import EngineConfig
 
 
 def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1) -> ModelSpec:
-    """Of the device that holds most: the first of the pipeline's, with as many layers as any.
+    """The share of the device that holds most: the first of the pipeline's, with as many layers as
+    any.
 
     The vocabulary, the vision tower and all widths between layers stay whole. ConfigError where
     heads or experts cannot be dealt out equally.

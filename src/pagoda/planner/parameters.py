@@ -5,5 +5,5 @@ from pagoda.planner.tensors import model_tensors
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """Of the whole model, norms and biases included."""
+    """The number of parameters of the whole model, norms and biases included."""
     return sum(tensor.elements for tensor in model_tensors(spec))

@@ -24,7 +24,7 @@ class Placement:
     params: frozenset[str] = frozenset()
     """Their names, as weight rules have them."""
     nbytes: int = 0
-    """Of one device's share."""
+    """Bytes of one device's share."""
     staging: int = 0
     """Bytes on the device for those that are there at once, on their way through."""
 

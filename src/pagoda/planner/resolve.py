@@ -210,7 +210,7 @@ def _resolve_types(
     facts: DeviceFacts,
     reasons: list[Reason],
 ) -> tuple[DType, CacheDType]:
-    """Of the activations and of cached keys and values."""
+    """The types of the activations and of cached keys and values."""
     asked, asked_kv = config.model.dtype, config.cache.kv_cache_dtype
     dtype: DType
     cached: DType

@@ -16,7 +16,7 @@ CacheDType = Literal["float16", "bfloat16", "float32", "int8"]
 @dataclass(frozen=True)
 class ResolvedModel:
     dtype: DType
-    """Of activations and plain weights."""
+    """Type of activations and plain weights."""
     quantization: str
     """To what weights are rounded while they load; `none`: they stay."""
     dummy: bool
@@ -54,8 +54,8 @@ class ResolvedDevice:
     threads: int
     enforce_eager: bool
     offload_gib: float
-    """Of weights that stay in the host's memory because the device's is too small; 0 where flags
-    say which do."""
+    """GiB of weights that stay in the host's memory because the device's is too small; 0 where
+    flags say which do."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class ModelTensor:
     column_units: int = 0
     """How many units they share the columns by; 0 where each holds all of them."""
     layer: int | None = None
-    """Of the language model."""
+    """Layer of the language model."""
 
     @property
     def elements(self) -> int:
@@ -82,7 +82,8 @@ def _share(units: int, size: int) -> int:
 
 
 def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
-    """Of the whole model, tower and heads for scores included; a tied head is not there twice."""
+    """Tensors of the whole model, tower and heads for scores included; a tied head is not there
+    twice."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     vocabulary = (Part(vocab, vocab),)
     found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]

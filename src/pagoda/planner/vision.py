@@ -62,7 +62,8 @@ def media_budget(config: ResolvedConfig, spec: ModelSpec, encoders: Collection[s
 
 
 def kept_bytes(vision: VisionSpec | None, hidden_size: int, width: int, max_tokens: int) -> int:
-    """Of as many media as are encoded ahead of their steps; `width` is the bytes of one number."""
+    """Bytes of the embeddings of as many media as are encoded ahead of their steps; `width` is the
+    bytes of one number."""
     layers = 1 if vision is None else 1 + len(vision.deepstack)
     return ENCODE_AHEAD * max_tokens * hidden_size * width * layers
 

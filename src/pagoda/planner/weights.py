@@ -27,9 +27,9 @@ class HeldWeight:
     storage: str
     """A storage format of `weights.formats`."""
     elements: float
-    """Of this device; a share of a matrix that other devices hold the rest of."""
+    """Elements on this device; a share of a matrix that other devices hold the rest of."""
     block_bytes: float
-    """Of a block of the storage format, as the device's kernels keep it."""
+    """Bytes of a block of the storage format, as the device's kernels keep it."""
 
     @property
     def nbytes(self) -> float:
@@ -103,7 +103,7 @@ def weight_bytes(
     packed: frozenset[str],
     size: int = 1,
 ) -> int:
-    """Of all weights on one device of `size`.
+    """Bytes of all weights on one device of `size`.
 
     On a CPU panels of 16 rows and sub-scales of K-quants take a few more bits than in the file
     (under 3%).
@@ -112,7 +112,8 @@ def weight_bytes(
 
 
 def _share(tensor: ModelTensor, size: int) -> float:
-    """Of a parameter's elements on one device; each holds the vision tower whole."""
+    """The share of a parameter's elements that one device holds; each holds the vision tower
+    whole."""
     if size == 1 or tensor.role == "vision":
         return 1.0
     return prod(tensor.rank_shape(size, whole_experts=True)) / tensor.elements

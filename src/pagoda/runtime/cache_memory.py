@@ -33,7 +33,7 @@ class CacheMemory:
                 placed[layer] = (index, pair)
         layers = sorted(placed)
         self.layer_group = [placed[layer][0] for layer in layers]
-        """Of each layer that has a cache, in order."""
+        """The group of each layer that has a cache, in order."""
         self.layers: KVCaches = [placed[layer][1] for layer in layers]
         """K and V (`kernels.ref.kv_cache`), or convolution and state; a block's are contiguous."""
 
@@ -83,7 +83,7 @@ def _layers(
 def _parts(
     rows: torch.Tensor, group: GroupSpec, dtype: torch.dtype, first: int, second: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each layer, its two parts of rows of bytes, `first` and `second` elements long."""
+    """Each layer's two parts of rows of bytes, `first` and `second` elements long."""
     one, other = group.part_bytes
     for start in range(0, group.block_bytes, one + other):
         middle = start + one

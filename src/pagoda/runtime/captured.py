@@ -35,8 +35,9 @@ _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32
 
 
 class Outputs(NamedTuple):
-    """Of the largest step; each graph writes its first rows. Were they each graph's own, all their
-    logits together would take gigabytes; the copy is a hundredth of a step."""
+    """What the largest step gives. Of the largest step; each graph writes its first rows. Were they
+    each graph's own, all their logits together would take gigabytes; the copy is a hundredth of a
+    step."""
 
     hidden_states: torch.Tensor
     logits: torch.Tensor
@@ -103,7 +104,7 @@ class _DeviceInputs(Inputs):
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
         self._num_reqs = 0
-        """Of the last step."""
+        """Requests of the last step."""
         self._token_ids_there = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
@@ -359,7 +360,7 @@ class CapturedSteps:
         return self._outputs
 
     def _first_tokens(self, size: int) -> StepArrays:
-        """Of so many requests, all in block 0; no state is stored."""
+        """The first tokens of so many requests, all in block 0; no state is stored."""
         zeros, none = np.zeros(size, np.int64), np.zeros(size, np.int32)
         return StepArrays(
             token_ids=zeros,

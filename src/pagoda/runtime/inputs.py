@@ -27,7 +27,7 @@ class GroupArrays:
 
 
 def first_blocks(rows: Ints, slot_mapping: Ints) -> GroupArrays:
-    """Of requests that have block 0 alone."""
+    """The arrays of requests that have block 0 alone."""
     table = BlockTable(1, len(rows), 1)
     table.used[:] = 1
     return GroupArrays(table, rows, slot_mapping)

@@ -46,9 +46,9 @@ class MediaRows:
     request: int
     """Index into the plan."""
     row: int
-    """Of the step's tokens, the first one."""
+    """The first one among the step's tokens."""
     offset: int
-    """Of the item's tokens, the first one."""
+    """The first one among the item's tokens."""
     count: int
 
 
@@ -87,7 +87,7 @@ class RequestMedia:
         return np.concatenate([known, np.broadcast_to(generated, (3, len(generated)))], axis=1)
 
     def rows(self, request: int, start: int, end: int, row: int) -> list[MediaRows]:
-        """Of the items' tokens those in `start .. end`, whose first is row `row` of the step."""
+        """Those of the items' tokens in `start .. end`, whose first is row `row` of the step."""
         found = []
         for item in self.items:
             first, stop = max(item.start, start), min(item.start + item.length, end)

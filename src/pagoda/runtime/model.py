@@ -35,5 +35,5 @@ class Model(Protocol):
 
     @property
     def encoders(self) -> Encoders:
-        """Of media, by kind."""
+        """Encoders of media, by kind."""
         ...

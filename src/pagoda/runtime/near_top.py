@@ -30,5 +30,5 @@ def keep_near_top(logits: torch.Tensor, top: torch.Tensor, widths: npt.NDArray[n
 
 
 def _total(values: torch.Tensor) -> torch.Tensor:
-    """Of each row, added one by one: a sum's order would change with the rows beside it."""
+    """The sum of each row, added one by one: a sum's order would change with the rows beside it."""
     return values.cumsum(dim=-1)[:, -1]

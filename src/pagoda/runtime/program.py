@@ -44,7 +44,7 @@ class Computed:
     logits: torch.Tensor | None
     """fp32 [num_samples, vocab]; None without samples."""
     greedy: FirstMax | None = None
-    """Of the logits, where it is known."""
+    """The largest of the logits, where it is known."""
 
 
 class _Group(NamedTuple):
@@ -53,7 +53,7 @@ class _Group(NamedTuple):
 
 
 class _Loaded:
-    """Of which requests a group's block table lies in the inputs, and as of when."""
+    """Which requests' block table of a group lies in the inputs, and as of when."""
 
     def __init__(self, group: GroupArrays):
         self._table, self._rows, self._changes = group.table, group.rows, group.table.changes
@@ -114,7 +114,7 @@ class Inputs:
                 zeros(limits.max_reqs, np.int32), zeros(limits.max_reqs, np.int32)
             )
         self._loaded: list[_Loaded | None] = [None] * len(self.groups)
-        """Of each group, the block table that lies here."""
+        """Which block table of each group lies here."""
         self._query_start: Ints32 | None = None
         self._samples: Ints | None = None
         """The arrays that were copied last; steps in a row share them."""

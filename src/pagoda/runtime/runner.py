@@ -67,9 +67,9 @@ class ModelRunner:
     grammars: Grammars | None = None
     """None: requests with a grammar are refused."""
     processors: Mapping[str, Processor] = field(default_factory=dict)
-    """Of media, by kind; none: requests with media are refused."""
+    """Processors of media, by kind; none: requests with media are refused."""
     kept_media_bytes: int = 0
-    """Of media's embeddings that are kept for later steps and requests."""
+    """Bytes of media's embeddings that are kept for later steps and requests."""
     eager: bool = False
     """Run steps op by op."""
     captured_bytes: int = 0
@@ -302,7 +302,7 @@ class ModelRunner:
         )
 
     def _block_sizes(self) -> list[int]:
-        """Of the attention groups."""
+        """Block sizes of the attention groups."""
         return [group.block_size for group in attention_groups(self.groups)]
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:

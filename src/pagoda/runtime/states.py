@@ -149,13 +149,13 @@ class SamplePlaces:
     requests: Ints
     """Indexes into the plan."""
     first: Ints
-    """Of each request, its first row among those sampled."""
+    """Each request's first row among those sampled."""
     owners: Ints
-    """Of each row, its request's index into the plan."""
+    """Each row's request, as an index into the plan."""
     positions: Ints
-    """Of each row, the position of the token that is sampled."""
+    """The position of the token that is sampled in each row."""
     hidden_rows: Ints
-    """Of each row, the row of the step's tokens in front of it."""
+    """The row among the step's tokens that stands in front of each row's."""
     one_token_each: bool
     """All of the plan's requests sample one token."""
 
@@ -208,9 +208,9 @@ class RequestStates:
         self.rules: dict[int, Rules] = {}
         self.counts: dict[int, TokenCounts] = {}
         self.matchers: dict[int, TokenMatcher] = {}
-        """Of the rows whose output follows a grammar."""
+        """Matchers of the rows whose output follows a grammar."""
         self.media: dict[int, RequestMedia] = {}
-        """Of the rows whose prompt holds pictures."""
+        """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}
         """Rows whose requests cannot go on, with the reason; they stay so until freed."""
         self._held = np.zeros(max_num_reqs, np.bool_)

@@ -45,7 +45,7 @@ def first_plans(
 def _plans(
     request: AddRequest, parts: Sequence[tuple[int, int]], block_sizes: Sequence[int]
 ) -> list[StepPlan]:
-    """Of (start, tokens) of each step."""
+    """Plans of a request's steps, from (start, tokens) of each."""
     plans = []
     length = len(request.prompt_token_ids)
     for start, num_tokens in parts:

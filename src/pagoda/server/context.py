@@ -35,7 +35,7 @@ class Context:
     """Empty until the server is ready."""
     config: ServerConfig
     phase: Callable[[], str] = lambda: "launch"
-    """Of the first engine's start; asked while the fleet is empty."""
+    """The phase of the first engine's start; asked while the fleet is empty."""
     metrics: Metrics = field(init=False)
     generations: set[Generation] = field(default_factory=set)
     """Those whose replies are being written."""

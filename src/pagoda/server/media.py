@@ -24,7 +24,8 @@ Part = dict[str, Any]
 
 
 class MediaLoader:
-    """Of one request: what it names several times, or looks at again, is loaded once."""
+    """Loads the media of one request: what it names several times, or looks at again, is loaded
+    once."""
 
     def __init__(self, served: ServedModel, options: Mapping[str, Options] | None = None):
         """`options` by kind."""

@@ -28,7 +28,8 @@ class Tokenizer:
         """`bos_token`, `eos_token`, ... to their texts, for chat templates."""
         self.strips_leading_space = parts.pieces.strips_leading_space
         self.num_special_tokens = len(parts.special.prefix) + len(parts.special.suffix)
-        """Of those that `add_special_tokens` adds; a pair has `num_pair_tokens`."""
+        """How many tokens there are of those that `add_special_tokens` adds; a pair has
+        `num_pair_tokens`."""
         self.num_pair_tokens = self.num_special_tokens + len(parts.special.middle)
 
     def encode(

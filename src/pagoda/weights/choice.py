@@ -86,8 +86,8 @@ def quant_of(path: str) -> str:
 
 
 def best_projector(names: Iterable[str]) -> str | None:
-    """Of the vision projectors of one model: F16, else BF16, Q8_0 or F32, else the first. Towers
-    are small, and rounding them shows."""
+    """The best of the vision projectors of one model: F16, else BF16, Q8_0 or F32, else the first.
+    Towers are small, and rounding them shows."""
     known = {quant_of(name): name for name in sorted(names, reverse=True)}
     return next((known[quant] for quant in (*_PROJECTORS, *known) if quant in known), None)
 

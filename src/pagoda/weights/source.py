@@ -118,7 +118,7 @@ def _hub_ref(kind: Literal["hf", "modelscope"], text: str, ref: str) -> ModelRef
 
 
 def _publisher(ref: str) -> str | None:
-    """Of a hub model that is named without one, as `Qwen3-8B`."""
+    """The publisher of a hub model that is named without one, as `Qwen3-8B`."""
     name = ref.partition(":")[0].lower()
     if "-" not in name or "/" in name:
         return None

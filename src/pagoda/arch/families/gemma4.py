@@ -49,7 +49,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """Of a checkpoint that may have towers for pictures and, left out here, sound."""
+    """The spec of a checkpoint that may have towers for pictures and, left out here, sound."""
     spec = _from_config(config, "model.language_model.")
     spec = replace(spec, ignored_weights=(*spec.ignored_weights, *_AUDIO))
     both_ways = config_reader(config).raw("use_bidirectional_attention") == "vision"
@@ -235,7 +235,7 @@ def _refusal(found: str) -> UnsupportedModelError:
 
 
 def _config_sizes(reader: Reader, kind: str, kinds: tuple[str, ...]) -> _Sizes:
-    """Of the layers of one kind; transformers 5 saves those that differ layer by layer."""
+    """Sizes of the layers of one kind; transformers 5 saves those that differ layer by layer."""
     heads = reader.integer("num_attention_heads", MAX_HEADS)
     kv_heads = reader.integer("num_key_value_heads", MAX_HEADS)
     head_dim = reader.integer("head_dim", MAX_WIDTH)

@@ -125,7 +125,7 @@ class _Names:
     """What moves the means of patches, and what scales them."""
     block: str
     parts: tuple[tuple[str, ...], ...]
-    """Of a block, in the order of `_PARTS`."""
+    """Names of a block's tensors, in the order of `_PARTS`."""
 
 
 # What a block holds; several sources are the shards of one parameter.

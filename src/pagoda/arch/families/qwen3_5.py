@@ -43,7 +43,8 @@ def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def with_tower(spec: ModelSpec, config: Mapping[str, Any], architecture: str) -> ModelSpec:
-    """Of a checkpoint that also has a vision tower; without `vision_config` the language model."""
+    """The spec of a checkpoint that also has a vision tower; without `vision_config` the language
+    model."""
     if config.get("vision_config") is None:
         return spec
     return replace(
@@ -182,8 +183,8 @@ _DELTA_NET = "layers.{layer}.delta_net."
 
 
 def input_rules(sources: tuple[str, ...], pieces: tuple[RowPiece | None, ...]) -> list[WeightRule]:
-    """Of q, k, v, the output gate z, the writing strength b and the decay a: linear layers without
-    `.weight`, and which of their rows each one is."""
+    """Rules for q, k, v, the output gate z, the writing strength b and the decay a: linear layers
+    without `.weight`, and which of their rows each one is."""
     return [
         replace(rule, pieces=pieces) for rule in linear_rules(_DELTA_NET + "input", sources, False)
     ]

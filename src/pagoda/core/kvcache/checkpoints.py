@@ -13,7 +13,7 @@ REPLY_INTERVAL = 64
 # least half is resumed.
 _FIRST_DOUBLING = 512
 MOST_SHARE = 1 / 4
-"""Of the memory, what kept states may take that nobody uses."""
+"""Share of the memory that kept states may take while nobody uses them."""
 
 
 def wanted_positions(

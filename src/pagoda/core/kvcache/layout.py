@@ -56,7 +56,7 @@ class SlabLayout:
 
 
 def blocks_required(groups: Sequence[GroupSpec], num_tokens: int, max_chunk: int) -> list[int]:
-    """Of each group, the most blocks that a request holds while `num_tokens` tokens are computed,
+    """The most blocks of each group that a request holds while `num_tokens` tokens are computed,
     `max_chunk` a step.
 
     A sliding group gives blocks back in `KVCacheManager.advance`, at every block's end and when a

@@ -75,7 +75,7 @@ class KVCacheManager:
         """Whether the model has recurrent layers."""
         sizes = self.layout.block_bytes
         self.unit_bytes = sum(sizes[: len(attention)]) or 1
-        """Of one block in every attention group."""
+        """Bytes of one block in every attention group."""
 
     @property
     def total_bytes(self) -> int:
@@ -128,7 +128,7 @@ class KVCacheManager:
         return "evicted" if self._cache.was_evicted(hashes[index]) else "new"
 
     def bytes_shared(self, hit: PrefixHit) -> int:
-        """Of the hit's blocks, what somebody holds already, so that it costs nothing."""
+        """Bytes of the hit's blocks that somebody holds already, so that they cost nothing."""
         total = 0
         for pool, table, size in zip(
             self._pools.pools, hit.tables, self.layout.block_bytes, strict=True
@@ -215,7 +215,8 @@ class KVCacheManager:
     def hashes_with_states(
         self, tables: BlockTables, hashes: Sequence[bytes], num_tokens: int = 1 << 62
     ) -> list[bytes]:
-        """Of the blocks within the first `num_tokens` tokens behind which states are wanted."""
+        """Hashes of the blocks within the first `num_tokens` tokens behind which states are
+        wanted."""
         size, last = self.block_size, min(num_tokens, len(hashes) * self.block_size)
         return [hashes[end // size - 1] for end in tables.wanted if end <= last]
 

@@ -25,7 +25,7 @@ class BlockPools:
         self._shared = len(groups) > 1
         self._now = count()
         self._used = [0] * layout.num_slabs
-        """Of each slab, the blocks that somebody holds."""
+        """How many blocks of each slab somebody holds."""
         self._idle: list[OrderedDict[int, int]] = [OrderedDict() for _ in groups]
         """A group's slabs that nobody uses, with the time since when."""
         self._num_idle = [0] * len(groups)

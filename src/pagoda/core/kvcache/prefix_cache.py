@@ -29,7 +29,7 @@ class PrefixCache:
         self._groups = groups
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
         self.hash_of: list[dict[int, bytes]] = [{} for _ in groups]
-        """Of each group's cached blocks."""
+        """Hashes of each group's cached blocks."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     def insert(self, group: int, block_hash: bytes, block: int) -> None:
@@ -77,7 +77,7 @@ class PrefixCache:
         return Match(count, tables, attended)
 
     def _num_read(self, group: int, count: int) -> int:
-        """Of a prefix of `count` blocks, how many at its end the next query reads."""
+        """How many blocks at the end of a prefix of `count` blocks the next query reads."""
         spec = self._groups[group]
         if isinstance(spec, StateGroupSpec):
             return min(count, 1)

@@ -64,7 +64,7 @@ class KVGroupSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Of all layers: keys, values, keys, values, ..."""
+        """Bytes of a block in all layers: keys, values, keys, values, ..."""
         return len(self.layers) * sum(self.part_bytes)
 
 
@@ -87,7 +87,7 @@ class StateGroupSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Of all layers: convolution, state, convolution, state, ..."""
+        """Bytes of a block in all layers: convolution, state, convolution, state, ..."""
         return len(self.layers) * sum(self.part_bytes)
 
 

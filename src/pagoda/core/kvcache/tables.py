@@ -12,7 +12,7 @@ class KeptState(NamedTuple):
     """It is the state behind so many."""
     block: int
     rolling: bool
-    """Of a reply: the next one of it takes its place."""
+    """A state of a reply: the next one of that reply takes its place."""
 
 
 class BlockTables:

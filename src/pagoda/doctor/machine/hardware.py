@@ -21,7 +21,7 @@ _SERVER = 88 << 20
 @dataclass(frozen=True)
 class Hardware:
     facts: DeviceFacts
-    """Of one device."""
+    """Facts of one device."""
     count: int
     """Devices of that kind."""
     here: bool

@@ -19,7 +19,7 @@ class Ticks:
     busy: float
     """Seconds of all processors together since the machine started."""
     own: float
-    """Of this process."""
+    """Seconds of processors that this process used."""
 
 
 def ticks(tick: float) -> Ticks | None:
@@ -34,7 +34,7 @@ def ticks(tick: float) -> Ticks | None:
 
 
 def others_share(before: Ticks | None, after: Ticks | None) -> float:
-    """Of all processors, what others used in between; 0 where that is not known."""
+    """The share of all processors that others used in between; 0 where that is not known."""
     if before is None or after is None or after.total <= before.total:
         return 0.0
     others = (after.busy - before.busy) - (after.own - before.own)

@@ -36,7 +36,7 @@ _CONTAINER_MARKS = {
 class Cache:
     level: int
     nbytes: int
-    """Of one of them."""
+    """Bytes of one of them."""
     shared_by: int
     """Threads that share one."""
 

@@ -25,7 +25,7 @@ class OtherEngine:
     name: str
     """As it was asked for."""
     rows: tuple[Row, ...]
-    """Of one device."""
+    """Rows of one device's memory."""
     fits: bool
     lines: tuple[str, ...]
     """As its log will say, and what is to be known besides."""

@@ -34,7 +34,7 @@ SERVER_FLAGS = frozenset(
     ("host", "port", "uds", "root_path", "api_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs",
      "ssl_cert_reqs")
 )  # fmt: skip
-"""Of the HTTP server, that vLLM has under the same names."""
+"""Settings of the HTTP server that vLLM has under the same names."""
 _SHARED = frozenset(
     ("tokenizer", "served_model_name", "dtype", "quantization", "max_model_len", "load_format",
      "chat_template", "chat_template_content_format", "reasoning_parser", "tool_call_parser",
@@ -45,7 +45,7 @@ _SHARED = frozenset(
      "long_prefill_token_threshold", "tensor_parallel_size", "pipeline_parallel_size",
      "cpu_offload_gb", "enforce_eager", "allowed_media_domains", "limit_mm_per_prompt")
 )  # fmt: skip
-"""Of the engine."""
+"""Settings of the engine."""
 _UNPLANNED = ("block_size", "num_gpu_blocks_override", "cpu_offload_gb", "limit_mm_per_prompt")
 _FP8_CACHE = (8, 9)
 _FEW_REQUESTS = 16
@@ -257,7 +257,7 @@ def _setter(section: str, **values: Any) -> Callable[[VllmCase], VllmCase]:
 
 
 def _more_gpus(case: VllmCase) -> Iterator[_Change]:
-    """Of hardware that is not here."""
+    """Changes of hardware that is not here."""
     for count in () if case.hardware.here else _COUNTS:
         if count > case.hardware.count:
             yield _Change(f"{count} of these GPUs", _devices(count))

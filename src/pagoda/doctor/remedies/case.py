@@ -41,7 +41,7 @@ def planned(case: Case, users: Users | None) -> Answer | None:
 
 
 def least_bytes(case: Case) -> int | None:
-    """Of one device, with the least cache that serves; None as of `planned`."""
+    """Bytes that one device needs, with the least cache that serves; None as of `planned`."""
     made = _endless(case, None)
     if made is None or made.resolution is None:
         return None

@@ -39,7 +39,7 @@ _GPU_STEPS = ((1024, 64, 2048, 8192), (512, 16, 1024, 2048), (256, 4, 512, 1024)
 class Change:
     words: str
     cost: int
-    """Of several ways the one with the least is shown first."""
+    """The way with the least cost is shown first."""
     apply: Callable[[Case], Case]
     lever: int
     strength: int
@@ -49,7 +49,7 @@ class Change:
 
 
 def inner_levers(case: Case, num_users: int) -> list[list[Change]]:
-    """Of settings, KV cache and steps, from weak to strong; at most one of each is pulled.
+    """Changes of settings, KV cache and steps, from weak to strong; at most one of each is pulled.
     `num_users` requests must be able to run at once; 0 leaves their number open."""
     limiting = _limiting(case)
     levers = [[_without(name, lever)] for lever, name in enumerate(limiting)]

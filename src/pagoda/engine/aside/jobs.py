@@ -19,7 +19,7 @@ SHORT_TEXT = 4000
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Of one job."""
+    """What one job may take."""
 
     seconds: float
     memory: int

@@ -38,7 +38,7 @@ class Order(msgspec.Struct):
 
 
 class Shape(msgspec.Struct):
-    """Of a piece's values, and the rest of it."""
+    """The shape of a piece's values, and the rest of it."""
 
     dtype: Literal["|u1", "<i2", "<f4"]
     shape: list[int]
@@ -155,7 +155,7 @@ def mapped(file: int, size: int) -> mmap.mmap:
 
 
 def medium(shown: Shown, file: int) -> Medium:
-    """Of a worker's answer; takes the descriptor over."""
+    """The medium in a worker's answer; takes the descriptor over."""
     total = sum(shape.nbytes for shape in shown.pieces)
     memory, start, pieces = mapped(file, total), 0, []
     for shape in shown.pieces:

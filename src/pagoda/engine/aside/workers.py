@@ -115,8 +115,8 @@ class _Zygote:
 
 
 class Workers(Aside):
-    """Of one model. Belongs to one event loop; `begin` starts them, so that the first job finds
-    them warm."""
+    """The workers of one model. They belong to one event loop; `begin` starts them, so that the
+    first job finds them warm."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Workers(Aside):
 
     @property
     def pids(self) -> list[int]:
-        """Of the zygote and its workers, as far as they are known."""
+        """Process ids of the zygote and its workers, as far as they are known."""
         zygote = [self._zygote.pid] if self._zygote is not None else []
         return zygote + [pid for worker in self._all if (pid := _pid(worker)) is not None]
 

@@ -28,7 +28,7 @@ _MOST_KEPT = 128 << 20
 
 
 class Forked(msgspec.Struct):
-    """Of a worker, with its pidfd; or why there is none."""
+    """The id of a worker, with its pidfd; or why there is none."""
 
     problem: str | None = None
 

@@ -45,7 +45,7 @@ class AttentionKind:
 
 
 class Step(Protocol):
-    """Of `layers.batch.ForwardBatch`, what plans are made of."""
+    """What plans are made of: a part of `layers.batch.ForwardBatch`."""
 
     query_start: Tensor
     kv_lens: Tensor

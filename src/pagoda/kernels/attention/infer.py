@@ -30,7 +30,7 @@ class Pages:
     starts: npt.NDArray[np.int32]
     """[num_reqs + 1], of each request's first block."""
     places: npt.NDArray[np.int64]
-    """Of each block in the flat block table."""
+    """The place of each block in the flat block table."""
     last: npt.NDArray[np.int32]
     """[num_reqs]: tokens in the last block."""
 

@@ -18,7 +18,7 @@ class PackedExperts(NamedTuple):
     parts: tuple[Any, ...]
     """Packed matrices of `matrix`, one per part."""
     rows: int
-    """Of one expert in each part."""
+    """Rows of one expert in each part."""
     count: int  # type: ignore[assignment]  # not a tuple's count of equals
     bias: Tensor | None
     """fp32 [count, parts * rows]."""

@@ -37,7 +37,7 @@ class Form(NamedTuple):
     warps: int
     stages: int
     dims: int = 1 << 20
-    """Of each product of queries and keys."""
+    """Dimensions of each product of queries and keys."""
 
 
 def paged_attention(
@@ -139,7 +139,7 @@ def _encoder_form(q: Tensor) -> Form:
 
 
 def _most_splits(keys: int, window: int | None, tile_keys: int) -> int:
-    """Of any request with so few queries that it is split."""
+    """The most splits of any request with so few queries that it is split."""
     if window is not None:
         keys = min(keys, window + _SPLIT_QUERIES + 2 * tile_keys)
     return min(_MAX_SPLITS, -(-(keys + tile_keys) // _MIN_SPLIT))
@@ -261,8 +261,8 @@ def _note(counts, line, head, real, number):
 
 @triton.jit
 def _partial_rows(req, query_start, SPLIT_QUERIES: tl.constexpr):
-    """Of partial results before those of a request: one for each token of those before it that may
-    be split."""
+    """How many partial results lie before those of a request: one for each token of those before it
+    that may be split."""
     rows = 0
     for first in range(0, req, 256):
         index = first + tl.arange(0, 256)

@@ -10,7 +10,8 @@ from pagoda.kernels.triton.products.fp8 import encode_fp8
 Tensor = torch.Tensor
 
 _TOKENS = 4
-"""Of a program, which has one head of each: small steps fill a GPU, large ones start few enough."""
+"""Tokens of a program, which has one head of each: small steps fill a GPU, large ones start few
+enough."""
 # Added to a number and taken off again it leaves the nearest integer, ties to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
 _TINY = tl.constexpr(2.0**-126)

@@ -19,11 +19,13 @@ class _Shares:
     """How much of what is nominal is reached, and what comes on top."""
 
     read: float
-    """Of the bandwidth: dense models were seen to reach 0.71 to 0.85 with all else counted in."""
+    """Share of the bandwidth that reading reaches: dense models were seen to reach 0.71 to 0.85
+    with all else counted in."""
     experts: float
-    """Of that, by the few experts of a token: small products at scattered places."""
+    """Share of `read` that is reached by the few experts of a token: small products at scattered
+    places."""
     compute: float
-    """Of matrix units, by large products."""
+    """Share of the matrix units' speed that is reached by large products."""
     bus: float
     captured: float
     """Seconds that a kernel takes beyond its work, in a captured step."""
@@ -32,7 +34,7 @@ class _Shares:
     step: float
     """Seconds of a step outside its kernels."""
     exchange: float
-    """Of `_EXCHANGES`."""
+    """Seconds of one exchange of `_EXCHANGES`."""
 
 
 _SLOW = _Shares(0.68, 0.15, 0.3, 0.6, 6e-6, 60e-6, 800e-6, 1.6)

@@ -15,7 +15,7 @@ from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
 from pagoda.planner.weights import HeldWeight
 
 PROMPT_TOKENS = 512
-"""Of a prompt whose speed is foretold."""
+"""Length of a prompt whose speed is foretold."""
 # Two times that overlap add up to less than both: the norm of this order. 1 would be one after
 # the other, infinity the longer one alone.
 _OVERLAP = 3.0
@@ -27,7 +27,7 @@ _NOT_READ = frozenset(("embedding", "table", "vision"))
 
 @dataclass(frozen=True)
 class ProductSpeed:
-    """Of matrix products in one storage format, by all threads, weights in the caches."""
+    """Speed of matrix products in one storage format, by all threads, weights in the caches."""
 
     decode: float
     """Bytes of weights per second, for one token."""
@@ -109,9 +109,9 @@ def estimate_speed(
     in_host: Set[str] = frozenset(),
     requests: int = 1,
 ) -> SpeedEstimate | None:
-    """Of so many requests, each behind `context` tokens, and of a prompt of 512 tokens; None where
-    the device has no speed for one of the weights' formats. Weights of the names `in_host` are in
-    the host's memory."""
+    """The speed of so many requests, each behind `context` tokens, and of a prompt of 512 tokens;
+    None where the device has no speed for one of the weights' formats. Weights of the names
+    `in_host` are in the host's memory."""
     if any(part.storage not in device.products for part in _read_weights(spec, held)):
         return None
     from_host = [part for part in held if part.tensor.name in in_host]
@@ -241,7 +241,7 @@ def _overlapped(one: float, other: float) -> float:
 
 
 def _share(spec: ModelSpec, part: HeldWeight) -> float:
-    """Of an experts' parameter that a token meets."""
+    """The share of an experts' parameter that a token meets."""
     if part.tensor.role != "experts" or part.tensor.layer is None:
         return 1.0
     experts = spec.layers[part.tensor.layer].experts
@@ -250,7 +250,8 @@ def _share(spec: ModelSpec, part: HeldWeight) -> float:
 
 
 def _met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
-    """Of an experts' parameter, that so many tokens meet together if routers choose evenly."""
+    """The share of an experts' parameter that so many tokens meet together if routers choose
+    evenly."""
     return 1 - (1 - _share(spec, part)) ** tokens
 
 
@@ -263,7 +264,8 @@ def _cached_bytes(group: GroupSpec, context: int) -> float:
 
 
 def _attention_ops(layer: LayerSpec) -> float:
-    """Of one layer over a whole prompt; half of the pairs are in the future."""
+    """Operations of attention of one layer over a whole prompt; half of the pairs are in the
+    future."""
     mixer = layer.mixer
     if not isinstance(mixer, AttentionSpec):
         # Each token updates and reads every head's state, and writes it: 7 operations an element.

@@ -47,7 +47,8 @@ class Encoder:
 
 
 def activation_peak(spec: ModelSpec, run: Run, held: range, stored: str) -> Estimate:
-    """Of a rank that holds these layers, whose weights are `stored` as `weights.storage` says."""
+    """The peak of a rank that holds these layers, whose weights are `stored` as `weights.storage`
+    says."""
     first, last = held.start == 0, held.stop == len(spec.layers)
     encoder = profiled_encoder(spec, run) if first else None
     kept = _encoder_outputs(encoder, run) + _pixels(spec.vision, encoder, run)
@@ -97,8 +98,8 @@ def _encoder(counted: int, tokens: int, run: Run, outputs: int) -> Encoder:
 
 
 def _video_tokens(vision: VisionSpec, length: int) -> int:
-    """Of the longest video that 0.11 profiles with: frames are added while the next one fits the
-    context, and the picture shrinks with them."""
+    """Tokens of the longest video that 0.11 profiles with: frames are added while the next one fits
+    the context, and the picture shrinks with them."""
     factor = vision.patch_size * vision.merge
     side = floor(sqrt(_IMAGE_PIXELS) / factor) * factor
 
@@ -140,7 +141,7 @@ def _encoding(vision: VisionSpec | None, encoder: Encoder | None, run: Run) -> i
 
 
 def _pixels(vision: VisionSpec | None, encoder: Encoder | None, run: Run) -> int:
-    """Of the dummy input, which profiling holds to its end."""
+    """Bytes of the dummy input, which profiling holds to its end."""
     if vision is None or encoder is None or vision.pooled:
         return 0
     return encoder.items * encoder.item_tokens * vision.merge**2 * vision.patch_values * run.width
@@ -179,8 +180,8 @@ def _workspace(layer: LayerSpec, spec: ModelSpec, run: Run, stored: str) -> int:
 
 
 def graph_memory(spec: ModelSpec, run: Run) -> Estimate:
-    """Of CUDA graphs: no formula is known, the bounds are what start-ups showed. Versions that
-    leave room for them leave what they estimate beforehand, which is less."""
+    """Memory of CUDA graphs: no formula is known, the bounds are what start-ups showed. Versions
+    that leave room for them leave what they estimate beforehand, which is less."""
     count = graph_count(spec, run)
     if not count:
         return Estimate.exactly(0, "eager")

@@ -30,7 +30,7 @@ class LayerCache:
     window: int | None = None
 
     def blocks(self, length: int, run: Run) -> int:
-        """Of one request of `length` tokens, at most."""
+        """Blocks of one request of `length` tokens, at most."""
         if self.kind == "state":
             drafted = run.drafted if run.version.keeps_drafted_states else 0
             return (2 if run.aligned else 1) + drafted
@@ -48,10 +48,10 @@ class Group:
     layers: tuple[int, ...]
     """Those that draft are numbered behind the model's."""
     pages: tuple[int, ...]
-    """Of each layer; they differ only where all layers are in one group."""
+    """Bytes of a page of each layer; they differ only where all layers are in one group."""
 
     def block_bytes(self, held: range) -> int:
-        """Of one block in those layers that `held` has."""
+        """Bytes of one block in those layers that `held` has."""
         both = zip(self.layers, self.pages, strict=True)
         return sum(page for layer, page in both if layer in held)
 
@@ -64,11 +64,11 @@ class Pool:
     groups: tuple[Group, ...]
     num_blocks: int
     block_bytes: int
-    """Of one block in all layers of the stage that share it."""
+    """Bytes of one block in all layers of the stage that share it."""
     stage: int = 0
     """The pipeline's, that has the fewest blocks; the others use no more."""
     state_bytes: int = 0
-    """Of one recurrent layer, before it is padded to a page."""
+    """State bytes of one recurrent layer, before it is padded to a page."""
 
     @property
     def block(self) -> int:
@@ -108,7 +108,7 @@ class Pool:
 
     @property
     def cpu_blocks(self) -> int:
-        """Of the host's memory; 0.7 alone has them."""
+        """Blocks in the host's memory; 0.7 alone has them."""
         return _SWAP_BYTES // self.block_bytes if self.run.version.is_v0 else 0
 
     @property
@@ -184,7 +184,7 @@ def _state_bytes(mixer: DeltaNetSpec, run: Run) -> int:
 
 
 def _layer_caches(spec: ModelSpec, run: Run) -> list[LayerCache]:
-    """Of each layer in order, those that draft last; encoders have none."""
+    """The cache of each layer in order, those that draft last; encoders have none."""
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     if any(mixer.kind == "encoder" for mixer in attentions):

@@ -65,7 +65,7 @@ class VllmPlan:
         return _CONTEXT + (0 if self.run.version.subtracts_graphs else self.graphs.high)
 
     def utilization_for(self, pool_bytes: int) -> float:
-        """Of --gpu-memory-utilization the version's default where that gives the pool so many bytes
+        """The version's default of --gpu-memory-utilization where that gives the pool so many bytes
         and leaves `beyond`; else the nearest that does, in hundredths, or the default again."""
         total, default = self.run.total, self.run.version.utilization
         counted = self.weights.likely + sum(part.likely for part in self._counted)

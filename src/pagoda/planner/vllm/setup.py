@@ -167,7 +167,7 @@ class Run:
     length: int
     requests: int
     tokens: int
-    """Of a step."""
+    """Tokens of a step."""
     utilization: float
     pool_bytes: int | None
     """As asked for."""

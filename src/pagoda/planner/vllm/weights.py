@@ -41,8 +41,8 @@ def stage_weights(
     run: Run,
     held: range,
 ) -> Estimate:
-    """Of one rank that holds these layers; the first stage has the embedding and the tower, the
-    last the head.
+    """Bytes of the weights of one rank that holds these layers; the first stage has the embedding
+    and the tower, the last the head.
 
     ConfigError for a quantization that is not known.
     """
@@ -115,7 +115,7 @@ def _drafter(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 
 def _bytes(tensor: ModelTensor, spec: ModelSpec, run: Run, method: str) -> list[int]:
-    """Of a rank's part: the matrix, and its scales if it has some."""
+    """Bytes of a rank's part: the matrix, and its scales if it has some."""
     if tensor.role in ("embedding", "head"):
         rows, columns = tensor.shape
         padded = -(-rows // _VOCAB_UNIT) * _VOCAB_UNIT

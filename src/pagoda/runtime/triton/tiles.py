@@ -126,7 +126,7 @@ class TileTuning:
         return layer.mix_by(experts.products_of_tiles, x, ids, weights)
 
     def _seconds(self, work: Callable[[], torch.Tensor]) -> float:
-        """Of some calls that are queued at once, at best."""
+        """The least seconds of a call among some that are queued at once."""
         times = []
         for _ in range(_REPEATS):
             self._synchronize()

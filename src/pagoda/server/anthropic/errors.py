@@ -7,7 +7,8 @@ from starlette.types import Scope
 
 PREFIX = "/v1/messages"
 REQUEST_ID = "pagoda.request_id"
-"""Of the scope: what the request is called in the reply's headers and in the access log."""
+"""The key in the scope of what the request is called in the reply's headers and in the access
+log."""
 
 _TYPES = {
     401: "authentication_error",

@@ -22,7 +22,8 @@ _MAX_REPORTED = 10
 _MAX_LISTED = 200
 _MAX_NAME = 64
 MAX_FIELDS = 1024
-"""Of a body itself; those that no route knows are kept and sorted for a line of the log."""
+"""The most fields of a body itself; those that no route knows are kept and sorted for a line of the
+log."""
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:

@@ -135,7 +135,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
     timings: Timings
-    """Of the first choice."""
+    """Timings of the first choice."""
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -204,7 +204,7 @@ class Completion(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
     timings: Timings
-    """Of the first choice."""
+    """Timings of the first choice."""
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):

@@ -60,7 +60,7 @@ class _Closing:
         self._param = param
         self._spent = 0
         self._open: dict[int, str] = {}
-        """Of what is referred to and closed with others: the name of an open copy, by its id."""
+        """The name of an open copy of what is referred to and closed with others, by its id."""
         self._waiting: list[tuple[str, Any]] = []
         self._targets: dict[str, Any] = {}
 

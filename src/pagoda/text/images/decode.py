@@ -71,7 +71,7 @@ def _too_large() -> RequestError:
 
 
 def to_pixels(image: Image.Image) -> Values:
-    """Of an image that is loaded, as of `decode_image`."""
+    """The pixels of an image that is loaded, as of `decode_image`."""
     turned = ImageOps.exif_transpose(image)
     if turned.mode.startswith("I;16") or turned.mode == "I":
         # 16 bits: pillow would clip all that is above 255 to white.

@@ -20,8 +20,8 @@ MAX_BYTES = 64 << 20
 MAX_SECONDS = 2 * 3600.0
 MAX_FRAME_PIXELS = 4096 * 2304
 MAX_ALL_PIXELS = 1 << 35
-"""Of every frame in the file, since each is decoded to know the next: 9 minutes of 1920 x 1080 at
-30 frames a second, 75 of 640 x 360."""
+"""Pixels of every frame in the file, since each is decoded to know the next: 9 minutes of 1920 x
+1080 at 30 frames a second, 75 of 640 x 360."""
 MAX_DECODE_SECONDS = 120.0
 _MAX_FRAMES = 1 << 18
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
@@ -60,13 +60,13 @@ class Film(Protocol):
         ...
 
     def frames(self, indices: Collection[int]) -> Iterator[Values]:
-        """Of the frames those asked for [1, height, width, 3], in order, as far as there are."""
+        """The frames asked for [1, height, width, 3], in order, as far as there are."""
         ...
 
 
 @contextmanager
 def open_film(data: bytes, choice: FrameChoice = _MODELS_CHOICE) -> Iterator[Film]:
-    """Of a video file's bytes, or an animated GIF's, WebP's or PNG's.
+    """The film in a video file's bytes, or an animated GIF's, WebP's or PNG's.
 
     RequestError for what is no video, is damaged or exceeds a bound, here or from its frames.
     """

@@ -14,7 +14,7 @@ from pagoda.text.media.dataurl import base64_bytes, split_data_url
 
 
 class PictureLoader(Loader):
-    """Of [1, height, width, 3]."""
+    """Loads pictures as [1, height, width, 3]."""
 
     @property
     def max_bytes(self) -> int:

@@ -33,7 +33,7 @@ class QwenVideoProcessor(VideoProcessor):
     """Frames that become one row of tokens."""
     min_pixels: int
     max_pixels: int
-    """Of all frames together."""
+    """Pixels of all frames together."""
     max_frame_pixels: int
     fps: float
     min_frames: int

@@ -20,7 +20,7 @@ _STILLS = "data:video/jpeg;base64"
 _STILLS_PER_SECOND = 1.0
 """What vLLM assumes of frames that come one by one."""
 _FRAMES_PER_SECOND = 2.0
-"""Of a script's frames without metadata: as many as models look at."""
+"""Rate of a script's frames without metadata: as many as models look at."""
 
 
 class VideoLoader(Loader):
@@ -29,7 +29,7 @@ class VideoLoader(Loader):
         return film.MAX_BYTES
 
     def data(self, url: str) -> Data:
-        """Of `data:video/jpeg;base64,FRAME,FRAME,...` each frame's, as vLLM takes them."""
+        """Each frame's bytes in `data:video/jpeg;base64,FRAME,FRAME,...`, as vLLM takes them."""
         head, body = split_data_url(url, "a video", "video")
         if head == _STILLS:
             return tuple(base64_bytes(frame, "a video's frame") for frame in body.split(","))

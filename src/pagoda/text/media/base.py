@@ -20,7 +20,7 @@ Grid = tuple[int, int, int]
 Data = bytes | tuple[bytes, ...]
 """A file, or several of one medium."""
 Options = Mapping[str, Any]
-"""Of a request, by `Modality.options`."""
+"""What a request says of its media, by `Modality.options`."""
 Sizes = Mapping[str, int]
 """The most tokens that one of each kind becomes."""
 
@@ -32,13 +32,14 @@ class Piece:
     values: Values
     num_tokens: int
     grid: Grid | None = None
-    """Of tokens, where these are their positions; None where they stand in a row, as text."""
+    """The grid of tokens, where these are their positions; None where they stand in a row, as
+    text."""
     encoder: str = "image"
     """The kind whose encoder reads the values."""
 
     @cached_property
     def content_hash(self) -> str:
-        """Of the values and their shape: equal hashes mean equal embeddings."""
+        """A hash of the values and their shape: equal hashes mean equal embeddings."""
         values = np.ascontiguousarray(self.values)
         form = (self.encoder, values.dtype.str, values.shape, self.num_tokens, self.grid)
         digest = sha256(repr(form).encode())
@@ -66,11 +67,11 @@ class Loader(ABC):
     @property
     @abstractmethod
     def max_bytes(self) -> int:
-        """Of a file."""
+        """The most bytes of a file."""
 
     @abstractmethod
     def data(self, url: str) -> Data:
-        """Of a data URL; RequestError for any other."""
+        """The bytes in a data URL; RequestError for any other."""
 
     @abstractmethod
     def opened(self, data: Data, options: Options) -> AbstractContextManager[Any]:
@@ -82,7 +83,7 @@ class Loader(ABC):
         """The same of an object that a script has; RequestError for others."""
 
     def several(self, value: Any) -> list[Any]:
-        """Of what a script gives for one or more of this kind, each."""
+        """Each medium in what a script gives for one or more of this kind."""
         return value if isinstance(value, list) else [value]
 
     def preload(self) -> None:
@@ -91,7 +92,7 @@ class Loader(ABC):
 
 
 class Processor(ABC):
-    """Of one model and one kind of media; thread-safe."""
+    """Prepares media for one model and one kind of media; thread-safe."""
 
     token: str
     """Text of the token that stands for a part of a medium; a prompt has it once for each medium

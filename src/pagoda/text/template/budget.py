@@ -21,9 +21,9 @@ _MAX_STEPS = 1_000_000
 # A template that compares all messages with each other takes that of a thousand.
 _MAX_CHARACTERS = 128 * MAX_OUTPUT
 _MAX_WIDTH = 10_000
-"""Of an indentation, a padding, a number of digits."""
+"""The widest indentation, a padding, a number of digits."""
 _MAX_BITS = 4096
-"""Of a whole number."""
+"""Bits of the largest whole number."""
 
 # Filters and methods that take a width; those of `replace`, `join` and formats are measured.
 WIDE_FILTERS = ("batch", "center", "filesizeformat", "indent", "round", "slice", "tojson",
@@ -112,7 +112,7 @@ def joined(parts: Sequence[Any]) -> str:
 
 
 def check_method(text: str, name: str, arguments: Sequence[Any]) -> None:
-    """Of a string, with what it is called with."""
+    """Check a method of a string, with what it is called with."""
     if name in WIDE_METHODS:
         _check_widths(arguments)
     elif name == "replace":
@@ -163,7 +163,7 @@ def _check_widths(arguments: Sequence[Any]) -> None:
 
 
 def _width_of(argument: Any) -> int:
-    """Of a number, or a text that stands for so many blanks."""
+    """The width that a number asks for, or a text that stands for so many blanks."""
     if isinstance(argument, str):
         return len(argument)
     return argument if isinstance(argument, int) else 0

@@ -55,7 +55,8 @@ class ChatTemplate:
         model takes. `variables` hold where a request has none of their names."""
         self._variables = dict(variables or {})
         self.source = "\n".join(sources.values())
-        """Of all of them: what a model's output may look like, only their sum tells."""
+        """The sources of all templates: what a model's output may look like, only their sum
+        tells."""
         self._names = {"bos_token": "", "eos_token": "", **names}
         self._templates = {name: compile_template(text) for name, text in sources.items()}
         self._formats = {

@@ -81,7 +81,7 @@ def find_projector(model: Path, named: str | None) -> Path | None:
 
 
 def _width(path: Path) -> Any:
-    """Of the embeddings that a projector gives; None for a file that is none."""
+    """The width of the embeddings that a projector gives; None for a file that is none."""
     try:
         return GgufCheckpoint(path).metadata.get(_WIDTH)
     except CheckpointError as error:

@@ -41,7 +41,7 @@ class Layer:
 
     @property
     def matrix_name(self) -> str:
-        """Of the one matrix that is made of them; experts' in one tensor keep its name."""
+        """The name of the one matrix that is made of them; experts' in one tensor keep its name."""
         weight = self.parts.get("weight")
         return f"{self.name}.weight" if weight is None else weight.name
 
@@ -55,14 +55,14 @@ class Layer:
         return self.parts[name]
 
     def sizes(self, name: str) -> tuple[int, int]:
-        """Of a part that must be a matrix."""
+        """Sizes of a part that must be a matrix."""
         info = self.part(name)
         if len(info.shape) != 2 or 0 in info.shape:
             raise self.misshapen(info, "a matrix")
         return info.shape[0], info.shape[1]
 
     def stack_sizes(self, name: str) -> tuple[int, ...]:
-        """Of a part that must be a matrix, or one of each expert."""
+        """Sizes of a part that must be a matrix, or one of each expert."""
         info = self.part(name)
         if len(info.shape) not in (2, 3) or 0 in info.shape:
             raise self.misshapen(info, "a matrix, or one of each expert")

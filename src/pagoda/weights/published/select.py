@@ -125,8 +125,8 @@ def nominal_group(config: Mapping[str, Any] | None) -> int:
 
 
 def _quantization(config: Mapping[str, Any]) -> object:
-    """Of a model with vision it may lie in the language model's part; early files of
-    compressed-tensors call it compression_config."""
+    """The config's part about quantization. With vision it may lie in the language model's part;
+    early files of compressed-tensors call it compression_config."""
     nested = config.get("text_config")
     for place in (config, nested if isinstance(nested, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):

@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class Fields(NamedTuple):
-    """Of n blocks."""
+    """The fields of n blocks, side by side."""
 
     codes: Tensor
     """uint8 [n, block elements]."""

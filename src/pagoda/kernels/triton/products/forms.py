@@ -34,7 +34,7 @@ class Form(NamedTuple):
     """How one launch is cut."""
 
     tokens: int
-    """Of a tile; 1 computes without tensor cores."""
+    """Tokens of a tile; 1 computes without tensor cores."""
     rows: int
     warps: int
     stages: int
@@ -50,7 +50,7 @@ class Case(NamedTuple):
     rows: int
     columns: int
     tokens: int
-    """Of each expert: one of CLASSES."""
+    """Tokens of each expert: one of CLASSES."""
 
 
 _measured: dict[Case, Form] = {}
@@ -59,7 +59,7 @@ _measured: dict[Case, Form] = {}
 def case(
     gated: bool, layout: Layout, dtype: torch.dtype, rows: int, columns: int, tokens: int
 ) -> Case:
-    """Of experts [rows, columns] that have so many tokens each in the mean."""
+    """The case of experts [rows, columns] that have so many tokens each in the mean."""
     name = str(dtype).removeprefix("torch.")
     return Case(gated, repr(layout), name, rows, columns, class_of(tokens))
 
@@ -81,7 +81,7 @@ def experts_form(tokens: int, target: int) -> Form:
 
 
 def linear_form(tokens: int, target: int) -> Form:
-    """Of a linear layer; not for single tokens."""
+    """The form for a linear layer; not for single tokens."""
     if tokens <= 32:
         return _few(tokens)
     if not _is_large(target):
@@ -162,7 +162,7 @@ def take(rows: object) -> int:
 
 @cache
 def kernels_version() -> str:
-    """Of the sources of all kernels: what was measured with others says nothing of these."""
+    """A hash of the sources of all kernels: what was measured with others says nothing of these."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 

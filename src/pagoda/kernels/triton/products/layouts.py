@@ -17,7 +17,7 @@ STEP = 256
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """Of one matrix; kernels are compiled for it."""
+    """How one matrix lies in memory; kernels are compiled for it."""
 
     storage: str
     planes: tuple[int, ...]
@@ -84,7 +84,7 @@ def kept_here() -> frozenset[str]:
 
 
 def layout_of(storage: str, columns: int) -> Layout:
-    """Of rows of so many columns in one of STORAGES, or of plain weights."""
+    """The layout of rows of so many columns in one of STORAGES, or of plain weights."""
     if storage not in _LAYOUTS:
         return Layout(storage, (), "plain")
     layout = _LAYOUTS[storage]
