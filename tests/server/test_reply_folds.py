@@ -253,9 +253,7 @@ async def messages(door: Door, scene: Scene) -> Pair:
         for block in fields["content"]:
             for name in ("id", "parsed_output"):
                 block.pop(name, None)
-        return tuple(
-            fields[name] for name in ("content", "stop_reason", "stop_sequence", "usage")
-        )
+        return tuple(fields[name] for name in ("content", "stop_reason", "stop_sequence", "usage"))
 
     return told(whole), told(folded)
 

@@ -25,6 +25,16 @@ class Delta(msgspec.Struct, frozen=True):
     """Given once, with a call's first delta."""
 
 
+def append_delta(deltas: list[Delta], delta: Delta) -> None:
+    """Neighbours of one kind become one."""
+    last = deltas[-1] if deltas else None
+    if last is not None and last.kind == delta.kind and last.tool_index == delta.tool_index:
+        text = last.text + delta.text
+        deltas[-1] = Delta(last.kind, text, last.tool_index, last.tool_name)
+    else:
+        deltas.append(delta)
+
+
 class OutputParser(ABC):
     """A state machine over one reply, made anew for each.
 
