@@ -63,13 +63,11 @@ class MessageReply(Reply):
     def tell(self, event: ReplyEvent) -> bytes:
         return b"".join(map(_encode, self._events(event)))
 
-    def add(self, event: ReplyEvent) -> None:
-        self._events(event)
-
     def end(self) -> bytes:
         return b"".join(map(_encode, self._ending()))
 
     def whole(self) -> AnthropicReply:
+        self._events(self.sums[0])
         self._ending()
         assert self._message is not None, "a generation ends with an output"
         return self._message

@@ -1,10 +1,8 @@
 """Chat completions, whole and streamed."""
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from pagoda.server.protocol.replies import (
     AssistantMessage,
@@ -18,26 +16,22 @@ from pagoda.server.protocol.replies import (
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 from pagoda.server.replies.chat_job import ChatJob
-from pagoda.server.replies.chunked import ChunkedReply
 from pagoda.server.replies.events import ReplyEvent
-from pagoda.server.replies.sse import data_event
-from pagoda.server.replies.timings import timings
-from pagoda.server.replies.usage import final_usage, fingerprint
+from pagoda.server.replies.openai import OpenAIReply
 from pagoda.text.parsers.base import Delta
 
 
-class ChatReply(ChunkedReply):
+class ChatReply(OpenAIReply[ChatCompletionChunk]):
     def __init__(self, job: ChatJob):
-        self._job, self._head, self._body = job, job.head, job.body
+        self._job, self._body = job, job.body
         super().__init__(
             job.stream(),
-            self._body.stream_options,
-            tells_tokens=self._body.return_token_ids or self._body.logprobs,
-            tells_more=self._body.timings_per_token,
-            as_ids=self._body.return_tokens_as_token_ids,
+            job.body,
+            job.head,
+            ChatCompletionChunk,
+            tells_logprobs=job.body.logprobs,
         )
 
     def add(self, event: ReplyEvent) -> None:
@@ -47,15 +41,8 @@ class ChatReply(ChunkedReply):
 
     def whole(self) -> ChatCompletion:
         body, generation = self._body, self.generation
-        reply = ChatCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[self._choice(event) for event in self.sums],
-            system_fingerprint=fingerprint(generation.served),
-            usage=self._final_usage(),
-            timings=timings(generation.timers[0]),
-        )
+        choices = [self._choice(event) for event in self.sums]
+        reply = ChatCompletion(choices=choices, **self._around())
         if body.prompt_logprobs is not None:
             reply.prompt_logprobs = self._formatter.prompt(self.sums[0].prompt_logprobs)
         if body.return_token_ids:
@@ -85,17 +72,16 @@ class ChatReply(ChunkedReply):
             token_ids=event.token_ids if self._body.return_token_ids else None,
         )
 
-    def _told(self, event: ReplyEvent) -> bytes:
-        told = b""
+    def _chunks(self, event: ReplyEvent) -> list[ChatCompletionChunk]:
+        chunks, delta = [], self._delta(event)
         if event.starts:
-            told = data_event(self._first_chunk(event.index))
-        delta = self._delta(event)
+            chunks.append(self._first_chunk(event.index))
         finished = event.finish_reason is not None
         if finished:
             self._count_end(event.index, streamed=True)
         if finished or not _is_empty(delta) or (self._tells_tokens and event.token_ids):
-            told += data_event(self._delta_chunk(event, delta))
-        return told
+            chunks.append(self._delta_chunk(event, delta))
+        return chunks
 
     def _delta(self, event: ReplyEvent) -> ChatDelta:
         delta = ChatDelta()
@@ -109,7 +95,7 @@ class ChatReply(ChunkedReply):
 
     def _first_chunk(self, index: int) -> ChatCompletionChunk:
         delta = ChatDelta(role="assistant", content=self._echoed(index))
-        chunk = self._chunk([ChatChunkChoice(index=index, delta=delta)], self._usage())
+        chunk = self._chunk([ChatChunkChoice(index=index, delta=delta)])
         if self._body.return_token_ids:
             chunk.prompt_token_ids = self.generation.prompt_ids(index)
         if self._body.return_prompt_text:
@@ -117,7 +103,6 @@ class ChatReply(ChunkedReply):
         return chunk
 
     def _delta_chunk(self, event: ReplyEvent, delta: ChatDelta) -> ChatCompletionChunk:
-        finished = event.finish_reason is not None
         choice = ChatChunkChoice(
             index=event.index,
             delta=delta,
@@ -126,29 +111,11 @@ class ChatReply(ChunkedReply):
         )
         if self._body.return_token_ids:
             choice.token_ids = event.token_ids
-        chunk = self._chunk([choice], self._usage())
-        if self._body.timings_per_token or finished:
-            chunk.timings = timings(self.generation.timers[event.index])
-        if finished:
+        if event.finish_reason is not None:
             choice.stop_reason = event.stop_reason
-            chunk.system_fingerprint = fingerprint(self.generation.served)
         elif _is_empty(delta):
             delta.content = ""
-        return chunk
-
-    def _text_choice(self, index: int, text: str) -> ChatChunkChoice:
-        return ChatChunkChoice(index=index, delta=ChatDelta(content=text))
-
-    def _chunk(
-        self, choices: Sequence[Any], usage: Usage | UnsetType = UNSET
-    ) -> ChatCompletionChunk:
-        head = self._head
-        return ChatCompletionChunk(
-            id=head.id, created=head.created, model=head.model, choices=list(choices), usage=usage
-        )
-
-    def _final_usage(self) -> Usage:
-        return final_usage(self.stream, self._body)
+        return self._chunk([choice], event)
 
     def _logprobs(self, event: ReplyEvent) -> ChatLogprobs | None:
         if not self._body.logprobs:

@@ -1,11 +1,9 @@
 """Replies of /inference/v1/generate, whole and streamed: tokens, and their text where asked."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from pagoda.server.context import ReplyHead
+from pagoda.server.protocol.common import StreamOptions
 from pagoda.server.protocol.generate import (
     Generated,
     GeneratedChoice,
@@ -13,18 +11,20 @@ from pagoda.server.protocol.generate import (
     GenerateRequest,
     IdLogprobs,
 )
-from pagoda.server.protocol.replies import ChatLogprobs, Usage
-from pagoda.server.replies.chunked import ChunkedReply
+from pagoda.server.protocol.replies import ChatLogprobs
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 from pagoda.server.replies.generation import Generation
-from pagoda.server.replies.logprobs import id_logprobs
+from pagoda.server.replies.logprobs import LogprobFormatter, id_logprobs
+from pagoda.server.replies.reply import Reply
 from pagoda.server.replies.sse import data_event
 
 
-class GenerateReply(ChunkedReply):
+class GenerateReply(Reply):
     def __init__(self, generation: Generation, body: GenerateRequest, head: ReplyHead):
-        super().__init__(ReplyStream(generation), body.stream_options, tells_tokens=True)
+        super().__init__(ReplyStream(generation))
         self._body, self._head = body, head
+        self._options = body.stream_options or StreamOptions()
+        self._formatter = LogprobFormatter(generation.served.tokenizer, as_ids=False)
         self._with_text = body.output_mode == "text"
         self._begun = False
 
@@ -36,7 +36,7 @@ class GenerateReply(ChunkedReply):
             model=head.model,
             created=head.created,
             choices=[self._choice(event) for event in self.sums],
-            usage=self._final_usage(),
+            usage=self.stream.usage(),
         )
         if generation.sampling.prompt_logprobs is not None:
             reply.prompt_logprobs = self._formatter.prompt(self.sums[0].prompt_logprobs)
@@ -44,10 +44,15 @@ class GenerateReply(ChunkedReply):
             reply.prompt_token_ids = generation.prompt_ids(0)
         return reply
 
-    def _told(self, event: ReplyEvent) -> bytes:
+    def end(self) -> bytes:
+        if not self._options.include_usage:
+            return b""
+        return data_event(self._chunk([], tells_usage=True))
+
+    def tell(self, event: ReplyEvent) -> bytes:
         if not (event.token_ids or event.deltas or event.finish_reason):
             return b""
-        chunk = self._chunk([self._choice(event)], self._usage())
+        chunk = self._chunk([self._choice(event)], tells_usage=self._options.continuous_usage_stats)
         if self._body.return_token_ids and not self._begun:
             chunk.prompt_token_ids = self.generation.prompt_ids(0)
         self._begun = True
@@ -71,14 +76,10 @@ class GenerateReply(ChunkedReply):
             return self._formatter.chat(event.logprobs, count)
         return IdLogprobs(id_logprobs(event.logprobs))
 
-    def _text_choice(self, index: int, text: str) -> GeneratedChoice:
-        return GeneratedChoice(index=index, token_ids=[], text=text)
-
-    def _chunk(self, choices: Sequence[Any], usage: Usage | UnsetType = UNSET) -> GeneratedChunk:
-        mode = self._body.output_mode
+    def _chunk(self, choices: list[GeneratedChoice], *, tells_usage: bool) -> GeneratedChunk:
         return GeneratedChunk(
-            request_id=self._head.id, output_mode=mode, choices=list(choices), usage=usage
+            request_id=self._head.id,
+            output_mode=self._body.output_mode,
+            choices=choices,
+            usage=self.stream.usage() if tells_usage else UNSET,
         )
-
-    def _final_usage(self) -> Usage:
-        return self.stream.usage()

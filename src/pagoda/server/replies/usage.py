@@ -3,18 +3,16 @@
 import hashlib
 
 from pagoda.engine.directory import ServedModel
-from pagoda.server.protocol.common import GenerationBody
 from pagoda.server.protocol.replies import CompletionTokensDetails, PrefixReport, Usage
 from pagoda.server.replies.events import ReplyStream
 from pagoda.version import __version__
 
 
-def final_usage(stream: ReplyStream, body: GenerationBody) -> Usage:
-    """With what the request wants to know."""
+def final_usage(stream: ReplyStream, *, reports_prefix: bool) -> Usage:
     usage, thought = stream.usage(), stream.count_thought()
     if thought:
         usage.completion_tokens_details = CompletionTokensDetails(thought)
-    if body.return_prefix_report:
+    if reports_prefix:
         usage.prompt_tokens_details.prefix_report = _prefix_report(stream)
     return usage
 
