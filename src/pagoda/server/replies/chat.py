@@ -27,17 +27,12 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
     def __init__(self, job: ChatJob):
         self._job, self._body = job, job.body
         super().__init__(
-            job.stream(),
+            job.stream(ended=self._count_end),
             job.body,
             job.head,
             ChatCompletionChunk,
             tells_logprobs=job.body.logprobs,
         )
-
-    def add(self, event: ReplyEvent) -> None:
-        super().add(event)
-        if event.finish_reason is not None:
-            self._count_end(event.index, streamed=False)
 
     def whole(self) -> ChatCompletion:
         body, generation = self._body, self.generation
@@ -76,10 +71,8 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
         chunks, delta = [], self._delta(event)
         if event.starts:
             chunks.append(self._first_chunk(event.index))
-        finished = event.finish_reason is not None
-        if finished:
-            self._count_end(event.index, streamed=True)
-        if finished or not _is_empty(delta) or (self._tells_tokens and event.token_ids):
+        told = event.finish_reason is not None or not _is_empty(delta)
+        if told or (self._tells_tokens and event.token_ids):
             chunks.append(self._delta_chunk(event, delta))
         return chunks
 
@@ -125,11 +118,10 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
     def _echoed(self, index: int) -> str:
         return self._job.echoed[index // self._body.n] if self._body.echo else ""
 
-    def _count_end(self, index: int, *, streamed: bool) -> None:
+    def _count_end(self, called: bool) -> None:
         if self._body.offered_tools:
-            called = self.stream.readers[index].called
             self.generation.metrics.count_tool_parsing(
-                "chat_completions", streamed=streamed, called=called
+                "chat_completions", streamed=self._body.stream, called=called
             )
 
 

@@ -2,6 +2,7 @@
 are translated into one first."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,8 +43,11 @@ class ChatJob:
     """With echo, the final message of each conversation, which the reply continues."""
     constraint: Constraint
 
-    def stream(self, *, text_logprobs: bool = False) -> ReplyStream:
-        """Its events; with `text_logprobs` they say which belong to which text."""
+    def stream(
+        self, *, text_logprobs: bool = False, ended: Callable[[bool], None] | None = None
+    ) -> ReplyStream:
+        """Its events; with `text_logprobs` they say which belong to which text. `ended` hears of
+        each choice's end, as of ReplyReader."""
         body, readers = self.body, []
         for index in range(self.generation.num_choices):
             parser = self.served.parser(self.prompt_texts[index // body.n], body.offered_tools)
@@ -54,6 +58,7 @@ class ChatJob:
                     body.parallel_tool_calls,
                     is_named(body.tool_choice),
                     TextLogprobs(parser) if text_logprobs else None,
+                    ended,
                 )
             )
         return ReplyStream(self.generation, readers)

@@ -1,6 +1,6 @@
 """A reply as one stream of events: what every dialect tells, and what whole replies add up."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,9 +26,9 @@ class ReplyEvent(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     """Of the tokens, whatever they are part of."""
-    text_logprobs: list[list[TokenLogprobs]] = []
+    text_logprobs: Sequence[list[TokenLogprobs]] = ()
     """For each delta those of its text, where a reader was asked for them."""
-    prompt_logprobs: list[TokenLogprobs | None] = []
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     """All of them, where the choice starts."""
     finish_reason: str | None = None
     """Where it ends."""
@@ -48,8 +48,8 @@ class ReplyEvent(msgspec.Struct):
         self.token_ids += later.token_ids
         if later.logprobs:
             self.logprobs += later.logprobs
-        if later.prompt_logprobs:
-            self.prompt_logprobs += later.prompt_logprobs
+        if later.starts:
+            self.prompt_logprobs = later.prompt_logprobs
         if later.finish_reason is not None:
             self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
@@ -66,6 +66,8 @@ class ReplyReader:
     named_call: bool = False
     """A call was asked for by name: the reply ends with `stop`, as OpenAI's."""
     text_logprobs: TextLogprobs | None = None
+    ended: Callable[[bool], None] | None = None
+    """Hears at the end whether there was a call."""
     thought: list[str] = field(default_factory=list)
     called: bool = False
     num_tokens: int = 0
@@ -92,6 +94,8 @@ class ReplyReader:
             called = self.called and not self.named_call and output.finish_reason == "stop"
             event.finish_reason = "tool_calls" if called else output.finish_reason
             event.stop_reason = output.stop_reason
+            if self.ended is not None:
+                self.ended(self.called)
         return event
 
     def _deltas(self, output: OutputDelta) -> list[Delta]:

@@ -14,7 +14,7 @@ ToolSpecs = Sequence[Mapping[str, Any]]
 """Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of output. For `tool_call`, `text` is the next piece of the arguments' JSON."""
 
     kind: Kind
