@@ -18,7 +18,7 @@ from pagoda.server.protocol.native import (
 from pagoda.server.replies.events import ReplyEvent, ReplyReader, ReplyStream
 from pagoda.server.replies.generation import Generation
 from pagoda.server.replies.logprobs import LogprobFormatter
-from pagoda.server.replies.reply import Reply
+from pagoda.server.replies.reply import Answer, Reply
 from pagoda.server.replies.sse import data_event
 from pagoda.server.replies.timings import timings
 
@@ -81,7 +81,7 @@ class NativeReply(Reply):
         self._body, self._head = body, head
         self._formatter = LogprobFormatter(generation.served.tokenizer, as_ids=False)
 
-    def whole(self) -> Any:
+    def whole(self) -> Answer:
         """An object, or a list of them where there are several completions."""
         replies = [self._selected(self._choice(event)) for event in self.sums]
         return replies[0] if len(replies) == 1 else replies

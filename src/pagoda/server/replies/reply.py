@@ -1,12 +1,17 @@
 """What the replies of all dialects are."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from pagoda.server.errors import ApiError
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 
 DONE = b"data: [DONE]\n\n"
+Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
+"""What becomes the JSON of a whole reply."""
 
 
 class Reply(ABC):
@@ -38,5 +43,5 @@ class Reply(ABC):
         self.sums[event.index].add(event)
 
     @abstractmethod
-    def whole(self) -> Any:
+    def whole(self) -> Answer:
         """What the dialect answers once all events were added."""

@@ -1,6 +1,6 @@
 """The last step of a generating route: one JSON reply, or a stream of events."""
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,10 +12,8 @@ from starlette.responses import Response
 from pagoda.server.context import Context
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
-from pagoda.server.replies.reply import Reply
+from pagoda.server.replies.reply import Answer, Reply
 from pagoda.server.replies.sse import EventStream, until_disconnected
-
-Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 
 
 async def respond(request: Request, context: Context, reply: Reply, *, streamed: bool) -> Response:
@@ -33,8 +31,7 @@ async def _added_up(reply: Reply) -> Answer:
             await generation.arrival()
             for event in reply.stream.take():
                 reply.add(event)
-    whole: Answer = reply.whole()
-    return whole
+    return reply.whole()
 
 
 async def answer(
