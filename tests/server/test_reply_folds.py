@@ -143,15 +143,19 @@ async def chat(door: Door, scene: Scene) -> Pair:
         body |= {"logprobs": True, "top_logprobs": 2}
     whole, chunks = await door.both("/v1/chat/completions", body, **USAGE)
     state: Any = ChatCompletionStreamState()
+    # Fields that are not OpenAI's get lost in it.
     token_ids: dict[int, list[int]] = {}
+    stops: dict[int, Any] = {}
     # openai's accumulator takes a choice that is new only behind those before it.
     for chunk in sorted(chunks[:-1], key=lambda chunk: int(chunk["choices"][0]["index"])):
         for choice in chunk["choices"]:
             token_ids.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
+            stops[choice["index"]] = choice.get("stop_reason")
         state.handle_chunk(ChatCompletionChunk.construct(**chunk))
     folded = state.current_completion_snapshot.model_dump()
     for choice in folded["choices"]:
         choice["token_ids"] = token_ids[choice["index"]]
+        choice["stop_reason"] = stops[choice["index"]]
     return _chat(whole), _chat({**folded, "usage": chunks[-1]["usage"]})
 
 
