@@ -14,6 +14,7 @@ ToolSpecs = Sequence[Mapping[str, Any]]
 """Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
 
 
+# One per token: the collector need not look into strings and numbers.
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of output. For `tool_call`, `text` is the next piece of the arguments' JSON."""
 
