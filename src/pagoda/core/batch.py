@@ -25,7 +25,7 @@ class RunningBatch:
     """
 
     computed: Ints
-    """`Request.num_computed_tokens`."""
+    """As `Request.num_computed_tokens`."""
     missing: Ints
     """How many more tokens are expected than are computed: 1 of a stream, before and behind each
     of its steps."""

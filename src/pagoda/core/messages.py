@@ -131,7 +131,7 @@ class Deltas(msgspec.Struct, omit_defaults=True):
     """In front of the others, those that gained a token and nothing else: hundreds of streams need
     no object each."""
     tokens: list[int] = msgspec.field(default_factory=list)
-    """Theirs."""
+    """The token of each of `req_ids`."""
 
     def __len__(self) -> int:
         return len(self.req_ids) + len(self.others)

@@ -64,7 +64,7 @@ class Answer:
     config: EngineConfig
     """With what the doctor chose before anything else: devices, room for users."""
     choices: tuple[Reason, ...]
-    """Those."""
+    """What the doctor chose before anything else."""
     resolution: Resolution | None
     """None where it does not fit."""
     problem: str = ""

@@ -27,7 +27,7 @@ class GatedMlp(nn.Module):
 
 
 class Mlp(nn.Module):
-    """down(activation(up(x)))."""
+    """Two linear layers with an activation between them: down(activation(up(x)))."""
 
     def __init__(self, context: LayerContext, spec: MlpSpec, hidden_size: int):
         super().__init__()

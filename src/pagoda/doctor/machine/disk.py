@@ -21,7 +21,7 @@ class Disk:
     folder: str
     """Where models are kept."""
     free: int | None
-    """Bytes."""
+    """Free bytes there."""
     read_speed: float | None
     """Bytes per second, an estimate from a few MB of `read_file`; None where nothing was read."""
     read_file: str | None

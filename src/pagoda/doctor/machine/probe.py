@@ -65,12 +65,12 @@ class Kernels:
     isa: str | None
     """The one in use; None where `wanted` is `none` or a set that this build does not know."""
     wanted: str | None
-    """PAGODA_CPU_ISA."""
+    """What PAGODA_CPU_ISA says."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes."""
+    """Bytes of the machine's memory."""
 
     total: int
     available: int

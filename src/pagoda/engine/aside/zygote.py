@@ -126,7 +126,7 @@ def _limit(bounds: Bounds, base: int) -> None:
 
 
 def _address_space(statm: int) -> int:
-    """Bytes."""
+    """Bytes of the process's address space."""
     return int(os.pread(statm, 64, 0).split()[0]) * resource.getpagesize()
 
 

@@ -24,7 +24,7 @@ class LayerCache:
 
     kind: Literal["full", "sliding", "state"]
     block: int
-    """Tokens."""
+    """Tokens per block."""
     page: int
     """Bytes of a block."""
     window: int | None = None

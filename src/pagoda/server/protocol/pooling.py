@@ -90,7 +90,7 @@ class RerankRequest(PoolingBody):
 
 
 class NativeEmbeddingRequest(PoolingBody):
-    """llama-server's."""
+    """A body of llama-server's /embedding."""
 
     content: Prompt | None = None
     input: Prompt | None = None

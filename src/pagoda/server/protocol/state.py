@@ -63,7 +63,7 @@ class Modalities(msgspec.Struct):
 
 
 class Props(msgspec.Struct, kw_only=True):
-    """llama-server's."""
+    """What llama-server's /props answers."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int

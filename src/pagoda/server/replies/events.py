@@ -18,14 +18,14 @@ class ReplyEvent(msgspec.Struct):
     and says the whole reply."""
 
     index: int
-    """Of the choice."""
+    """Which choice it is of."""
     starts: bool = False
     """Its first token is here, or its end."""
     deltas: list[Delta] = []
     """Text, thought and calls, in order; none where tokens add no text yet."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    """Of the tokens, whatever they are part of."""
+    """Logprobs of the tokens, whatever they are part of."""
     text_logprobs: Sequence[list[TokenLogprobs]] = ()
     """For each delta those of its text, where a reader was asked for them."""
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
@@ -126,8 +126,8 @@ class ReplyStream:
         self._num_tokens = 0
 
     def take(self) -> Iterator[ReplyEvent]:
-        """Of what arrived since the last look; raises as `Generation.take`. Usage counts up to
-        the event that was given last."""
+        """Events of what arrived since the last look; raises as `Generation.take`. Usage counts up
+        to the event that was given last."""
         for index, output in self.generation.take():
             self._num_tokens += len(output.token_ids)
             yield self.readers[index].read(output)

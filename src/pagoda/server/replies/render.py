@@ -21,7 +21,7 @@ async def rendered_chat(
     head: ReplyHead,
     media: MediaLoader | None = None,
 ) -> Rendered:
-    """Of a chat request, in whatever dialect it came."""
+    """The prompt of a chat request, in whatever dialect it came."""
     sampling = chat_params(body, served)
     shown = await render_chat(body, served)
     prompt = await chat_prompt(body, served, body.messages, shown, media)

@@ -25,7 +25,7 @@ class Reply(ABC):
         self.stream = stream
         self.generation = stream.generation
         self.sums = [ReplyEvent(i, starts=True) for i in range(self.generation.num_choices)]
-        """Of each choice, where it is not streamed."""
+        """The sum of each choice's events, where it is not streamed."""
 
     @abstractmethod
     def tell(self, event: ReplyEvent) -> bytes:

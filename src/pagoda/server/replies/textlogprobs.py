@@ -10,15 +10,15 @@ from pagoda.text.parsers.base import Delta, OutputParser
 
 
 class TextLogprobs:
-    """Of one reply, read by `parser`. A token that is text in part counts, and belongs to the
-    first piece that it reaches into."""
+    """Assigns logprobs to the text of one reply, read by `parser`. A token that is text in part
+    counts, and belongs to the first piece that it reaches into."""
 
     def __init__(self, parser: OutputParser):
         self._parser = parser
         self._tokens: deque[tuple[int, int, TokenLogprobs]] = deque()
         """Those whose text is still to come: where each begins and ends in the reply."""
         self._end = 0
-        """Of the last token that came."""
+        """Where the last token that came ends."""
         self._given = 0
         """Where the text that was taken ends in the reply."""
         self._span = 0
@@ -33,7 +33,7 @@ class TextLogprobs:
         return [self._take(len(delta.text)) if delta.kind == "text" else [] for delta in deltas]
 
     def _take(self, length: int) -> list[TokenLogprobs]:
-        """Of the next `length` characters of text."""
+        """Logprobs of the next `length` characters of text."""
         taken = []
         for start, end in self._places(length):
             while self._tokens and self._tokens[0][0] < end:

@@ -18,7 +18,7 @@ def final_usage(stream: ReplyStream, *, reports_prefix: bool) -> Usage:
 
 
 def _prefix_report(stream: ReplyStream) -> PrefixReport:
-    """Of the first choice."""
+    """How much of the first choice's prompt was cached."""
     first, served = stream.readers[0], stream.generation.served
     if first.prefix_miss is None or first.prefix_miss == "off":
         return PrefixReport(reason=first.prefix_miss or "all")

@@ -50,8 +50,8 @@ def input_items(body: CountInputRequest) -> list[Item]:
 def chat_request(
     body: CountInputRequest, earlier: list[Item], items: list[Item], route: str
 ) -> ChatCompletionRequest:
-    """Of the input items and those that came before them. RequestError or ApiError for what cannot
-    be said in a chat request."""
+    """The chat request of the input items and those that came before them. RequestError or ApiError
+    for what cannot be said in a chat request."""
     fields = body.sampling_fields()
     fields["messages"] = _messages(body.instructions, earlier, items)
     if isinstance(body, ResponsesRequest):

@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 10.0
 @dataclass(frozen=True)
 class HubModel:
     repo: str
-    """`org/name`."""
+    """The repository's name, `org/name`."""
     selector: str | None = None
     """A file of the repository or a quantization."""
     revision: str | None = None

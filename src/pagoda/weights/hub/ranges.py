@@ -19,7 +19,7 @@ class Hub(Protocol):
     """A hub, asked for one model."""
 
     name: str
-    """`org/name`."""
+    """The repository's name, `org/name`."""
     errors: tuple[type[Exception], ...]
     """What `listing` and `stream` raise when the hub or the network fails."""
 

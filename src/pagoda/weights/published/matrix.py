@@ -93,7 +93,7 @@ class Fields:
     zeros: Bytes | None
     """[rows, groups]; None where the storage format has a fixed one."""
     group_of: Indices
-    """[columns]"""
+    """The group of each column, [columns]."""
 
 
 class Matrix(ABC):

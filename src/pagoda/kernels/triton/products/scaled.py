@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 logger = get_logger(__name__)
 
 FEWEST = 64
-"""Tokens."""
+"""The fewest tokens that these kernels compute."""
 _LARGEST = 448.0  # of E4M3
 _UNIT = 16  # rows and columns of the library's products are whole multiples
 
