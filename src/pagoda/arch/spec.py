@@ -134,7 +134,7 @@ class MoeSpec:
     activation: Activation = "silu"
     """activation(gate) * up."""
     clamped: ClampedSwiglu | None = None
-    """Instead."""
+    """What is computed instead of `activation`."""
     bias: bool = False
     """On experts and router."""
     shared: SharedExpert | None = None
