@@ -7,8 +7,10 @@ from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import cpu
 from pagoda.kernels.triton import ops as triton_ops
+from pagoda.planner.attention import AttentionChoice, own_attention
 from tests.models import tiny
 from tests.models.driver import Driver
 from tests.models.test_captured import capture
@@ -34,6 +36,14 @@ MODELS = {
 }  # fmt: skip
 
 
+# As a GPU has it; `native` is whatever `on_triton` puts there.
+_TOKEN_BY_TOKEN = (
+    own_attention("cuda")
+    if torch.cuda.is_available()
+    else AttentionChoice(KVLayout("tokens"), "native")
+)
+
+
 @pytest.fixture
 def on_triton(monkeypatch):
     """Without a GPU, CPU tensors take Triton's forms."""
@@ -46,7 +56,7 @@ def load(case: str, folder, device: str):
     family, changes = MODELS[case]
     reference = tiny.make(family, **changes)
     reference.save_pretrained(folder)
-    model = tiny.load(folder, device=device)
+    model = tiny.load(folder, device=device, attention=_TOKEN_BY_TOKEN)
     model.reserve(64)
     return reference, model
 
