@@ -6,11 +6,11 @@ Sources: src/pagoda/agent/dialects/, actions.py.
 import json
 from functools import cache
 
-from pagoda.agent.actions import check, from_json, to_json
-from pagoda.agent.dialects.registry import DIALECTS
-from pagoda.agent.dialogue import Dialect, Reply, ToolCall
-from pagoda.agent.errors import ActionError
-from pagoda.agent.keys import KEYS
+from pagoda_agent.actions import check, from_json, to_json
+from pagoda_agent.dialects.registry import DIALECTS
+from pagoda_agent.dialogue import Dialect, Reply, ToolCall
+from pagoda_agent.errors import ActionError
+from pagoda_agent.keys import KEYS
 
 SCREEN = (1280, 720)
 WORDS = tuple(

@@ -1,8 +1,8 @@
 import pytest
 
-from pagoda.agent.budget import Budget, BudgetError, Caps, Price, Spent
-from pagoda.agent.dialogue import Usage
 from pagoda.base.errors import ConfigError
+from pagoda_agent.budget import Budget, BudgetError, Caps, Price, Spent
+from pagoda_agent.dialogue import Usage
 
 
 class Clock:

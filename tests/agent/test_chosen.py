@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from pagoda.agent.chosen import chosen_model
-from pagoda.agent.control import State
-from pagoda.agent.errors import ModelError
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.settings import Settings
+from pagoda_agent.chosen import chosen_model
+from pagoda_agent.control import State
+from pagoda_agent.errors import ModelError
+from pagoda_agent.operator import Operator
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.settings import Settings
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 from tests.agent.test_operator import QUICK, journal, run

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.control import State
-from pagoda.agent.journal import JOURNAL
-from pagoda.agent.policy import Category, Decision, Policy, decisions
-from pagoda.agent.replay import ReplayError, replay
+from pagoda_agent.control import State
+from pagoda_agent.journal import JOURNAL
+from pagoda_agent.policy import Category, Decision, Policy, decisions
+from pagoda_agent.replay import ReplayError, replay
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import (
     PATIENCE,

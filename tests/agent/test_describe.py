@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagoda import web
-from pagoda.agent.actions import (
+from pagoda_agent.actions import (
     Ask,
     Click,
     CursorPosition,
@@ -26,8 +26,8 @@ from pagoda.agent.actions import (
     Zoom,
     to_json,
 )
-from pagoda.agent.describe import WORDS, describe
-from pagoda.cli.agent_lines import Lines
+from pagoda_agent.cli.lines import Lines
+from pagoda_agent.describe import WORDS, describe
 
 AT, END = Point(0.2, 0.25), Point(1, 1)
 SIZE = (1280, 720)

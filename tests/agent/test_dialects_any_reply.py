@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import check
-from pagoda.agent.dialects.registry import DIALECTS
-from pagoda.agent.dialogue import Parsed, Reply
-from pagoda.agent.errors import ActionError
+from pagoda_agent.actions import check
+from pagoda_agent.dialects.registry import DIALECTS
+from pagoda_agent.dialogue import Parsed, Reply
+from pagoda_agent.errors import ActionError
 from tests.agent.dialect_cases import JSON, SCREEN, calls
 
 SAMPLES = {

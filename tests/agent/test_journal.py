@@ -11,11 +11,11 @@ import stat
 import pytest
 from PIL import Image
 
-from pagoda.agent import journal as journals
-from pagoda.agent.dialogue import Picture
-from pagoda.agent.events import Events
-from pagoda.agent.frame import Frame
-from pagoda.agent.journal import Journal, JournalError, new_folder, read
+from pagoda_agent import journal as journals
+from pagoda_agent.dialogue import Picture
+from pagoda_agent.events import Events
+from pagoda_agent.frame import Frame
+from pagoda_agent.journal import Journal, JournalError, new_folder, read
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.control import State, StateError
-from pagoda.agent.errors import ModelError
-from pagoda.agent.journal import JOURNAL, read
-from pagoda.agent.replay import ReplayError, replay
+from pagoda_agent.control import State, StateError
+from pagoda_agent.errors import ModelError
+from pagoda_agent.journal import JOURNAL, read
+from pagoda_agent.replay import ReplayError, replay
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, QUICK, computer, make, run, until
 

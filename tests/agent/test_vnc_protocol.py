@@ -7,10 +7,10 @@ import zlib
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.drivers.vnc import connection
-from pagoda.agent.drivers.vnc.security import answer
-from pagoda.agent.errors import (
+from pagoda_agent.actions import Point
+from pagoda_agent.drivers.vnc import connection
+from pagoda_agent.drivers.vnc.security import answer
+from pagoda_agent.errors import (
     ConnectionLostError,
     DriverError,
     LoginError,
@@ -32,7 +32,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(connection, "_ECHO_SECONDS", 0)
     monkeypatch.setattr(connection, "_PICTURE_TRIES", 1)
-    monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0,))
+    monkeypatch.setattr("pagoda_agent.drivers.vnc.driver._TRIES", (0.0,))
 
 
 def test_the_challenge_is_answered_with_des():

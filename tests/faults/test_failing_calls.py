@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagoda.agent.errors import DriverError
-from pagoda.agent.line import Line, Memory
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.core.messages import MediaItem
 from pagoda.engine.kv_disk import KvDisk
 from pagoda.engine.media import MediaFiles
+from pagoda_agent.errors import DriverError
+from pagoda_agent.line import Line, Memory
 from tests.engine.test_kv_disk import MemoryStore, check, compute, make
 from tests.faults.faults import KINDS, Faults, full
 from tests.faults.stores import STORES, Store, claim_and_leave, serve_and_stop

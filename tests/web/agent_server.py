@@ -11,13 +11,13 @@ from typing import Any
 
 import uvicorn
 
-from pagoda.agent.observe import Settle
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.service.app import Service
-from pagoda.agent.service.gate import Gate
-from pagoda.agent.settings import Settings
 from pagoda.web.site import Site
+from pagoda_agent.observe import Settle
+from pagoda_agent.operator import Operator
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.service.app import Service
+from pagoda_agent.service.gate import Gate
+from pagoda_agent.settings import Settings
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 

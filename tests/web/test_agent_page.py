@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from pagoda.agent.errors import DriverError
-from pagoda.agent.service import gate
 from pagoda.web import site
+from pagoda_agent.errors import DriverError
+from pagoda_agent.service import gate
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
 from tests.web.agent_server import AgentServer, serving, wait_until
@@ -38,7 +38,7 @@ class AgentVisit(Visit):
 
     def enter(self, understood: bool = True) -> "AgentVisit":
         if understood:
-            self.page.add_init_script("localStorage.setItem('pagoda.agent.risks', 'understood')")
+            self.page.add_init_script("localStorage.setItem('pagoda_agent.risks', 'understood')")
         self.page.goto(self.server.gate.address)
         self.page.wait_for_selector("#pagoda:not(.locked)")
         return self
@@ -390,7 +390,7 @@ def test_the_risks_come_first(visit) -> None:
     risks.wait_for()
     page.get_by_role("button", name="I understand").click()
     risks.wait_for(state="hidden")
-    assert page.evaluate("localStorage.getItem('pagoda.agent.risks')") == "understood"
+    assert page.evaluate("localStorage.getItem('pagoda_agent.risks')") == "understood"
 
 
 def test_the_address_works_once(visit, browser) -> None:
