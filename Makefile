@@ -47,12 +47,12 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[web,agent,video,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent,video,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

@@ -1,17 +1,13 @@
 """The page before a fake engine, and a real browser before the page."""
 
-import asyncio
 import contextlib
-import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from pagoda.web import site
 from pagoda.web.site import Site
 from tests.server.conftest import RunningServer, running
 from tests.server.fakes import FakeClient
@@ -30,20 +26,12 @@ def start() -> Iterator[Callable[..., RunningServer]]:
         yield lambda client: stack.enter_context(running(client, wrap=Site))
 
 
-@pytest.fixture(scope="session")
-def render() -> mock.AsyncMock:
-    """Makes the document without asking NiceGUI each time: one does for all servers."""
-    if importlib.util.find_spec("nicegui") is None:
-        pytest.skip("NiceGUI is not installed")
-    return mock.AsyncMock(return_value=asyncio.run(site._render("chat")))
-
-
 @pytest.fixture(scope="module")
-def browser(render: mock.AsyncMock) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     """Chromium of the system; nothing is downloaded.
 
-    Playwright keeps an event loop running in this thread until it is closed: so it comes after
-    `render`, which runs one, and ends before modules with asynchronous tests.
+    Playwright keeps an event loop running in this thread until it is closed: so it ends before
+    modules with asynchronous tests.
     """
     sync_api = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -99,9 +87,9 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]]:
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
     """Start a server and open a page on it; `context` are Playwright's (locale, viewport)."""
-    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", render):
+    with contextlib.ExitStack() as stack:
 
         def start(
             client: FakeClient | None = None,
@@ -118,11 +106,3 @@ def visit(browser: Any, render: mock.AsyncMock) -> Iterator[Callable[..., Visit]
             return Visit(page, server)
 
         yield start
-
-
-@pytest.fixture(scope="session")
-def agent_document() -> mock.AsyncMock:
-    """Makes the agent's document; as `render`, once."""
-    if importlib.util.find_spec("nicegui") is None:
-        pytest.skip("NiceGUI is not installed")
-    return mock.AsyncMock(return_value=asyncio.run(site._render("agent")))

@@ -5,11 +5,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from pagoda.web import site
 from pagoda_agent.errors import DriverError
 from pagoda_agent.service import gate
 from tests.agent.fake_computer import FakeComputer
@@ -56,11 +54,9 @@ class AgentVisit(Visit):
 
 
 @pytest.fixture
-def visit(
-    browser: Any, render: Any, agent_document: mock.AsyncMock, tmp_path: Any
-) -> Iterator[Callable[..., AgentVisit]]:
+def visit(browser: Any, tmp_path: Any) -> Iterator[Callable[..., AgentVisit]]:
     """Start an agent with a script, and a browser; `context` are Playwright's options."""
-    with contextlib.ExitStack() as stack, mock.patch.object(site, "_render", agent_document):
+    with contextlib.ExitStack() as stack:
 
         def start(
             *script: Any, context: dict[str, Any] | None = None, **options: Any

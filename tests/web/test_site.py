@@ -1,8 +1,6 @@
 """What the server answers for the page, without a browser."""
 
-import importlib.util
 import re
-import sys
 
 import httpx
 import pytest
@@ -12,26 +10,16 @@ from pagoda.cli import serve
 from pagoda.cli.main import parse_command
 from pagoda.config.server import ServerConfig
 from pagoda.server import launch
-from pagoda.web import site
 from pagoda.web.files import Files
 from pagoda.web.site import Site
 from tests.server.conftest import RunningServer, running
-from tests.server.fakes import REPLY, FakeClient
+from tests.server.fakes import FakeClient
 
 
 @pytest.fixture(scope="module")
 def paged():
-    if importlib.util.find_spec("nicegui") is None:
-        pytest.skip("NiceGUI is not installed")
     with running(FakeClient(), ServerConfig(api_key=("sesame",)), Site) as server:
         yield server
-
-
-def test_nicegui_stays_out_of_the_server(paged: RunningServer) -> None:
-    assert paged.http.get("/health").status_code == 200
-    assert "nicegui" not in sys.modules
-    assert paged.http.get("/").status_code == 200
-    assert "nicegui" not in sys.modules
 
 
 def test_document_asks_only_its_own_server(paged: RunningServer) -> None:
@@ -40,22 +28,34 @@ def test_document_asks_only_its_own_server(paged: RunningServer) -> None:
     assert len(loaded) > 5
     for address in loaded:
         assert not re.match(r"(https?:)?//", address), address
-        if not address.startswith("data:"):
-            assert paged.http.get(f"/{address}").status_code == 200, address
+        assert paged.http.get(f"/{address}").status_code == 200, address
+
+
+def test_modules_are_asked_for_at_once(paged: RunningServer) -> None:
+    """Not one after the other, as they import each other."""
+    html = paged.http.get("/").text
+    preloaded = re.findall(r'rel="modulepreload" href="pages/chat/([^"]+)"', html)
+    modules, left = set(), ["main.js"]
+    while left:
+        if (module := left.pop()) not in modules:
+            modules.add(module)
+            text = paged.http.get(f"/pages/chat/{module}").text
+            left += re.findall(r'^(?:import|\}|export) .*?"\./([^"]+)";$', text, re.MULTILINE)
+            left += re.findall(r'^import "\./([^"]+)";$', text, re.MULTILINE)
+    assert sorted(preloaded) == sorted(modules - {"main.js"})
 
 
 def test_policy_allows_only_the_document_s_own_scripts(paged: RunningServer) -> None:
-    first, second = paged.http.get("/"), paged.http.get("/")
-    policies = [reply.headers["content-security-policy"] for reply in (first, second)]
-    assert policies[0] != policies[1]
-    for reply, policy in zip((first, second), policies, strict=True):
+    for path in ("/", "/pages/chat/index.html", "/pages/chat/icon.svg"):
+        policy = paged.http.get(path).headers["content-security-policy"]
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'none'" and rules["frame-ancestors"] == "'none'"
-        assert "unsafe" not in rules["script-src"]
-        nonce = re.fullmatch(r"'self' 'nonce-([\w-]{16,})'", rules["script-src"])
-        assert nonce is not None
-        scripts = re.findall(r"<script[^>]*>", reply.text)
-        assert scripts and all(f'nonce="{nonce[1]}"' in script for script in scripts)
+        assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+    # So none may stand in the document itself.
+    html = paged.http.get("/").text
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.DOTALL)
+    assert scripts and all(" src=" in words and not text for words, text in scripts)
+    assert "<style" not in html and not re.search(r"<[^>]+ (style|on\w+)=", html)
 
 
 def test_page_tells_nothing_of_the_server_without_a_key(paged: RunningServer) -> None:
@@ -72,10 +72,7 @@ def test_page_tells_nothing_of_the_server_without_a_key(paged: RunningServer) ->
         "/pages/chat/%2e%2e/site.py",
         "/pages/chat/..%2f..%2fversion.py",
         "/pages/chat/",
-        "/_nicegui/1/static/../nicegui.py",
-        "/_nicegui/1/static/%2e%2e/nicegui.py",
-        "/_nicegui/1/components/x.js",
-        "/_nicegui_ws/socket.io/?EIO=4&transport=polling",
+        "/pages/chatter/main.js",
     ],
 )
 def test_nothing_else_is_served(paged: RunningServer, path: str) -> None:
@@ -83,38 +80,26 @@ def test_nothing_else_is_served(paged: RunningServer, path: str) -> None:
     assert reply.status_code in (401, 404), reply.text
 
 
-def test_files_are_checked_for_changes(paged: RunningServer) -> None:
-    reply = paged.http.get("/pages/chat/main.js")
-    assert reply.headers["content-type"].startswith("text/javascript")
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/", "text/html; charset=utf-8"), ("/pages/chat/main.js", "text/javascript")]
+)
+def test_files_are_checked_for_changes(paged: RunningServer, path: str, kind: str) -> None:
+    reply = paged.http.get(path)
+    assert reply.headers["content-type"].startswith(kind)
     assert reply.headers["cache-control"] == "no-cache"
     assert reply.headers["x-content-type-options"] == "nosniff"
-    again = paged.http.get("/pages/chat/main.js", headers={"If-None-Match": reply.headers["etag"]})
-    assert again.status_code == 304
-
-
-def test_without_the_extra_the_page_says_how_to_get_it(start, monkeypatch) -> None:
-    monkeypatch.setattr(site, "_package_folder", lambda name: None)
-    server = start(FakeClient())
-    reply = server.http.get("/")
-    assert reply.status_code == 200
-    assert "pip install 'pagoda-llm[web]'" in reply.text
-    assert server.chat().json()["choices"][0]["message"]["content"] == REPLY
-
-
-def test_a_page_that_cannot_be_made_leaves_the_api_alone(start, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(site, "_package_folder", lambda name: tmp_path)
-    monkeypatch.setattr(site.sys, "executable", "/nonexistent/python")
-    server = start(FakeClient())
-    for _ in range(2):
-        reply = server.http.get("/")
-        assert reply.status_code == 500 and "log" in reply.text
-    assert server.chat().status_code == 200
+    again = paged.http.get(path, headers={"If-None-Match": reply.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["content-security-policy"] == reply.headers["content-security-policy"]
+    head = paged.http.head(path)
+    assert head.headers["content-length"] == str(len(reply.content)) and not head.content
+    assert paged.http.post(path).status_code == 405
 
 
 async def test_below_a_root_path() -> None:
     transport = httpx.ASGITransport(Site(None, "/llm"))  # type: ignore[arg-type]  # no API behind it
     async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
-        for path in ("/llm/pages/chat/main.js", "/pages/chat/main.js"):
+        for path in ("/llm/", "/", "/llm/pages/chat/main.js", "/pages/chat/main.js"):
             assert (await client.get(path)).status_code == 200
 
 

@@ -2,12 +2,10 @@
 
 from html.parser import HTMLParser
 from typing import Any
-from unittest import mock
 
 import pytest
 from markdown_it import MarkdownIt
 
-from pagoda.web import site
 from pagoda.web.site import Site
 from tests.server.fakes import FakeClient
 from tests.web.conftest import served
@@ -90,8 +88,8 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, render: mock.AsyncMock):
-    with mock.patch.object(site, "_render", render), served(FakeClient(), wrap=Site) as server:
+def page(browser: Any):
+    with served(FakeClient(), wrap=Site) as server:
         context = browser.new_context()
         page = context.new_page()
         page.goto(server.url)

@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+from httpx_sse import EventSource
+
 # "Not now" on most routes, and in Anthropic's API.
 _NOT_NOW = (503, 529)
 Channels = dict[str, str]
@@ -113,12 +116,11 @@ def _fold_others(reply: Reply, event: Mapping[str, Any]) -> None:
         reply.add("0/text", event["prompt"])
 
 
-async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """Every JSON payload of a stream, errors among them, to the end of the connection."""
-    async for line in lines:
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data != "[DONE]":
-            yield json.loads(data)
+    async for event in EventSource(answer).aiter_sse():
+        if event.data not in ("", "[DONE]"):
+            yield json.loads(event.data)
 
 
 @dataclass(frozen=True)

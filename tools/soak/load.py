@@ -168,7 +168,7 @@ class Load:
             if reply.errors:
                 return False
             number = 0
-            async for event in events(answer.aiter_lines()):
+            async for event in events(answer):
                 number += 1
                 if number == leave_after:
                     return True

@@ -1,10 +1,11 @@
-"""Reading a stream of server-sent events, and the errors of OpenAI-compatible servers."""
+"""What a stream of an OpenAI-compatible server says, and its errors."""
 
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource, SSEError
 
 from pagoda.base.errors import PagodaError
 
@@ -25,19 +26,25 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     if response.status_code != httpx.codes.OK:
         await response.aread()
         raise ServerError(error_message(response), response.status_code)
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line[5:].strip()
-        if data == "[DONE]":
-            return
-        try:
-            payload = json.loads(data)
-        except ValueError as error:
-            raise ServerError(f"The server sent an event that is not JSON: {data!r}.") from error
-        if payload.get("error"):
-            raise ServerError(_message_of(payload["error"]))
-        yield payload
+    try:
+        async for event in EventSource(response).aiter_sse():
+            if event.data == "[DONE]":
+                return
+            if event.data:  # servers keep a connection alive with events that have none
+                yield _payload(event.data)
+    except SSEError as error:
+        kind = response.headers.get("content-type") or "something unnamed"
+        raise ServerError(f"The server answered with {kind} instead of a stream.") from error
+
+
+def _payload(data: str) -> dict[str, Any]:
+    try:
+        payload: dict[str, Any] = json.loads(data)
+    except ValueError as error:
+        raise ServerError(f"The server sent an event that is not JSON: {data!r}.") from error
+    if payload.get("error"):
+        raise ServerError(_message_of(payload["error"]))
+    return payload
 
 
 def error_message(response: httpx.Response) -> str:

@@ -1,35 +1,36 @@
-"""NVIDIA GPUs as the driver's own library (NVML) describes them.
+"""NVIDIA GPUs as the driver's own library (NVML) describes them."""
 
-The library comes with the driver, and a dozen of its functions are enough: a binding for them all
-would cost every `pagoda doctor` several MB and a dependency.
-Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api.
-"""
-
-import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import pynvml
 
 from pagoda.base import env, machine
 from pagoda.base.machine import read_text
 
-_LIBRARY = "libnvidia-ml.so.1"
 _NVIDIA = "0x10de"  # PCI vendor
 _DISPLAY = "0x03"  # PCI class: VGA (0x0300) and 3D controllers (0x0302)
-_NAME_BYTES = 96
-_MOST_PROCESSES = 256
-_MOST_LINKS = 18  # of an H100; asking past the last one is an error that ends the count
-_UNKNOWN = 2**64 - 1
-# Bits of the reasons for a lower clock that are no choice of anyone's: a hardware slowdown, heat
-# seen by the driver, heat seen by the card, the power supply's brake.
-_SLOWDOWN = 0x08 | 0x20 | 0x40 | 0x80
+# Reasons for a lower clock that are no choice of anyone's.
+_SLOWDOWN = (
+    pynvml.nvmlClocksThrottleReasonHwSlowdown
+    | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+)
 
-# What the doctor answers to NVML's return codes (nvmlReturn_t); others by their number.
+# What the doctor answers to NVML's errors; others by their number.
 _ERRORS = {
-    4: "this user may not use the driver",
-    9: "the driver is not loaded",
-    15: "a GPU has fallen off the bus",
-    18: "the loaded driver and its library are of different versions, as after an update",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use the driver",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the driver is not loaded",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "its driver is not installed here",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "a GPU has fallen off the bus",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the loaded driver and its library are of different versions, as after an update"
+    ),
 }
+
+_T = TypeVar("_T")
 
 # Lowest compute capability whose matrix units take each type.
 _NATIVE = {
@@ -84,130 +85,58 @@ class Gpus:
     """Why the driver could not be asked, though it or a card is there."""
 
 
-class NvmlError(Exception):
-    pass
-
-
 def probe_gpus() -> Gpus:
     """Every GPU that the driver knows; none, without an error, where no card is there."""
     try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return Gpus(error="its driver is not installed here" if _card_on_bus() else "")
-    return ask(library)
-
-
-def ask(library: Any) -> Gpus:
-    """`probe_gpus` through an NVML library that is loaded."""
-    nvml = _Nvml(library)
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(error=_reason(error) if _card_on_bus() else "")
     try:
-        nvml.call("nvmlInit_v2")
-    except NvmlError as error:
-        return Gpus(error=str(error) if _card_on_bus() else "")
-    try:
-        version = nvml.value("nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int)
+        version = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return Gpus(
-            devices=tuple(_gpu(nvml, index) for index in range(_count(nvml))),
-            driver=nvml.text("nvmlSystemGetDriverVersion"),
+            devices=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
+            driver=_known(pynvml.nvmlSystemGetDriverVersion) or "",
             cuda=None if version is None else (version // 1000, version % 1000 // 10),
         )
-    except NvmlError as error:
-        return Gpus(error=str(error))
+    except pynvml.NVMLError as error:
+        return Gpus(error=_reason(error))
     finally:
-        nvml.call("nvmlShutdown")
+        pynvml.nvmlShutdown()
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
+def _reason(error: pynvml.NVMLError) -> str:
+    return _ERRORS.get(error.value, f"its driver returned error {error.value}")
 
 
-class _Process(ctypes.Structure):
-    """nvmlProcessInfo_t of the `_v2` and `_v3` calls."""
-
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    ]
+def _known(call: Callable[..., _T], *arguments: Any) -> _T | None:
+    """What the call returns; None where the card does not know it, or an old driver has no such."""
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError:
+        return None
 
 
-class _Nvml:
-    """Calls by name; a function that an old driver lacks fails like one that returns an error."""
-
-    def __init__(self, library: Any):
-        self._library = library
-
-    def call(self, name: str, *arguments: Any) -> None:
-        function = getattr(self._library, name, None)
-        if function is None:
-            raise NvmlError(f"the driver has no {name}")
-        code = function(*arguments)
-        if code != 0:
-            raise NvmlError(_ERRORS.get(code, f"{name} returned error {code}"))
-
-    def value(self, name: str, kind: Any, *arguments: Any) -> int | None:
-        """What the call writes to its last argument; None if it fails."""
-        out = kind()
-        try:
-            self.call(name, *arguments, ctypes.byref(out))
-        except NvmlError:
-            return None
-        return int(out.value)
-
-    def text(self, name: str, *arguments: Any) -> str:
-        out = ctypes.create_string_buffer(_NAME_BYTES)
-        try:
-            self.call(name, *arguments, out, ctypes.c_uint(_NAME_BYTES))
-        except NvmlError:
-            return ""
-        return out.value.decode("utf-8", "replace")
-
-
-def _count(nvml: _Nvml) -> int:
-    count = ctypes.c_uint()
-    nvml.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-    return count.value
-
-
-def _gpu(nvml: _Nvml, index: int) -> GpuFacts:
-    handle = ctypes.c_void_p()
-    nvml.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    nvml.call(
-        "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)
-    )
-    total, free = _memory(nvml, handle)
-    reasons = nvml.value("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, handle)
-    uncorrected, since_load = ctypes.c_int(1), ctypes.c_int(0)
-    errors = nvml.value(
-        "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, handle, uncorrected, since_load
-    )
+def _gpu(index: int) -> GpuFacts:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    reasons = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    errors = _known(
+        pynvml.nvmlDeviceGetTotalEccErrors,
+        handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC,
+    )  # fmt: skip
     return GpuFacts(
         index=index,
-        name=nvml.text("nvmlDeviceGetName", handle) or "NVIDIA GPU",
-        capability=(major.value, minor.value),
-        total_memory=total,
-        free_memory=free,
-        visible=_is_visible(index, nvml.text("nvmlDeviceGetUUID", handle)),
-        processes=_processes(nvml, handle),
-        links=_links(nvml, handle),
+        name=_known(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+        capability=(major, minor),
+        total_memory=memory.total if memory else None,
+        free_memory=memory.free if memory else None,
+        visible=_is_visible(index, _known(pynvml.nvmlDeviceGetUUID, handle) or ""),
+        processes=_processes(handle),
+        links=_links(handle),
         slowed=bool((reasons or 0) & _SLOWDOWN),
         memory_errors=errors or 0,
     )
-
-
-def _memory(nvml: _Nvml, handle: ctypes.c_void_p) -> tuple[int | None, int | None]:
-    memory = _Memory()
-    try:
-        nvml.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    except NvmlError:
-        return None, None
-    return memory.total, memory.free
 
 
 def _is_visible(index: int, uuid: str) -> bool:
@@ -225,26 +154,23 @@ def _is_visible(index: int, uuid: str) -> bool:
     return False
 
 
-def _processes(nvml: _Nvml, handle: ctypes.c_void_p) -> tuple[GpuProcess, ...]:
+def _processes(handle: Any) -> tuple[GpuProcess, ...]:
     found: dict[int, GpuProcess] = {}
-    for kind in ("Compute", "Graphics"):
-        count = ctypes.c_uint(_MOST_PROCESSES)
-        rows = (_Process * _MOST_PROCESSES)()
-        try:
-            nvml.call(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, ctypes.byref(count), rows)
-        except NvmlError:
-            continue
-        for row in rows[: count.value]:
-            used = None if row.used == _UNKNOWN else row.used
-            name = read_text(machine.PROC / str(row.pid) / "comm") or ""
-            found[row.pid] = GpuProcess(row.pid, name, used)
+    for running in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+    ):
+        for process in _known(running, handle) or ():
+            name = read_text(machine.PROC / str(process.pid) / "comm") or ""
+            found[process.pid] = GpuProcess(process.pid, name, process.usedGpuMemory)
     return tuple(sorted(found.values(), key=lambda process: -(process.memory or 0)))
 
 
-def _links(nvml: _Nvml, handle: ctypes.c_void_p) -> int:
+def _links(handle: Any) -> int:
+    """NVLinks that are up; asking past a card's last one is an error."""
     up = 0
-    for link in range(_MOST_LINKS):
-        active = nvml.value("nvmlDeviceGetNvLinkState", ctypes.c_uint, handle, ctypes.c_uint(link))
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        active = _known(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         if active is None:
             break
         up += active

@@ -35,7 +35,6 @@ class FakeNvml:
     ):
         self.shut_down = False
         functions: dict[str, Callable[..., int]] = {
-            "nvmlInit_v2": lambda: 0,
             "nvmlInitWithFlags": lambda flags: 0,
             "nvmlShutdown": self._shutdown,
             "nvmlSystemGetDriverVersion": lambda out, size: _write(out, driver.encode() + b"\0"),
