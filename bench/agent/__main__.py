@@ -128,7 +128,7 @@ async def _served(url: str, folder: Path) -> tuple[float, float]:
     port = listener.getsockname()[1]
     async with _operating(url, folder, Clicker(0)) as operator:
         service = Service(operator, Gate("127.0.0.1", port), folder / "agent.json", lambda: None)
-        server = Server(service, service.app())
+        server = Server(service)
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.05)

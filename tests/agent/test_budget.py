@@ -1,6 +1,6 @@
 import pytest
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.budget import Budget, BudgetError, Caps, Price, Spent
 from pagoda_agent.dialogue import Usage
 

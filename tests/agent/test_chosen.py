@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from pagoda_agent.base.errors import ModelError
 from pagoda_agent.chosen import chosen_model
 from pagoda_agent.control import State
-from pagoda_agent.errors import ModelError
 from pagoda_agent.operator import Operator
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.claim import claim
 from pagoda_agent.drivers.registry import make_driver
-from pagoda_agent.errors import DriverError
 from tests.agent.test_operator import computer, make
 
 __all__ = ["computer", "make"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagoda_agent.base.errors import ConnectionLostError, DriverError
 from pagoda_agent.control import State, StateError
-from pagoda_agent.errors import ConnectionLostError, DriverError
 from pagoda_agent.journal import JournalError
 from tests.agent.played import FULL, Play, play
 

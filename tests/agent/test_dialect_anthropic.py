@@ -19,9 +19,9 @@ from pagoda_agent.actions import (
     Wait,
     Zoom,
 )
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.anthropic import Anthropic
 from pagoda_agent.dialogue import Reply
-from pagoda_agent.errors import ActionError
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, HELD, SCREEN, calls, pixel_of, whole_pixels
 
 LAST = "20251124"

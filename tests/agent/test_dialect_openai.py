@@ -14,9 +14,9 @@ from pagoda_agent.actions import (
     Type,
     Wait,
 )
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.openai import OpenAI
 from pagoda_agent.dialogue import Reply
-from pagoda_agent.errors import ActionError
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, HELD, SCREEN, calls, pixel_of, whole_pixels
 
 

@@ -6,7 +6,7 @@ import string
 import pytest
 
 from pagoda_agent.actions import Point
-from pagoda_agent.errors import UnsupportedActionError, UntypeableError
+from pagoda_agent.base.errors import UnsupportedActionError, UntypeableError
 from pagoda_agent.keys import KEYS
 
 ROW = (0.02, 0.5, 0.98)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.dialects.anthropic import Anthropic
 from pagoda_agent.dialects.nanokvm import NanoKvm
 from pagoda_agent.dialects.openai import OpenAI

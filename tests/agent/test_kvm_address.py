@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.drivers.kvm.address import read_address
 from pagoda_agent.drivers.registry import make_driver
 

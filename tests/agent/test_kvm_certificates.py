@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
 from tests.agent.fakes.nanokvm import PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import Certificate, self_signed

@@ -4,7 +4,7 @@ import string
 
 import pytest
 
-from pagoda_agent.errors import UntypeableError
+from pagoda_agent.base.errors import UntypeableError
 from pagoda_agent.keys import KEYS
 from pagoda_agent.layouts import LAYOUTS, Stroke, strokes
 from tests.agent.fakes.usb import KERNEL_CODES_BY_NAME, X_OFFSET

@@ -10,9 +10,8 @@ import time
 
 import pytest
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError, ModelError
 from pagoda_agent.dialogue import Message
-from pagoda_agent.errors import ModelError
 from pagoda_agent.models import transport
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.openai_chat import OpenAIChat

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pagoda_agent.actions import Power
+from pagoda_agent.base.errors import DriverError, LoginError
 from pagoda_agent.drivers.nanokvm.driver import make
-from pagoda_agent.errors import DriverError, LoginError
 from tests.agent.fakes.nanokvm import PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagoda_agent.errors import DriverError, NoSignalError
+from pagoda_agent.base.errors import DriverError, NoSignalError
 from tests.agent.fakes.nanokvm import NANOKVM, PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from pagoda_agent.control import State, StateError
-from pagoda_agent.dialogue import Reply, Usage
-from pagoda_agent.errors import (
+from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
     ModelError,
     UnsupportedActionError,
 )
+from pagoda_agent.control import State, StateError
+from pagoda_agent.dialogue import Reply, Usage
 from pagoda_agent.journal import JOURNAL, JournalError, read
 from pagoda_agent.observe import Settle
 from pagoda_agent.operator import Operator

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from pagoda_agent.actions import Point, Power
-from pagoda_agent.errors import (
+from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
     LoginError,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.base.errors import ConfigError
 from pagoda_agent.actions import Click
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.cli.main import parse_kind
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialogue import Reply, ToolCall

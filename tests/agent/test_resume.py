@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from pagoda_agent.base.errors import ModelError
 from pagoda_agent.control import State, StateError
-from pagoda_agent.errors import ModelError
 from pagoda_agent.journal import JOURNAL, read
 from pagoda_agent.replay import ReplayError, replay
 from tests.agent.fake_computer import FakeComputer

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.base.errors import ConfigError
-from pagoda_agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError, ConfigError
 from pagoda_agent.secrets import Secrets
 
 VALUES = [

@@ -439,7 +439,7 @@ async def test_the_end_does_not_wait_for_pages_that_look_on(make, tmp_path, capl
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     service = Service(make()[0], Gate("127.0.0.1", port), tmp_path / "agent.json", lambda: None)
-    server = Server(service, service.app())
+    server = Server(service)
     running = Running(service, f"http://127.0.0.1:{port}")
     serving = asyncio.create_task(server.serve([listener]))
     await until(lambda: server.started)

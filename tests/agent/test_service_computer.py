@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from pagoda_agent.base.errors import DriverError, NoSignalError
 from pagoda_agent.claim import claim
 from pagoda_agent.drivers.base import Capabilities, Driver
-from pagoda_agent.errors import DriverError, NoSignalError
 from pagoda_agent.settings import load
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, computer, make, until

@@ -29,7 +29,9 @@ async def test_only_line_feeds_and_carriage_returns_end_a_line(end):
 
 
 async def test_events_cut_anywhere():
-    body = b': hello\r\n\r\nid: 1\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata:{"b": 2}\n\ndata: [DONE]\n\n'
+    body = (
+        b': hello\r\n\r\nid: 1\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata:{"b": 2}\n\ndata: [DONE]\n\n'
+    )
     for cut in range(len(body)):
         assert await read(body[:cut], body[cut:], b"data: after\n\n") == [{"a": 1}, {"b": 2}]
 

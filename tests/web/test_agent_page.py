@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.service import gate
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step

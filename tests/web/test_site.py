@@ -81,7 +81,8 @@ def test_nothing_else_is_served(paged: RunningServer, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/", "text/html; charset=utf-8"), ("/pages/chat/main.js", "text/javascript")]
+    ("path", "kind"),
+    [("/", "text/html; charset=utf-8"), ("/pages/chat/main.js", "text/javascript")],
 )
 def test_files_are_checked_for_changes(paged: RunningServer, path: str, kind: str) -> None:
     reply = paged.http.get(path)

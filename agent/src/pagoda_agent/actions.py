@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from pagoda_agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.keys import KEYS
 
 Button = Literal["left", "right", "middle", "back", "forward"]

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagoda.base.errors import ConfigError, PagodaError
+from pagoda_agent.base.errors import AgentError, ConfigError
 from pagoda_agent.dialogue import Usage
 
 
-class BudgetError(PagodaError):
+class BudgetError(AgentError):
     """A cap is reached. `cap` is its name: rounds, tokens, cost or seconds."""
 
     def __init__(self, cap: str, message: str):

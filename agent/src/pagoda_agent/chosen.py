@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pagoda_agent.base.errors import ModelError
 from pagoda_agent.dialogue import ChatModel
-from pagoda_agent.errors import ModelError
 from pagoda_agent.models import faults
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.registry import make_model

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from pagoda.base import env
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.line import Memory
 
 

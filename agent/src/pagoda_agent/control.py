@@ -1,22 +1,22 @@
 """The states of a task, and what a user may do in each: the one place that decides."""
 
 import asyncio
+import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from pagoda.base.errors import PagodaError
-from pagoda.base.log import get_logger
 from pagoda_agent.actions import Action, Done, to_json
+from pagoda_agent.base.errors import AgentError
 from pagoda_agent.budget import Budget
 from pagoda_agent.inbox import Inbox
 from pagoda_agent.policy import Category
 from pagoda_agent.reasons import Reason
 from pagoda_agent.recorder import Recorder
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 # A step that is stopped may wait for a connection that is gone, or take its cancellation for a
 # fault of that; so long, and it is cancelled again.
@@ -62,7 +62,7 @@ class PauseRequest(Exception):  # noqa: N818 - no error
     """Raised by a step that should not go on before the user says so."""
 
 
-class StateError(PagodaError):
+class StateError(AgentError):
     """What was asked for has no meaning in the task's state; nothing happened."""
 
 
@@ -303,7 +303,7 @@ class Control:
             return None if stopped else (State.CANCELLED, _SHUTDOWN)
         except PauseRequest as request:
             return State.PAUSED, str(request)
-        except PagodaError as error:
+        except AgentError as error:
             # One that is stopped may fail at what it does last, such as lifting keys.
             return None if stopped else (State.FAILED, str(error))
         except Exception as error:  # noqa: BLE001 - a task's edge

@@ -7,14 +7,14 @@ and where, and judges.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
+from PIL import Image, ImageChops
 
 from pagoda_agent.actions import Point
 from pagoda_agent.frame import Frame
 
 # A cell has changed when its mean brightness of a colour moves so far (of 255): beyond what JPEG
 # does to a still picture (about 4 at quality 60 and more), less than a focus ring or a letter.
-_LEVEL = 6.0
+_LEVEL = 6
 # A change of fewer cells than this share of the screen, away from where the action was, is a
 # clock, a cursor or a lamp: 0.1% of 1280x720 is 14 cells, about 900 pixels.
 _SMALL = 0.001
@@ -66,15 +66,13 @@ def compare(before: Frame, after: Frame, targets: tuple[Point, ...] = ()) -> Eff
     if after.stale and after.received_at <= before.received_at:
         return Effect("unknown")
     changed = _changed(before, after)
-    if not changed.any():
+    bounds = changed.getbbox()
+    if bounds is None:
         return Effect("none")
-    rows, columns = np.nonzero(changed)
-    height, width = changed.shape
-    box = Box(
-        columns.min() / width, rows.min() / height,
-        (columns.max() + 1) / width, (rows.max() + 1) / height,
-    )  # fmt: skip
-    share = float(changed.mean())
+    width, height = changed.size
+    left, top, right, bottom = bounds
+    box = Box(left / width, top / height, right / width, bottom / height)
+    share = _share(changed)
     near = any(_distance(box, target) <= _NEAR for target in targets)
     # Without a target (keys, text) any change may be the action's own.
     small = share < _SMALL and bool(targets) and not near
@@ -85,7 +83,7 @@ def alike(first: Frame, second: Frame) -> bool:
     """Whether both show the same, small spots aside."""
     if first.size != second.size:
         return False
-    return float(_changed(first, second).mean()) < _SMALL
+    return _share(_changed(first, second)) < _SMALL
 
 
 def changed_at(before: Frame, after: Frame, target: Point) -> bool:
@@ -93,20 +91,26 @@ def changed_at(before: Frame, after: Frame, target: Point) -> bool:
     if before.size != after.size:
         return True
     changed = _changed(before, after)
-    height, width = changed.shape
+    width, height = changed.size
     top, bottom = _span(target.y, height)
     left, right = _span(target.x, width)
-    return bool(changed[top:bottom, left:right].any())
+    return changed.crop((left, top, right, bottom)).getbbox() is not None
 
 
 def _span(center: float, cells: int) -> tuple[int, int]:
     return max(0, int((center - _NEAR / 2) * cells)), int((center + _NEAR / 2) * cells) + 1
 
 
-def _changed(before: Frame, after: Frame) -> "np.ndarray":
-    """Boolean [rows, columns] of cells."""
-    difference = np.abs(before.cells - after.cells).max(axis=2)
-    return np.asarray(difference > _LEVEL)
+def _changed(before: Frame, after: Frame) -> Image.Image:
+    """A grey pixel for each cell: 255 where it changed, 0 elsewhere."""
+    red, green, blue = ImageChops.difference(before.cells, after.cells).split()
+    most = ImageChops.lighter(ImageChops.lighter(red, green), blue)
+    return most.point([255 * (level > _LEVEL) for level in range(256)])
+
+
+def _share(changed: Image.Image) -> float:
+    width, height = changed.size
+    return changed.histogram()[255] / (width * height)
 
 
 def _distance(box: Box, point: Point) -> float:

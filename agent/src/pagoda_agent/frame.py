@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 from PIL import Image, ImageStat
 
 from pagoda_agent.actions import Point
@@ -53,9 +52,9 @@ class Frame:
         return out.getvalue()
 
     @cached_property
-    def cells(self) -> "np.ndarray":
-        """The mean color of each cell, fp32 [rows, columns, 3]."""
-        return np.asarray(self.image.reduce(_CELL), dtype=np.float32)
+    def cells(self) -> Image.Image:
+        """The mean colour of each cell, one pixel each."""
+        return self.image.reduce(_CELL)
 
     def scaled(self, size: tuple[int, int]) -> "Frame":
         """As it looks when it was recorded in `size`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.dialogue import Dialect, Message, Picture, Reply
 from pagoda_agent.drivers.base import Capabilities
 

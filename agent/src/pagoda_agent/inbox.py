@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pagoda.base.errors import PagodaError
+from pagoda_agent.base.errors import AgentError
 
 Command = Callable[[], Coroutine[Any, Any, None]]
 
@@ -18,7 +18,7 @@ class Inbox:
 
     def put(self, command: Command) -> asyncio.Future[None]:
         """Served whether anybody waits for it or not; the future ends with it, or has the
-        PagodaError that it raised."""
+        AgentError that it raised."""
         if self._closed:
             return asyncio.ensure_future(command())
         served = asyncio.get_running_loop().create_future()
@@ -31,10 +31,10 @@ class Inbox:
         out here, and it stays the next."""
         await self._news.wait()
         command, served = self._commands[0]
-        error: PagodaError | None = None
+        error: AgentError | None = None
         try:
             await command()
-        except PagodaError as raised:
+        except AgentError as raised:
             error = raised
         self._commands.popleft()
         if not self._commands:

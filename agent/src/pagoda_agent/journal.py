@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pagoda.base.errors import PagodaError
-from pagoda.base.whole import sync_folder, write_whole
+from pagoda_agent.base.errors import AgentError
+from pagoda_agent.base.whole import sync_folder, write_whole
 from pagoda_agent.dialogue import Picture
 from pagoda_agent.frame import Frame
 
@@ -25,7 +25,7 @@ _LASTING = ("start", "acting", "hint", "answer", "consent", "state")
 FRAMES = "frames"
 
 
-class JournalError(PagodaError):
+class JournalError(AgentError):
     """The journal cannot be written (a full disk) or read."""
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from pagoda.base.near import nearest
-from pagoda_agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.base.words import nearest
 
 
 @dataclass(frozen=True)

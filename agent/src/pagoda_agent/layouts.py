@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from unicodedata import normalize
 
-from pagoda_agent.errors import UntypeableError
+from pagoda_agent.base.errors import UntypeableError
 
 
 class Stroke(NamedTuple):

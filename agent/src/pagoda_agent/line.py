@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pagoda.base.whole import write_whole
 from pagoda_agent.actions import (
     MAX_REPEAT,
     MAX_TYPED,
@@ -28,7 +27,8 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
+from pagoda_agent.base.whole import write_whole
 from pagoda_agent.keys import KEYS, SHIFTED
 from pagoda_agent.readonly import only_reads
 
@@ -407,7 +407,7 @@ class Memory:
         self.line = line
         # What could not be written is written the next time, though it is the same.
         if self._path is not None and line != self._kept:
-            data = self._redact(msgspec.json.encode(line).decode())
+            data = self._redact(msgspec.json.encode(line).decode()).encode()
             try:
                 write_whole(self._path, data, 0o600)
             except OSError as error:

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from pagoda.base.errors import PagodaError
-from pagoda.version import __version__
 from pagoda_agent import actions
 from pagoda_agent.actions import (
     Button,
@@ -30,8 +28,8 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
+from pagoda_agent.base.errors import ActionError, AgentError
 from pagoda_agent.control import State
-from pagoda_agent.errors import ActionError
 from pagoda_agent.events import Event
 from pagoda_agent.keys import chord
 from pagoda_agent.observe import settled
@@ -39,6 +37,7 @@ from pagoda_agent.operator import Operator
 from pagoda_agent.perform import perform
 from pagoda_agent.policy import Category, Decision, Judgement, Policy
 from pagoda_agent.refused import take_back
+from pagoda_agent.version import __version__
 
 Tool = Callable[..., Awaitable[Any]]
 _INSTRUCTIONS = (
@@ -195,7 +194,7 @@ def _told(tool: Tool) -> Tool:
     async def told(*args: Any, **kwargs: Any) -> Any:
         try:
             return await tool(*args, **kwargs)
-        except PagodaError as error:
+        except AgentError as error:
             raise ToolError(str(error)) from error
 
     return told

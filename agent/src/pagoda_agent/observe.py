@@ -1,17 +1,17 @@
 """When to look: once the screen rests, if it comes to rest."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagoda.base.log import get_logger
+from pagoda_agent.base.errors import DriverError, NoSignalError
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.effect import alike
-from pagoda_agent.errors import DriverError, NoSignalError
 from pagoda_agent.frame import Frame
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 # Broken pictures and lost connections in a row that end a wait.
 _MAX_FAILURES = 4

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import IO
 
 from pagoda_agent.actions import HidReset, Power
+from pagoda_agent.base.errors import NoSignalError
 from pagoda_agent.chosen import Chosen, MakeModel, chosen_model
 from pagoda_agent.claim import claim, line_memory
 from pagoda_agent.control import CANCELLED, PAUSED, Control, Limits, State, StateError
 from pagoda_agent.dialogue import ChatModel
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.drivers.registry import make_driver
-from pagoda_agent.errors import NoSignalError
 from pagoda_agent.events import Events
 from pagoda_agent.frame import Frame
 from pagoda_agent.history import History, system_text

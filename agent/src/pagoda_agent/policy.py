@@ -23,7 +23,7 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.lasting import Lasting, offered
 from pagoda_agent.line import ALT, CONTROL, META, SHIFT, Danger, Line, Memory
 from pagoda_agent.reasons import Reason

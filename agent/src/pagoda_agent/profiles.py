@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pagoda.base.errors import ConfigError
-from pagoda.base.near import nearest
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.base.words import nearest
 from pagoda_agent.dialects.anthropic import Version
-from pagoda_agent.dialects.registry import DIALECTS
+from pagoda_agent.dialects.registry import dialect_named
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialogue import Dialect
 
@@ -117,5 +117,5 @@ def dialect_of(profile: Profile) -> Dialect:
         "anthropic": {"version": profile.version},
         "openai": {"preview": profile.preview, "pixels_per_notch": profile.pixels_per_notch},
     }
-    dialect: Dialect = DIALECTS.get(profile.dialect)(**settings[profile.dialect])
+    dialect: Dialect = dialect_named(profile.dialect)(**settings[profile.dialect])
     return dialect

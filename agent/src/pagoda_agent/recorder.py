@@ -1,13 +1,13 @@
 """Everything that happens goes to the journal first, and from there to whoever listens."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda.base.log import get_logger
 from pagoda_agent.events import Events
 from pagoda_agent.journal import Journal, JournalError
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass

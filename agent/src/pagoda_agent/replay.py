@@ -7,9 +7,9 @@ from typing import Any
 
 from PIL import Image
 
-from pagoda.base.errors import PagodaError
 from pagoda_agent import actions
 from pagoda_agent.actions import InputAction, Type
+from pagoda_agent.base.errors import AgentError
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.effect import changed_at, compare
 from pagoda_agent.frame import Frame
@@ -33,7 +33,7 @@ _GO_ON = (
 )
 
 
-class ReplayError(PagodaError):
+class ReplayError(AgentError):
     """The screen is not as it was when the run was recorded, or what comes next was not allowed;
     nothing more was done."""
 

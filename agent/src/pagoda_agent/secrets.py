@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagoda.base import env
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import ActionError, ConfigError
 from pagoda_agent.drivers.address import require_private
-from pagoda_agent.errors import ActionError
 
 LEAST_LENGTH = 4
 """Shorter ones are found in ordinary text everywhere and cannot be kept out of it."""

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from pagoda.base.errors import ConfigError
-from pagoda.base.whole import write_whole
+from pagoda_agent.base.errors import ConfigError, sentence
+from pagoda_agent.base.whole import write_whole
 from pagoda_agent.budget import Budget, Caps, Price, Spent
 from pagoda_agent.drivers.address import require_private, without_password
-from pagoda_agent.errors import sentence
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.policy import Category, Decision, Level, Policy, decisions
 from pagoda_agent.profiles import Profile, profile_for

@@ -21,12 +21,12 @@ from pagoda_agent.actions import (
     Wait,
     Zoom,
 )
+from pagoda_agent.base.errors import ActionError, ConnectionLostError, NoSignalError
 from pagoda_agent.budget import Budget
 from pagoda_agent.control import Consent, Control, PauseRequest
 from pagoda_agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.effect import Effect, changed_at, compare
-from pagoda_agent.errors import ActionError, ConnectionLostError, NoSignalError
 from pagoda_agent.frame import Frame
 from pagoda_agent.history import History
 from pagoda_agent.observe import Settle, settled

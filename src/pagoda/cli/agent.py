@@ -1,5 +1,17 @@
-"""`pagoda agent`: a served model that sees operates a computer."""
+"""`pagoda agent`: hands over to the agent, a distribution of its own."""
 
-from pagoda_agent.cli.main import EPILOG, USAGE, add_arguments, run
+import argparse
+
+from pagoda.base.errors import PagodaError
+from pagoda_agent.base.errors import AgentError
+from pagoda_agent.cli.main import EPILOG, USAGE, add_arguments
+from pagoda_agent.cli.main import run as run_agent
 
 __all__ = ["EPILOG", "USAGE", "add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return run_agent(args)
+    except AgentError as error:
+        raise PagodaError(str(error)) from error

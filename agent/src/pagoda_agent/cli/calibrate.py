@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _calibrate(args: argparse.Namespace) -> int:
-    from pagoda.base.errors import ConfigError
+    from pagoda_agent.base.errors import ConfigError
     from pagoda_agent.calibrate import Trial, calibrate
     from pagoda_agent.chosen import chosen_model
 
@@ -58,7 +58,7 @@ async def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _screen(text: str) -> tuple[int, int]:
-    from pagoda.base.errors import ConfigError
+    from pagoda_agent.base.errors import ConfigError
 
     width, _, height = text.partition("x")
     # The smallest that has room for all targets, and the largest that a picture's memory allows.

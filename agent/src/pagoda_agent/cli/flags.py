@@ -1,12 +1,13 @@
 """Flags that all kinds of `pagoda agent` share, and what they make."""
 
 import argparse
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagoda.base import env
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagoda_agent.control import Control
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pagoda_agent.operator import Operator
     from pagoda_agent.settings import Settings
 
+ALONE = "pagoda-agent"
+"""The command of an agent that was installed without Pagoda."""
 SETTINGS_NAME = "agent.json"
 # Flags that change one field of the settings for this run.
 _SETTINGS = {
@@ -38,6 +41,11 @@ _SETTINGS = {
     "price_output": ("SUM", float, "price of a million tokens written"),
     "ca_file": ("FILE", str, "certificates to trust"),
 }
+
+
+def command() -> str:
+    """What its user types to start the agent."""
+    return ALONE if Path(sys.argv[0]).name == ALONE else "pagoda agent"
 
 
 def add_driver(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +163,7 @@ def in_terminal(args: argparse.Namespace, begin: "Callable[[Operator], Awaitable
     """Watch a task from this terminal; 0 where it was done, 1 where not."""
     import asyncio
 
-    from pagoda.base.log import setup_logging
+    from pagoda_agent.base.log import setup_logging
     from pagoda_agent.cli.terminal import Terminal
 
     setup_logging("warning")

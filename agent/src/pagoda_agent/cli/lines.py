@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pagoda.base.printable import escaped
+from pagoda_agent.base.words import escaped
+from pagoda_agent.cli.flags import command
 from pagoda_agent.control import Consent, State
 from pagoda_agent.describe import describe
 
@@ -52,7 +53,7 @@ class Lines:
             yield (
                 (
                     "    If all its replies are like this, the model wants another --profile; "
-                    "`pagoda agent calibrate` shows which fits."
+                    f"`{command()} calibrate` shows which fits."
                 ),
                 "yellow",
             )

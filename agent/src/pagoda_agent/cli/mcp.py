@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pagoda_agent.cli.flags import add_operator, make_operator
+from pagoda_agent.cli.flags import add_operator, command, make_operator
 
 USAGE = "[--driver URL] [--allow KIND ...] [flags]"
 _WAITS = (
@@ -35,7 +35,7 @@ def _configuration(words: list[str]) -> str:
     """What clients' files of servers want, for this command line; they know no activated venv."""
     import json
 
-    program = str(Path(sys.executable).with_name("pagoda"))
+    program = str(Path(sys.executable).with_name(command().split()[0]))
     return json.dumps({"mcpServers": {"pagoda": {"command": program, "args": words}}})
 
 
@@ -44,9 +44,15 @@ async def _serve(args: argparse.Namespace) -> int:
     import os
     import signal
 
-    from pagoda.base.errors import ConfigError
-    from pagoda.base.log import setup_logging
-    from pagoda_agent.mcp_server import make_server
+    from pagoda_agent.base.errors import ConfigError
+    from pagoda_agent.base.log import setup_logging
+
+    try:
+        from pagoda_agent.mcp_server import make_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`{command()} mcp` needs the Python package {error.name!r}: pip install './agent[mcp]'."
+        ) from error
     from pagoda_agent.policy import Category
 
     setup_logging("warning")

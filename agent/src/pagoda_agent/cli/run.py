@@ -2,7 +2,7 @@
 
 import argparse
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.cli.flags import add_operator, in_terminal
 
 USAGE = '"TASK" [--driver URL] [flags]'

@@ -28,14 +28,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    from functools import partial
-
-    from pagoda.base.errors import ConfigError
-    from pagoda.base.log import setup_logging
-    from pagoda.server.listen import is_loopback, listen
-    from pagoda.web.site import Site
+    from pagoda_agent.base.errors import ConfigError
+    from pagoda_agent.base.log import setup_logging
     from pagoda_agent.service.app import Service
     from pagoda_agent.service.gate import Gate
+    from pagoda_agent.service.listen import is_loopback, listen
     from pagoda_agent.service.server import Server
 
     if not 0 <= args.port <= 65535:
@@ -50,7 +47,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
     gate = Gate(args.host, listener.getsockname()[1])
     service = Service(operator, gate, settings_path(), stop, exits_with_page=not args.keep)
-    server = Server(service, service.app(wrap=partial(Site, page="agent")))
+    server = Server(service)
     print(f"Open {gate.address} (it works once)", flush=True)
     if not is_loopback(listener):
         print(_BEYOND, flush=True)

@@ -3,18 +3,29 @@
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from pagoda.base.printable import for_terminal
+from pagoda_agent.base import env
+from pagoda_agent.base.words import for_terminal
+from pagoda_agent.cli.flags import command
 from pagoda_agent.cli.keyboard import Keyboard
 from pagoda_agent.cli.lines import Lines
 from pagoda_agent.control import Control, State, StateError
 from pagoda_agent.journal import JournalError
 from pagoda_agent.operator import Operator
+
+# ECMA-48, "select graphic rendition".
+_COLOURS = {
+    "": "",
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
 
 
 class Terminal:
@@ -22,7 +33,6 @@ class Terminal:
 
     def __init__(self, operator: Operator):
         self._operator = operator
-        self._console = Console(highlight=False)
         self._lines = Lines()
         self._keyboard = Keyboard()
         self._question: asyncio.Task[None] | None = None
@@ -50,7 +60,7 @@ class Terminal:
         if folder is not None:
             self._say(f"The journal is in {folder}", "dim")
             if control.state is State.FAILED:
-                self._say(f"`pagoda agent resume {folder.name}` goes on with it.", "dim")
+                self._say(f"`{command()} resume {folder.name}` goes on with it.", "dim")
         return 0 if control.state is State.DONE else 1
 
     async def _show(self, control: Control) -> None:
@@ -124,5 +134,6 @@ class Terminal:
             self._say(f"    asks: {event['reason']}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
-        # As Text: what a model says is no markup.
-        self._console.print(Text(for_terminal(text), style=style), soft_wrap=True)
+        text = for_terminal(text)
+        colour = _COLOURS[style] if sys.stdout.isatty() and not env.get("NO_COLOR") else ""
+        print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, flush=True)

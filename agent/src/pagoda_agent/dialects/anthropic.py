@@ -23,6 +23,7 @@ from pagoda_agent.actions import (
     Wait,
     Zoom,
 )
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.rules import rules
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialects.strict import (
@@ -38,7 +39,6 @@ from pagoda_agent.dialects.strict import (
 )
 from pagoda_agent.dialogue import Message, Parsed, Reply
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.errors import ActionError
 from pagoda_agent.keys import chord
 
 Version = Literal["20241022", "20250124", "20251124", "20260801"]

@@ -2,8 +2,8 @@
 
 import re
 
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.strict import shown
-from pagoda_agent.errors import ActionError
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,40}")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}

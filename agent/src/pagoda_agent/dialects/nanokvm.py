@@ -18,6 +18,7 @@ from pagoda_agent.actions import (
     Type,
     Wait,
 )
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.rules import rules
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialects.strict import (
@@ -30,7 +31,6 @@ from pagoda_agent.dialects.strict import (
 )
 from pagoda_agent.dialogue import Message, Parsed, Reply
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.errors import ActionError
 from pagoda_agent.keys import chord
 
 MAX_COMMANDS = 3

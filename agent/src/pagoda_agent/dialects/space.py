@@ -4,7 +4,7 @@ import math
 from enum import StrEnum
 
 from pagoda_agent.actions import Point
-from pagoda_agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
 
 # Edges of the patches that Qwen2.5-VL and UI-TARS 1.5 cut a picture into, two by two, and the
 # areas that their image processors keep it within (Qwen2.5-VL's preprocessor_config.json).

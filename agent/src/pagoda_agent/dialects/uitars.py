@@ -21,6 +21,7 @@ from pagoda_agent.actions import (
     Type,
     Wait,
 )
+from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.calls import Call, read_calls
 from pagoda_agent.dialects.rules import rules
 from pagoda_agent.dialects.space import Space
@@ -34,7 +35,6 @@ from pagoda_agent.dialects.strict import (
 )
 from pagoda_agent.dialogue import Message, Parsed, Reply
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.errors import ActionError
 from pagoda_agent.keys import chord
 
 WAIT_SECONDS = 5.0

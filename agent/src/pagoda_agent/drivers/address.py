@@ -1,16 +1,16 @@
 """Where a computer is, and with which password, as the URL of a driver says."""
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pagoda.base import env
-from pagoda.base.errors import ConfigError
-from pagoda.base.log import get_logger
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.layouts import LAYOUTS
 
-_log = get_logger(__name__)
+_log = logging.getLogger(__name__)
 _MAX_PASSWORD = 1024
 _ESCAPES = (
     "A password with one of the signs / ? # @ : needs them as %2F %3F %23 %40 %3A; or put it into "

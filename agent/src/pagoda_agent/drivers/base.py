@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagoda_agent.actions import Button, Point, Power
-from pagoda_agent.errors import DriverError, UnsupportedActionError
+from pagoda_agent.base.errors import DriverError, UnsupportedActionError
 from pagoda_agent.frame import Frame
 
 # Between press and release of a key: USB keyboards are looked at every 8 ms.

@@ -7,7 +7,7 @@ contents are lists of `{"image": data URL}` and `{"text": ...}`.
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.dialogue import Listed, Message, Reply, Usage
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.openai_chat import bearer, data_url

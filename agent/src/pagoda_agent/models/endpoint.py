@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 

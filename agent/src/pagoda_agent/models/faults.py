@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 
-from pagoda_agent.errors import ModelError, sentence
+from pagoda_agent.base.errors import ModelError, sentence
 from pagoda_agent.models.endpoint import Endpoint
 
 MAX_WAIT = 120.0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,15 +11,14 @@ from typing import Any
 
 import httpx
 
-from pagoda.base.log import get_logger
+from pagoda_agent.base.errors import ModelError, sentence
 from pagoda_agent.dialogue import Listed, Reply
-from pagoda_agent.errors import ModelError, sentence
 from pagoda_agent.models import faults, sse
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.faults import PassingError
 from pagoda_agent.models.reading import MAX_REPLY, IncompleteError, Reader
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _MAX_BODY = 8 << 20
 """Bytes of a reply that is not streamed."""

@@ -7,6 +7,7 @@ are `{"error": "a sentence"}`.
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +21,18 @@ from starlette.responses import StreamingResponse as Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pagoda.base.errors import PagodaError
-from pagoda.base.log import get_logger
 from pagoda_agent import settings as settings_file
 from pagoda_agent.actions import HidReset, Power
+from pagoda_agent.base.errors import AgentError, DriverError, ModelError
 from pagoda_agent.chinese import SENTENCES
 from pagoda_agent.control import Control, StateError
-from pagoda_agent.errors import DriverError, ModelError
 from pagoda_agent.export import export_html
 from pagoda_agent.journal import FRAMES, JournalError, read
 from pagoda_agent.operator import Operator
+from pagoda_agent.service.files import page_routes
 from pagoda_agent.service.gate import COOKIE, Gate
 
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _MOST_BODY = 256 << 10
 _FPS = 5.0
@@ -86,8 +86,8 @@ class Service:
     def __post_init__(self) -> None:
         self._ending = asyncio.Event()
 
-    def app(self, wrap: Callable[[ASGIApp], ASGIApp] | None = None) -> ASGIApp:
-        """`wrap` puts the page in front."""
+    def app(self) -> ASGIApp:
+        """The API, and the page that speaks it."""
         routes = [
             Route("/api/session", self._guard(self.enter, open_to_all=True), methods=["POST"]),
             *(
@@ -110,8 +110,7 @@ class Service:
                 }.items()
             ),
         ]  # fmt: skip
-        app: ASGIApp = Starlette(routes=routes, lifespan=self._lifespan)
-        return wrap(app) if wrap else app
+        return Starlette(routes=[*page_routes(), *routes], lifespan=self._lifespan)
 
     def end_streams(self) -> None:
         """Those of events and of the screen, which have no end of their own."""
@@ -151,7 +150,7 @@ class Service:
                 return _error(409, str(error))
             except (DriverError, JournalError, ModelError) as error:
                 return _error(502, str(error))
-            except PagodaError as error:
+            except AgentError as error:
                 return _error(400, str(error))
 
         return guarded
@@ -359,7 +358,7 @@ async def _body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except msgspec.MsgspecError as error:
-        raise PagodaError(f"The request does not fit: {error}.") from None
+        raise AgentError(f"The request does not fit: {error}.") from None
 
 
 def _error(status: int, text: str) -> Response:

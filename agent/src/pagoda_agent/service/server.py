@@ -3,7 +3,6 @@
 import socket
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from pagoda_agent.service.app import Service
 
@@ -14,11 +13,13 @@ _LAST_SECONDS = 1
 class Server(uvicorn.Server):
     """Ends when it is told to, also while pages look on."""
 
-    def __init__(self, service: Service, app: ASGIApp):
-        """`app` is the service's, with the page in front."""
+    def __init__(self, service: Service):
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", ws="none", timeout_graceful_shutdown=_LAST_SECONDS
+                service.app(),
+                log_level="warning",
+                ws="none",
+                timeout_graceful_shutdown=_LAST_SECONDS,
             )
         )
         self._service = service

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.drivers.address import layout_of, parse_address
 
 _OPTIONS = ("layout", "fingerprint", "insecure")

@@ -5,8 +5,8 @@ import hashlib
 import ssl
 from contextlib import suppress
 
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.drivers.kvm.address import KvmAddress
-from pagoda_agent.errors import DriverError
 
 _SECONDS = 10.0
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python's ssl does not name: a KVM without a battery

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import httpx
 from websockets.asyncio.client import ClientConnection
 
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.drivers.address import place
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.drivers.kvm.address import KvmAddress
 from pagoda_agent.drivers.kvm.certificates import tls_context
 from pagoda_agent.drivers.kvm.link import Link, Message, Send
-from pagoda_agent.errors import DriverError
 from pagoda_agent.layouts import strokes
 
 # Between two characters: with the keys' own pauses, about 30 ms for each.

@@ -10,8 +10,8 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from pagoda_agent.base.errors import ConnectionLostError, DriverError, LoginError
 from pagoda_agent.drivers.kvm.address import KvmAddress
-from pagoda_agent.errors import ConnectionLostError, DriverError, LoginError
 
 Message = bytes | str
 Send = Callable[[Message], Awaitable[None]]

@@ -5,7 +5,7 @@ import io
 
 from PIL import Image
 
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
 
 MAX_BYTES = 32 << 20
 """Of one encoded picture; 4K at the best quality stays below 8 MB."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
+from pagoda_agent.base.errors import DriverError, LoginError
 from pagoda_agent.drivers.kvm.address import KvmAddress
 from pagoda_agent.drivers.kvm.driver import fetch
 from pagoda_agent.drivers.nanokvm.password import obfuscated
-from pagoda_agent.errors import DriverError, LoginError
 
 _COOKIE = "nano-kvm-token"
 _WRONG, _LOCKED = -2, -5

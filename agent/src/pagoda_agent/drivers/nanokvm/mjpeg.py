@@ -1,7 +1,7 @@
 """Pictures out of a stream of `multipart/x-mixed-replace`, however it is cut into pieces."""
 
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.drivers.kvm.pictures import MAX_BYTES
-from pagoda_agent.errors import DriverError
 
 _MAX_HEADERS = 8 << 10
 _END = b"\xff\xd9"

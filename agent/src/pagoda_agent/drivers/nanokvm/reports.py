@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pagoda_agent.actions import Button, Point
-from pagoda_agent.errors import UnsupportedActionError
+from pagoda_agent.base.errors import UnsupportedActionError
 from pagoda_agent.keys import KEYS
 
 _BUTTONS: dict[Button, int] = {"left": 1, "right": 2, "middle": 4, "back": 8, "forward": 16}

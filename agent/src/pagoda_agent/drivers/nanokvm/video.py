@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import httpx
 
+from pagoda_agent.base.errors import DriverError, LoginError
 from pagoda_agent.drivers.nanokvm.api import Api
 from pagoda_agent.drivers.nanokvm.mjpeg import MjpegParser, boundary_of
-from pagoda_agent.errors import DriverError, LoginError
 
 _PATH = "/api/stream/mjpeg"
 # A stream may rest while the screen does; one that rests longer is asked for anew, and begins with

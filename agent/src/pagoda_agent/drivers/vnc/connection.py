@@ -14,9 +14,9 @@ from enum import IntEnum
 
 from PIL import Image
 
+from pagoda_agent.base.errors import ConnectionLostError, DriverError
 from pagoda_agent.drivers.vnc.framebuffer import BYTES_PER_PIXEL, Framebuffer
 from pagoda_agent.drivers.vnc.handshake import shake_hands
-from pagoda_agent.errors import ConnectionLostError, DriverError
 
 
 class Encoding(IntEnum):

@@ -9,18 +9,18 @@ from unicodedata import normalize
 
 from PIL import Image
 
-from pagoda.base.errors import ConfigError
 from pagoda_agent.actions import Button, Point
-from pagoda_agent.drivers.address import Address, layout_of, parse_address, place
-from pagoda_agent.drivers.base import Capabilities, Driver
-from pagoda_agent.drivers.vnc.connection import Connection, connect
-from pagoda_agent.errors import (
+from pagoda_agent.base.errors import (
+    ConfigError,
     ConnectionLostError,
     DriverError,
     NoSignalError,
     UnsupportedActionError,
     UntypeableError,
 )
+from pagoda_agent.drivers.address import Address, layout_of, parse_address, place
+from pagoda_agent.drivers.base import Capabilities, Driver
+from pagoda_agent.drivers.vnc.connection import Connection, connect
 from pagoda_agent.frame import Frame, pixel
 from pagoda_agent.keys import KEYS, SHIFTED, keysym_of
 from pagoda_agent.layouts import LAYOUTS

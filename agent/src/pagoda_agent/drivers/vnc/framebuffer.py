@@ -2,10 +2,9 @@
 
 import zlib
 
-import numpy as np
 from PIL import Image
 
-from pagoda_agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
 
 BYTES_PER_PIXEL = 4
 MAX_PIXELS = 1 << 26
@@ -13,14 +12,17 @@ MAX_PIXELS = 1 << 26
 
 
 class Framebuffer:
-    """Pixels of four bytes: blue, green, red, nothing. Raises DriverError for what is hostile."""
+    """Takes pixels of four bytes: blue, green, red, nothing.
+
+    Raises DriverError for what is hostile.
+    """
 
     def __init__(self) -> None:
         self.size = (0, 0)
         """(width, height) in pixels."""
         self.missing = 0
         """Pixels that have not come since the size changed."""
-        self._pixels = np.zeros((0, 0, BYTES_PER_PIXEL), np.uint8)
+        self._image = Image.new("RGB", self.size)
         self._inflater = zlib.decompressobj()
 
     def resize(self, width: int, height: int) -> None:
@@ -31,7 +33,7 @@ class Framebuffer:
             )
         self.size = (width, height)
         self.missing = width * height
-        self._pixels = np.zeros((height, width, BYTES_PER_PIXEL), np.uint8)
+        self._image = Image.new("RGB", self.size)
 
     def check(self, x: int, y: int, width: int, height: int) -> None:
         if x + width > self.size[0] or y + height > self.size[1]:
@@ -42,15 +44,15 @@ class Framebuffer:
 
     def paint(self, x: int, y: int, width: int, height: int, data: bytes) -> None:
         """A rectangle that was checked; `data` are all of its bytes, rows from above."""
-        block = np.frombuffer(data, np.uint8).reshape(height, width, BYTES_PER_PIXEL)
-        self._pixels[y : y + height, x : x + width] = block
+        if data:
+            block = Image.frombuffer("RGB", (width, height), data, "raw", "BGRX", 0, 1)
+            self._image.paste(block, (x, y))
         self.missing = max(0, self.missing - width * height)
 
     def copy(self, source: tuple[int, int], x: int, y: int, width: int, height: int) -> None:
         """A rectangle from elsewhere on the screen; both were checked, and may overlap."""
         left, top = source
-        block = self._pixels[top : top + height, left : left + width].copy()
-        self._pixels[y : y + height, x : x + width] = block
+        self._image.paste(self._image.crop((left, top, left + width, top + height)), (x, y))
 
     def inflate(self, data: bytes, wanted: int) -> bytes:
         """The next `wanted` bytes of the connection's zlib stream, of which `data` is a part."""
@@ -67,4 +69,4 @@ class Framebuffer:
 
     def image(self) -> Image.Image:
         """RGB; a copy."""
-        return Image.frombuffer("RGB", self.size, self._pixels.tobytes(), "raw", "BGRX", 0, 1)
+        return self._image.copy()

@@ -4,8 +4,8 @@ import asyncio
 import re
 import struct
 
+from pagoda_agent.base.errors import DriverError, LoginError
 from pagoda_agent.drivers.vnc import security
-from pagoda_agent.errors import DriverError, LoginError
 
 # Longest text (a name, a reason) that is read.
 _MAX_TEXT = 1 << 16

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
-from pagoda_agent.errors import DriverError, LoginError
+from pagoda_agent.base.errors import DriverError, LoginError
 
 NONE, VNC_PASSWORD = 1, 2
 CHALLENGE_BYTES = 16

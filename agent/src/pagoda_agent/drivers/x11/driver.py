@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 
 from Xlib import error
 
-from pagoda.base import env
-from pagoda.base.errors import ConfigError
 from pagoda_agent.actions import Button, Point
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import ConfigError, ConnectionLostError, DriverError
 from pagoda_agent.drivers.base import Capabilities, Driver
 from pagoda_agent.drivers.x11.keyboard import LEARNING_SECONDS
 from pagoda_agent.drivers.x11.screen import Screen
 from pagoda_agent.drivers.x11.worker import Worker
-from pagoda_agent.errors import ConnectionLostError, DriverError
 from pagoda_agent.frame import Frame, pixel
 
 T = TypeVar("T")

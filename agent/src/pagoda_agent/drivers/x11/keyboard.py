@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from Xlib import X, display
 
-from pagoda_agent.errors import ActionError, DriverError, UntypeableError
+from pagoda_agent.base.errors import ActionError, DriverError, UntypeableError
 from pagoda_agent.keys import KEYS, keysym_of
 
 _SHIFT = KEYS["ShiftLeft"].keysym

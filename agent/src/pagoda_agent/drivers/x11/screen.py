@@ -14,8 +14,8 @@ from Xlib.protocol.event import event_class
 from Xlib.xobject.drawable import Window
 
 from pagoda_agent.actions import Button
+from pagoda_agent.base.errors import DriverError
 from pagoda_agent.drivers.x11.keyboard import Keyboard
-from pagoda_agent.errors import DriverError
 
 _LOG = logging.getLogger(__name__)
 _BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 3, "back": 8, "forward": 9}

@@ -1,7 +1,7 @@
 // The one text field: a task, a hint or an answer, by what the agent waits for.
 
-import { byId, toast } from "../dom.js";
-import { t } from "../words.js";
+import { byId, toast } from "./dom.js";
+import { t } from "./words.js";
 import { post } from "./link.js";
 import { said } from "./sentences.js";
 

@@ -1,7 +1,7 @@
 // The dialog that asks before an action is carried out.
 
-import { byId, toast } from "../dom.js";
-import { t } from "../words.js";
+import { byId, toast } from "./dom.js";
+import { t } from "./words.js";
 import { describe } from "./describe.js";
 import { frameUrl, post } from "./link.js";
 import { said } from "./sentences.js";

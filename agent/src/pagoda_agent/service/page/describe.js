@@ -1,6 +1,6 @@
 // Actions, as the journal has them, in words.
 
-import { t } from "../words.js";
+import { t } from "./words.js";
 
 /** "(320, 180)" on a screen of `size` (width, height); "" without a position. */
 function pixels(at, size) {

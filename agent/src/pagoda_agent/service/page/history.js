@@ -1,7 +1,7 @@
 // The runs of before: list, step through, export, go on.
 
-import { byId, el, toast } from "../dom.js";
-import { t } from "../words.js";
+import { byId, el, toast } from "./dom.js";
+import { t } from "./words.js";
 import { frameUrl, get, post } from "./link.js";
 import { Transcript } from "./transcript.js";
 import { View } from "./view.js";

@@ -1,7 +1,7 @@
 // The live screen, and on it what was done last.
 
-import { byId, el } from "../dom.js";
-import { t } from "../words.js";
+import { byId, el } from "./dom.js";
+import { t } from "./words.js";
 import { describe } from "./describe.js";
 import { View } from "./view.js";
 

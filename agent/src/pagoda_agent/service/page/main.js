@@ -1,9 +1,9 @@
 // Puts the agent's page together.
 
-import { ask } from "../ask.js";
-import { byId, icon, toast } from "../dom.js";
-import { saveSettings, settings } from "../store.js";
-import { setLanguage, t, translate } from "../words.js";
+import { ask } from "./ask.js";
+import { byId, icon, toast } from "./dom.js";
+import { saveSettings, settings } from "./store.js";
+import { setLanguage, t, translate } from "./words.js";
 import { Composer } from "./composer.js";
 import { Consent } from "./consent.js";
 import { History } from "./history.js";

@@ -1,9 +1,9 @@
 // The agent's settings, and this browser's theme and language.
 
-import { ask } from "../ask.js";
-import { byId, el, toast } from "../dom.js";
-import { saveSettings, settings as own } from "../store.js";
-import { t } from "../words.js";
+import { ask } from "./ask.js";
+import { byId, el, toast } from "./dom.js";
+import { saveSettings, settings as own } from "./store.js";
+import { t } from "./words.js";
 import { categoryWords } from "./consent.js";
 import { get, post } from "./link.js";
 

@@ -1,6 +1,6 @@
 // What the agent's page says, in English and in Chinese.
 
-import { addWords } from "../words.js";
+import { addWords } from "./words.js";
 
 const ENGLISH = {
   used: "This address was used before, or its agent has ended. Open the address that the agent's terminal shows; each works once.",

@@ -1,7 +1,7 @@
 // What a run did, step by step: made of the events of the stream or of a journal.
 
-import { el } from "../dom.js";
-import { t } from "../words.js";
+import { el } from "./dom.js";
+import { t } from "./words.js";
 import { describe } from "./describe.js";
 import { frameUrl } from "./link.js";
 import { said } from "./sentences.js";

@@ -1,6 +1,6 @@
 // A picture of the screen with what was done on it.
 
-import { el } from "../dom.js";
+import { el } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ARROW = 0.5;

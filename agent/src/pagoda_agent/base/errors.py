@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 
-from pagoda.base.errors import PagodaError
+
+class AgentError(Exception):
+    """Base of all errors raised on purpose: a sentence for the person, or for the model."""
 
 
-class ActionError(PagodaError, ValueError):
+class ConfigError(AgentError, ValueError):
+    """A flag, an environment variable or a setting has an unusable value."""
+
+
+class ActionError(AgentError, ValueError):
     """A model's action that cannot be carried out as it was written; nothing was sent.
 
     The message goes back to the model, so it says what was wrong with which value.
@@ -24,7 +30,7 @@ class UntypeableError(ActionError):
         )
 
 
-class DriverError(PagodaError):
+class DriverError(AgentError):
     """The computer could not be reached or answered wrongly."""
 
 
@@ -47,7 +53,7 @@ class UnsupportedActionError(ActionError):
     """An action that this driver has no means for (see its capabilities)."""
 
 
-class ModelError(PagodaError):
+class ModelError(AgentError):
     """The model's server failed for good: retries are over, or none would help."""
 
 
