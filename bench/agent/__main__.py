@@ -20,14 +20,14 @@ from pathlib import Path
 import httpx
 
 from pagoda.base.machine import cpu_facts
-from pagoda_agent.dialogue import ChatModel, Reply, Usage
 from pagoda_agent.drivers.registry import make_driver
-from pagoda_agent.operator import Operator
+from pagoda_agent.models.dialogue import ChatModel, Reply, Usage
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.service.app import Service
 from pagoda_agent.service.gate import Gate
 from pagoda_agent.service.server import Server
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.rig.desktop import start_desktop
 from tests.agent.rig.target import Target, start_target
 

@@ -6,11 +6,11 @@ Sources: agent/src/pagoda_agent/dialects/, actions.py.
 import json
 from functools import cache
 
-from pagoda_agent.actions import check, from_json, to_json
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.registry import DIALECTS, dialect_named
-from pagoda_agent.dialogue import Dialect, Reply, ToolCall
-from pagoda_agent.keys import KEYS
+from pagoda_agent.input.actions import check, from_json, to_json
+from pagoda_agent.input.keys import KEYS
+from pagoda_agent.models.dialogue import Dialect, Reply, ToolCall
 
 SCREEN = (1280, 720)
 WORDS = tuple(

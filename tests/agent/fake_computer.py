@@ -5,7 +5,7 @@ import asyncio
 from PIL import Image, ImageDraw
 
 from pagoda_agent.drivers.base import Capabilities, Driver
-from pagoda_agent.frame import Frame
+from pagoda_agent.screen.frame import Frame
 
 
 class FakeComputer(Driver):

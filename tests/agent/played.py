@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from pagoda_agent import journal as journals
-from pagoda_agent.control import State, StateError
-from pagoda_agent.dialogue import Reply, Usage
-from pagoda_agent.journal import Journal, JournalError, read
-from pagoda_agent.observe import Settle
-from pagoda_agent.operator import Operator
+from pagoda_agent.models.dialogue import Reply, Usage
+from pagoda_agent.runs import journal as journals
+from pagoda_agent.runs.journal import Journal, JournalError, read
+from pagoda_agent.screen.observe import Settle
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.service.app import Service
 from pagoda_agent.service.gate import Gate
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State, StateError
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.virtual_time import run_virtually
 

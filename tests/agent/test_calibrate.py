@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pagoda.cli.main import main
-from pagoda_agent.calibrate import SIZES, calibrate, screens
 from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialogue import Reply
-from pagoda_agent.profiles import profile_for
+from pagoda_agent.models.calibrate import SIZES, calibrate, screens
+from pagoda_agent.models.dialogue import Reply
+from pagoda_agent.models.profiles import profile_for
 from tests.agent.model_server import ModelServer
 
 SCREEN = (1280, 720)

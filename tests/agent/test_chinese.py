@@ -8,7 +8,7 @@ import pytest
 
 import pagoda_agent
 from pagoda_agent.chinese import SENTENCES, in_chinese
-from pagoda_agent.reasons import WORDS, Reason
+from pagoda_agent.consent.reasons import WORDS, Reason
 
 SOURCE = Path(pagoda_agent.__file__).parent
 

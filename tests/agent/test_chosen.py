@@ -5,11 +5,11 @@ import json
 import pytest
 
 from pagoda_agent.base.errors import ModelError
-from pagoda_agent.chosen import chosen_model
-from pagoda_agent.control import State
-from pagoda_agent.operator import Operator
+from pagoda_agent.models.chosen import chosen_model
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 from tests.agent.test_operator import QUICK, journal, run

@@ -12,16 +12,16 @@ import pytest
 from pagoda.cli.main import main
 from pagoda_agent.base import log
 from pagoda_agent.cli import serve as serve_command
-from pagoda_agent.operator import Operator
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.service import listen
 from pagoda_agent.service.server import Server
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 
 _MCP = """
 import pathlib, sys
-from pagoda_agent.operator import Operator
+from pagoda_agent.task.operator import Operator
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings
 from pagoda_agent.cli import mcp

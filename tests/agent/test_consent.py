@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda_agent.control import State
-from pagoda_agent.journal import JOURNAL
-from pagoda_agent.policy import Category, Decision, Policy, decisions
-from pagoda_agent.replay import ReplayError, replay
+from pagoda_agent.consent.policy import Category, Decision, Policy, decisions
+from pagoda_agent.runs.journal import JOURNAL
+from pagoda_agent.runs.replay import ReplayError, replay
+from pagoda_agent.task.control import State
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import (
     PATIENCE,

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagoda_agent import service
-from pagoda_agent.actions import (
+from pagoda_agent.cli.lines import Lines
+from pagoda_agent.input.actions import (
     Ask,
     Click,
     CursorPosition,
@@ -26,8 +27,7 @@ from pagoda_agent.actions import (
     Zoom,
     to_json,
 )
-from pagoda_agent.cli.lines import Lines
-from pagoda_agent.describe import WORDS, describe
+from pagoda_agent.input.describe import WORDS, describe
 
 AT, END = Point(0.2, 0.25), Point(1, 1)
 SIZE = (1280, 720)

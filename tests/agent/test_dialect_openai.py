@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.openai import OpenAI
+from pagoda_agent.input.actions import (
     Click,
     Done,
     Drag,
@@ -14,9 +16,7 @@ from pagoda_agent.actions import (
     Type,
     Wait,
 )
-from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.openai import OpenAI
-from pagoda_agent.dialogue import Reply
+from pagoda_agent.models.dialogue import Reply
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, HELD, SCREEN, calls, pixel_of, whole_pixels
 
 

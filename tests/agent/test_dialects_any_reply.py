@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda_agent.actions import check
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.registry import DIALECTS, dialect_named
-from pagoda_agent.dialogue import Parsed, Reply
+from pagoda_agent.input.actions import check
+from pagoda_agent.models.dialogue import Parsed, Reply
 from tests.agent.dialect_cases import JSON, SCREEN, calls
 
 SAMPLES = {

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from pagoda_agent.base.errors import ConfigError, ModelError
-from pagoda_agent.dialogue import Message
 from pagoda_agent.models import transport
+from pagoda_agent.models.dialogue import Message
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.openai_chat import OpenAIChat
 from pagoda_agent.models.registry import APIS, make_model

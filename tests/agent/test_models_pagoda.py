@@ -9,7 +9,7 @@ from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
 from pagoda_agent.base.errors import ModelError
 from pagoda_agent.dialects.qwen import Qwen
-from pagoda_agent.dialogue import Message, Picture
+from pagoda_agent.models.dialogue import Message, Picture
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.registry import make_model
 from tests.agent.dialect_cases import SCREEN

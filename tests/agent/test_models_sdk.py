@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pagoda_agent.dialects.anthropic import VERSIONS, Anthropic
 from pagoda_agent.dialects.openai import OpenAI
 from pagoda_agent.dialects.qwen import Qwen
-from pagoda_agent.dialogue import Message, Picture, Reply, ToolCall, Usage
+from pagoda_agent.models.dialogue import Message, Picture, Reply, ToolCall, Usage
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.registry import make_model
 from tests.agent.dialect_cases import FULL, SCREEN

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from pagoda_agent.actions import Point, Power
 from pagoda_agent.base.errors import DriverError, UnsupportedActionError, UntypeableError
 from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.input.actions import Point, Power
 from tests.agent.fakes.nanokvm import NANOKVM, OLD_NANOKVM, OLD_PRO, PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until

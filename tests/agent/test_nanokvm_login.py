@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pagoda_agent.actions import Power
 from pagoda_agent.base.errors import DriverError, LoginError
 from pagoda_agent.drivers.nanokvm.driver import make
+from pagoda_agent.input.actions import Power
 from tests.agent.fakes.nanokvm import PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pagoda_agent.actions import Point
 from pagoda_agent.base.errors import ConnectionLostError
+from pagoda_agent.input.actions import Point
 from tests.agent.fakes.nanokvm import NANOKVM, OLD_NANOKVM, PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until

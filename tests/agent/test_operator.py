@@ -11,13 +11,13 @@ from pagoda_agent.base.errors import (
     ModelError,
     UnsupportedActionError,
 )
-from pagoda_agent.control import State, StateError
-from pagoda_agent.dialogue import Reply, Usage
-from pagoda_agent.journal import JOURNAL, JournalError, read
-from pagoda_agent.observe import Settle
-from pagoda_agent.operator import Operator
+from pagoda_agent.models.dialogue import Reply, Usage
+from pagoda_agent.runs.journal import JOURNAL, JournalError, read
+from pagoda_agent.screen.observe import Settle
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State, StateError
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 
 PATIENCE = 30

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from pagoda_agent.actions import Point, Power
 from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
@@ -14,7 +13,8 @@ from pagoda_agent.base.errors import (
     NoSignalError,
     UntypeableError,
 )
-from pagoda_agent.keys import KEYS
+from pagoda_agent.input.actions import Point, Power
+from pagoda_agent.input.keys import KEYS
 from tests.agent.fakes.pikvm import FakePiKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import self_signed, until

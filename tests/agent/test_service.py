@@ -13,14 +13,14 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from pagoda_agent.control import State
-from pagoda_agent.journal import JOURNAL
-from pagoda_agent.policy import Category, Decision
+from pagoda_agent.consent.policy import Category, Decision
+from pagoda_agent.runs.journal import JOURNAL
 from pagoda_agent.service import gate as gates
 from pagoda_agent.service.app import Service
 from pagoda_agent.service.gate import Gate
 from pagoda_agent.service.server import Server
 from pagoda_agent.settings import load
+from pagoda_agent.task.control import State
 from tests.agent.test_operator import PATIENCE, computer, entered, make, until
 
 __all__ = ["computer", "make"]

@@ -7,7 +7,7 @@ from pagoda.cli.main import main
 from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.cli.flags import load_settings, named_driver, settings_path
 from pagoda_agent.cli.main import parse_kind
-from pagoda_agent.policy import Category, Decision, Level, decisions
+from pagoda_agent.consent.policy import Category, Decision, Level, decisions
 from pagoda_agent.settings import Settings, changed, save
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from pagoda_agent.cli import replay as replay_command
 from pagoda_agent.cli.terminal import Terminal
-from pagoda_agent.journal import Journal, JournalError
-from pagoda_agent.policy import Category, Decision
-from pagoda_agent.replay import ReplayError
+from pagoda_agent.consent.policy import Category, Decision
+from pagoda_agent.runs.journal import Journal, JournalError
+from pagoda_agent.runs.replay import ReplayError
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, computer, entered, journal, make, until
 

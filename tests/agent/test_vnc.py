@@ -7,9 +7,9 @@ import pytest
 from PIL import ImageChops
 from Xlib import display
 
-from pagoda_agent.actions import Point
 from pagoda_agent.base.errors import ConnectionLostError, DriverError, LoginError, UntypeableError
 from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.desktop import require, start_desktop, start_x11vnc
 from tests.agent.rig.stations import STATIONS, start_station
 from tests.agent.rig.target import start_target

@@ -7,7 +7,6 @@ import zlib
 
 import pytest
 
-from pagoda_agent.actions import Point
 from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
@@ -17,6 +16,7 @@ from pagoda_agent.base.errors import (
 )
 from pagoda_agent.drivers.vnc import connection
 from pagoda_agent.drivers.vnc.security import answer
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.fake_vnc import fake_vnc, greeting, pixels, rectangle, says, update
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)

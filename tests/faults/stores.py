@@ -15,12 +15,12 @@ from pagoda.cli.conversation import Conversation
 from pagoda.engine import measured
 from pagoda.engine.kv_disk import KvDisk
 from pagoda.weights.remote import _write_json
-from pagoda_agent import journal as journals
 from pagoda_agent import settings as settings_file
-from pagoda_agent.claim import claim
-from pagoda_agent.dialogue import Picture
-from pagoda_agent.frame import Frame
-from pagoda_agent.line import Line, Memory
+from pagoda_agent.consent.line import Line, Memory
+from pagoda_agent.models.dialogue import Picture
+from pagoda_agent.runs import journal as journals
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.task.claim import claim
 from tests.engine.test_kv_disk import check, compute, make
 
 

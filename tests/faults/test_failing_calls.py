@@ -15,7 +15,7 @@ from pagoda.core.messages import MediaItem
 from pagoda.engine.kv_disk import KvDisk
 from pagoda.engine.media import MediaFiles
 from pagoda_agent.base.errors import DriverError
-from pagoda_agent.line import Line, Memory
+from pagoda_agent.consent.line import Line, Memory
 from tests.engine.test_kv_disk import MemoryStore, check, compute, make
 from tests.faults.faults import KINDS, Faults, full
 from tests.faults.stores import STORES, Store, claim_and_leave, serve_and_stop

@@ -10,12 +10,12 @@ from typing import Any
 
 import uvicorn
 
-from pagoda_agent.observe import Settle
-from pagoda_agent.operator import Operator
+from pagoda_agent.screen.observe import Settle
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.service.app import Service
 from pagoda_agent.service.gate import Gate
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 

@@ -7,7 +7,7 @@ form. What is not in the table, such as a model's words or a rare error, stays a
 import re
 from collections.abc import Mapping
 
-from pagoda_agent.reasons import WORDS
+from pagoda_agent.consent.reasons import WORDS
 
 _REASONS: Mapping[str, str] = {
     "power": "它会使用电脑的电源按钮（{what}）。",

@@ -9,11 +9,11 @@ import msgspec
 
 from pagoda_agent.base.errors import ConfigError, sentence
 from pagoda_agent.base.whole import write_whole
-from pagoda_agent.budget import Budget, Caps, Price, Spent
+from pagoda_agent.consent.policy import Category, Decision, Level, Policy, decisions
 from pagoda_agent.drivers.address import require_private, without_password
 from pagoda_agent.models.endpoint import Endpoint
-from pagoda_agent.policy import Category, Decision, Level, Policy, decisions
-from pagoda_agent.profiles import Profile, profile_for
+from pagoda_agent.models.profiles import Profile, profile_for
+from pagoda_agent.task.budget import Budget, Caps, Price, Spent
 
 _SHOWN = 4
 """Last characters of a key that are shown."""

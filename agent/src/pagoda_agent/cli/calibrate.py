@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _calibrate(args: argparse.Namespace) -> int:
     from pagoda_agent.base.errors import ConfigError
-    from pagoda_agent.calibrate import Trial, calibrate
-    from pagoda_agent.chosen import chosen_model
+    from pagoda_agent.models.calibrate import Trial, calibrate
+    from pagoda_agent.models.chosen import chosen_model
 
     screen = _screen(args.screen)
     if args.trials < 1:

@@ -10,10 +10,10 @@ from pagoda_agent.base import env
 from pagoda_agent.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pagoda_agent.control import Control
     from pagoda_agent.drivers.base import Driver
-    from pagoda_agent.operator import Operator
     from pagoda_agent.settings import Settings
+    from pagoda_agent.task.control import Control
+    from pagoda_agent.task.operator import Operator
 
 ALONE = "pagoda-agent"
 """The command of an agent that was installed without Pagoda."""
@@ -137,9 +137,9 @@ def _flag(name: str) -> str:
 def make_operator(args: argparse.Namespace) -> "Operator":
     """From the flags, the settings file and the environment; the driver is not open yet. Makes the
     folder of the journals."""
-    from pagoda_agent.journal import make_runs
-    from pagoda_agent.operator import Operator
+    from pagoda_agent.runs.journal import make_runs
     from pagoda_agent.secrets import Secrets
+    from pagoda_agent.task.operator import Operator
 
     secrets, settings = Secrets.load(args.secrets), load_settings(args)
     operator = Operator(named_driver(settings), settings, secrets, runs_folder(args))

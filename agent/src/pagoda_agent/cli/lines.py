@@ -5,8 +5,8 @@ from typing import Any
 
 from pagoda_agent.base.words import escaped
 from pagoda_agent.cli.flags import command
-from pagoda_agent.control import Consent, State
-from pagoda_agent.describe import describe
+from pagoda_agent.input.describe import describe
+from pagoda_agent.task.control import Consent, State
 
 Line = tuple[str, str]
 """A text, and its style."""

@@ -48,12 +48,13 @@ async def _serve(args: argparse.Namespace) -> int:
     from pagoda_agent.base.log import setup_logging
 
     try:
-        from pagoda_agent.mcp_server import make_server
+        from pagoda_agent.service.mcp_server import make_server
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"`{command()} mcp` needs the Python package {error.name!r}: pip install './agent[mcp]'."
+            f"`{command()} mcp` needs the Python package {error.name!r}: "
+            "pip install './agent[mcp]'."
         ) from error
-    from pagoda_agent.policy import Category
+    from pagoda_agent.consent.policy import Category
 
     setup_logging("warning")
     unknown = set(args.allow) - {category.value for category in Category}

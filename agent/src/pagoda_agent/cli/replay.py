@@ -32,11 +32,11 @@ async def replay_run(args: argparse.Namespace) -> int:
     """Raises what `replay` does, and ReplayError where consent is wanted and nobody is there."""
     from dataclasses import replace as with_changes
 
-    from pagoda_agent.claim import claim, line_memory
     from pagoda_agent.cli.keyboard import Keyboard
-    from pagoda_agent.reasons import Reason
-    from pagoda_agent.replay import RecordedStep, ReplayError, replay
+    from pagoda_agent.consent.reasons import Reason
+    from pagoda_agent.runs.replay import RecordedStep, ReplayError, replay
     from pagoda_agent.secrets import Secrets
+    from pagoda_agent.task.claim import claim, line_memory
 
     def report(step: RecordedStep) -> None:
         names = ", ".join(type(action).__name__ for action in step.actions)

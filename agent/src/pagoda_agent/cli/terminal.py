@@ -12,9 +12,9 @@ from pagoda_agent.base.words import for_terminal
 from pagoda_agent.cli.flags import command
 from pagoda_agent.cli.keyboard import Keyboard
 from pagoda_agent.cli.lines import Lines
-from pagoda_agent.control import Control, State, StateError
-from pagoda_agent.journal import JournalError
-from pagoda_agent.operator import Operator
+from pagoda_agent.runs.journal import JournalError
+from pagoda_agent.task.control import Control, State, StateError
+from pagoda_agent.task.operator import Operator
 
 # ECMA-48, "select graphic rendition".
 _COLOURS = {

@@ -7,7 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.dialects.strict import (
+    ENDINGS,
+    Fields,
+    by_call,
+    ending,
+    gate,
+    one_of,
+    read_object,
+    refuse_unfinished,
+    shown,
+)
+from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import (
     Action,
     Button,
     Click,
@@ -23,23 +38,8 @@ from pagoda_agent.actions import (
     Wait,
     Zoom,
 )
-from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
-from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialects.strict import (
-    ENDINGS,
-    Fields,
-    by_call,
-    ending,
-    gate,
-    one_of,
-    read_object,
-    refuse_unfinished,
-    shown,
-)
-from pagoda_agent.dialogue import Message, Parsed, Reply
-from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.keys import chord
+from pagoda_agent.input.keys import chord
+from pagoda_agent.models.dialogue import Message, Parsed, Reply
 
 Version = Literal["20241022", "20250124", "20251124", "20260801"]
 VERSIONS: tuple[Version, ...] = get_args(Version)

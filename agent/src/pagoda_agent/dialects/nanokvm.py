@@ -5,7 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.dialects.strict import (
+    beyond_thinking,
+    gate,
+    numbered,
+    one_of,
+    refuse_unfinished,
+    shown,
+)
+from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import (
     Action,
     Ask,
     Click,
@@ -18,20 +30,8 @@ from pagoda_agent.actions import (
     Type,
     Wait,
 )
-from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
-from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialects.strict import (
-    beyond_thinking,
-    gate,
-    numbered,
-    one_of,
-    refuse_unfinished,
-    shown,
-)
-from pagoda_agent.dialogue import Message, Parsed, Reply
-from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.keys import chord
+from pagoda_agent.input.keys import chord
+from pagoda_agent.models.dialogue import Message, Parsed, Reply
 
 MAX_COMMANDS = 3
 """More in one reply is a model imagining the screens in between."""

@@ -8,19 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_agent.actions import (
-    Action,
-    Button,
-    Click,
-    Drag,
-    Key,
-    Move,
-    Point,
-    Screenshot,
-    Scroll,
-    Type,
-    Wait,
-)
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.rules import rules
 from pagoda_agent.dialects.space import Space, notches
@@ -35,9 +22,22 @@ from pagoda_agent.dialects.strict import (
     refuse_unfinished,
     shown,
 )
-from pagoda_agent.dialogue import Message, Parsed, Reply, ToolCall
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.keys import chord
+from pagoda_agent.input.actions import (
+    Action,
+    Button,
+    Click,
+    Drag,
+    Key,
+    Move,
+    Point,
+    Screenshot,
+    Scroll,
+    Type,
+    Wait,
+)
+from pagoda_agent.input.keys import chord
+from pagoda_agent.models.dialogue import Message, Parsed, Reply, ToolCall
 
 WAIT_SECONDS = 2.0
 """`wait` names no time; OpenAI's own sample waits this long."""

@@ -8,19 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_agent.actions import (
-    Action,
-    Ask,
-    Button,
-    Click,
-    Done,
-    Drag,
-    Key,
-    Move,
-    Scroll,
-    Type,
-    Wait,
-)
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.rules import rules
 from pagoda_agent.dialects.space import Space, notches
@@ -34,9 +21,22 @@ from pagoda_agent.dialects.strict import (
     refuse_unfinished,
     shown,
 )
-from pagoda_agent.dialogue import Message, Parsed, Reply
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.keys import chord
+from pagoda_agent.input.actions import (
+    Action,
+    Ask,
+    Button,
+    Click,
+    Done,
+    Drag,
+    Key,
+    Move,
+    Scroll,
+    Type,
+    Wait,
+)
+from pagoda_agent.input.keys import chord
+from pagoda_agent.models.dialogue import Message, Parsed, Reply
 
 FUNCTION = "computer_use"
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

@@ -3,8 +3,8 @@
 import math
 from enum import StrEnum
 
-from pagoda_agent.actions import Point
 from pagoda_agent.base.errors import ActionError
+from pagoda_agent.input.actions import Point
 
 # Edges of the patches that Qwen2.5-VL and UI-TARS 1.5 cut a picture into, two by two, and the
 # areas that their image processors keep it within (Qwen2.5-VL's preprocessor_config.json).

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pagoda_agent.actions import Action, Ask, Done, Point, check
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.base.words import nearest
 from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialogue import Message, Parsed, Reply
+from pagoda_agent.input.actions import Action, Ask, Done, Point, check
+from pagoda_agent.models.dialogue import Message, Parsed, Reply
 
 MAX_ACTIONS = 20
 """Of one reply: a model that does more without looking is lost."""

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pagoda_agent.base import env
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.layouts import LAYOUTS
+from pagoda_agent.input.layouts import LAYOUTS
 
 _log = logging.getLogger(__name__)
 _MAX_PASSWORD = 1024

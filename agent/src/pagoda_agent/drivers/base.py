@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pagoda_agent.actions import Button, Point, Power
 from pagoda_agent.base.errors import DriverError, UnsupportedActionError
-from pagoda_agent.frame import Frame
+from pagoda_agent.input.actions import Button, Point, Power
+from pagoda_agent.screen.frame import Frame
 
 # Between press and release of a key: USB keyboards are looked at every 8 ms.
 _KEY_PAUSE = 0.012

@@ -7,14 +7,14 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
-from pagoda_agent.actions import Button, Point, Power
 from pagoda_agent.base.errors import DriverError, LoginError, NoSignalError
 from pagoda_agent.drivers.base import Capabilities
 from pagoda_agent.drivers.kvm.address import KvmAddress, read_address
 from pagoda_agent.drivers.kvm.driver import DELAY, KvmDriver, fetch
 from pagoda_agent.drivers.kvm.link import Message, dial
 from pagoda_agent.drivers.kvm.pictures import MAX_BYTES, decode
-from pagoda_agent.frame import Frame
+from pagoda_agent.input.actions import Button, Point, Power
+from pagoda_agent.screen.frame import Frame
 
 # kvmd names the side buttons by where they are on a mouse.
 _BUTTONS: dict[Button, str] = {

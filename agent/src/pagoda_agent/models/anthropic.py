@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda_agent.base.errors import ModelError
-from pagoda_agent.dialogue import Listed, Message, Picture, Reply, ToolCall, Usage
+from pagoda_agent.models.dialogue import Listed, Message, Picture, Reply, ToolCall, Usage
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.reading import IncompleteError, Reader, count, items, mapping, text_of
 from pagoda_agent.models.transport import Transport

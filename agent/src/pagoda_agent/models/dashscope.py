@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.dialogue import Listed, Message, Reply, Usage
+from pagoda_agent.models.dialogue import Listed, Message, Reply, Usage
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.openai_chat import bearer, data_url
 from pagoda_agent.models.reading import IncompleteError, Reader, count, items, mapping, text_of

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from pagoda_agent.dialogue import Reply
+from pagoda_agent.models.dialogue import Reply
 
 MAX_REPLY = 256 * 1024
 """Characters of text, thoughts and calls together; a model that goes on is not going to stop."""

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from pagoda_agent.base.errors import ModelError, sentence
-from pagoda_agent.dialogue import Listed, Reply
 from pagoda_agent.models import faults, sse
+from pagoda_agent.models.dialogue import Listed, Reply
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.faults import PassingError
 from pagoda_agent.models.reading import MAX_REPLY, IncompleteError, Reader

@@ -22,15 +22,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pagoda_agent import settings as settings_file
-from pagoda_agent.actions import HidReset, Power
 from pagoda_agent.base.errors import AgentError, DriverError, ModelError
 from pagoda_agent.chinese import SENTENCES
-from pagoda_agent.control import Control, StateError
-from pagoda_agent.export import export_html
-from pagoda_agent.journal import FRAMES, JournalError, read
-from pagoda_agent.operator import Operator
+from pagoda_agent.input.actions import HidReset, Power
+from pagoda_agent.runs.export import export_html
+from pagoda_agent.runs.journal import FRAMES, JournalError, read
 from pagoda_agent.service.files import page_routes
 from pagoda_agent.service.gate import COOKIE, Gate
+from pagoda_agent.task.control import Control, StateError
+from pagoda_agent.task.operator import Operator
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pagoda_agent.drivers.base import Driver
 from pagoda_agent.drivers.kvm.address import KvmAddress
 from pagoda_agent.drivers.kvm.certificates import tls_context
 from pagoda_agent.drivers.kvm.link import Link, Message, Send
-from pagoda_agent.layouts import strokes
+from pagoda_agent.input.layouts import strokes
 
 # Between two characters: with the keys' own pauses, about 30 ms for each.
 _STROKE_PAUSE = 0.012

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection
 
-from pagoda_agent.actions import Button, Point, Power
 from pagoda_agent.base.errors import DriverError, LoginError, NoSignalError, UnsupportedActionError
 from pagoda_agent.drivers.base import Capabilities
 from pagoda_agent.drivers.kvm.address import KvmAddress, read_address
@@ -23,7 +22,8 @@ from pagoda_agent.drivers.kvm.pictures import decode
 from pagoda_agent.drivers.nanokvm.api import Api
 from pagoda_agent.drivers.nanokvm.reports import BinaryReports, JsonReports, Reports
 from pagoda_agent.drivers.nanokvm.video import Arrival, Video
-from pagoda_agent.frame import Frame
+from pagoda_agent.input.actions import Button, Point, Power
+from pagoda_agent.screen.frame import Frame
 
 # A screenshot waits this long for a picture, then as long as below once it has asked for one even
 # though the screen rests. Streams have 10 pictures a second and more.

@@ -8,9 +8,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from pagoda_agent.actions import Button, Point
 from pagoda_agent.base.errors import UnsupportedActionError
-from pagoda_agent.keys import KEYS
+from pagoda_agent.input.actions import Button, Point
+from pagoda_agent.input.keys import KEYS
 
 _BUTTONS: dict[Button, int] = {"left": 1, "right": 2, "middle": 4, "back": 8, "forward": 16}
 _ROLLOVER = 6

@@ -9,7 +9,6 @@ from unicodedata import normalize
 
 from PIL import Image
 
-from pagoda_agent.actions import Button, Point
 from pagoda_agent.base.errors import (
     ConfigError,
     ConnectionLostError,
@@ -21,9 +20,10 @@ from pagoda_agent.base.errors import (
 from pagoda_agent.drivers.address import Address, layout_of, parse_address, place
 from pagoda_agent.drivers.base import Capabilities, Driver
 from pagoda_agent.drivers.vnc.connection import Connection, connect
-from pagoda_agent.frame import Frame, pixel
-from pagoda_agent.keys import KEYS, SHIFTED, keysym_of
-from pagoda_agent.layouts import LAYOUTS
+from pagoda_agent.input.actions import Button, Point
+from pagoda_agent.input.keys import KEYS, SHIFTED, keysym_of
+from pagoda_agent.input.layouts import LAYOUTS
+from pagoda_agent.screen.frame import Frame, pixel
 
 _PORT = 5900
 # Ports below this are numbers of displays, as VNC viewers read them: host:1 is port 5901.

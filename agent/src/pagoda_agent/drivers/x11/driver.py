@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 from Xlib import error
 
-from pagoda_agent.actions import Button, Point
 from pagoda_agent.base import env
 from pagoda_agent.base.errors import ConfigError, ConnectionLostError, DriverError
 from pagoda_agent.drivers.base import Capabilities, Driver
 from pagoda_agent.drivers.x11.keyboard import LEARNING_SECONDS
 from pagoda_agent.drivers.x11.screen import Screen
 from pagoda_agent.drivers.x11.worker import Worker
-from pagoda_agent.frame import Frame, pixel
+from pagoda_agent.input.actions import Button, Point
+from pagoda_agent.screen.frame import Frame, pixel
 
 T = TypeVar("T")
 
@@ -113,11 +113,11 @@ class X11Driver(Driver):
         text = text.replace("\r\n", "\n")
         await self._do(lambda screen: screen.keyboard.check(text))
         while text:
-            ready, new = await self._do(lambda screen, rest=text: screen.keyboard.prepare(rest))
+            ready, new = await self._do(_prepare(text))
             await asyncio.sleep(LEARNING_SECONDS if new else 0)
             for start in range(0, ready, _TYPED_AT_ONCE):
                 part = text[start : min(start + _TYPED_AT_ONCE, ready)]
-                await self._do(lambda screen, part=part: screen.keyboard.type(part))
+                await self._do(_type(part))
                 await asyncio.sleep(_TYPING_PAUSE)
             text = text[ready:]
 
@@ -158,6 +158,14 @@ class X11Driver(Driver):
         if self._worker is not None:
             self._worker.close()
         self._screen = self._worker = None
+
+
+def _prepare(text: str) -> Callable[[Screen], tuple[int, bool]]:
+    return lambda screen: screen.keyboard.prepare(text)
+
+
+def _type(text: str) -> Callable[[Screen], None]:
+    return lambda screen: screen.keyboard.type(text)
 
 
 def make(url: str) -> X11Driver:

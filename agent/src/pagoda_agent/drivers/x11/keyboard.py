@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from Xlib import X, display
 
 from pagoda_agent.base.errors import ActionError, DriverError, UntypeableError
-from pagoda_agent.keys import KEYS, keysym_of
+from pagoda_agent.input.keys import KEYS, keysym_of
 
 _SHIFT = KEYS["ShiftLeft"].keysym
 # The right Alt key is a third Shift on most European layouts.

@@ -13,9 +13,9 @@ from Xlib import X, display, error
 from Xlib.protocol.event import event_class
 from Xlib.xobject.drawable import Window
 
-from pagoda_agent.actions import Button
 from pagoda_agent.base.errors import DriverError
 from pagoda_agent.drivers.x11.keyboard import Keyboard
+from pagoda_agent.input.actions import Button
 
 _LOG = logging.getLogger(__name__)
 _BUTTONS: dict[Button, int] = {"left": 1, "middle": 2, "right": 3, "back": 8, "forward": 9}
@@ -31,7 +31,7 @@ _PIXELS = {
 _PART = 1 << 20
 
 
-class _Separate(display._BaseDisplay):
+class _Separate(display._BaseDisplay):  # type: ignore[misc]  # Xlib has no types
     """python-xlib 0.33 keeps what it learns of a server's extensions, which every server numbers
     its own way, for all connections of the process; and it leaves refused ones open."""
 
@@ -95,7 +95,7 @@ class Screen:
             for depth in screen.allowed_depths
             for visual in depth.visuals
         }.get(screen.root_visual)
-        pixels = _PIXELS.get((setup.image_byte_order, red))
+        pixels = _PIXELS.get((setup.image_byte_order, red or 0))
         if screen.root_depth not in (24, 32) or bits.get(screen.root_depth) != 32 or not pixels:
             raise DriverError(
                 f"The X display shows pixels of {screen.root_depth} bits, which cannot be read; "

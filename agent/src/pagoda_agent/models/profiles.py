@@ -13,7 +13,7 @@ from pagoda_agent.base.words import nearest
 from pagoda_agent.dialects.anthropic import Version
 from pagoda_agent.dialects.registry import dialect_named
 from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialogue import Dialect
+from pagoda_agent.models.dialogue import Dialect
 
 Api = Literal["openai", "responses", "anthropic", "dashscope"]
 

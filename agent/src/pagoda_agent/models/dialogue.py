@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pagoda_agent.actions import Action
 from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import Action
 
 
 @dataclass(frozen=True)

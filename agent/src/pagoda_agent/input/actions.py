@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.keys import KEYS
+from pagoda_agent.input.keys import KEYS
 
 Button = Literal["left", "right", "middle", "back", "forward"]
 BUTTONS: tuple[Button, ...] = ("left", "right", "middle", "back", "forward")

@@ -14,8 +14,11 @@ from typing import Any, Literal
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from pagoda_agent import actions
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError, AgentError
+from pagoda_agent.consent.policy import Category, Decision, Judgement, Policy
+from pagoda_agent.consent.refused import take_back
+from pagoda_agent.input import actions
+from pagoda_agent.input.actions import (
     Button,
     Click,
     Drag,
@@ -28,15 +31,12 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.base.errors import ActionError, AgentError
-from pagoda_agent.control import State
-from pagoda_agent.events import Event
-from pagoda_agent.keys import chord
-from pagoda_agent.observe import settled
-from pagoda_agent.operator import Operator
-from pagoda_agent.perform import perform
-from pagoda_agent.policy import Category, Decision, Judgement, Policy
-from pagoda_agent.refused import take_back
+from pagoda_agent.input.keys import chord
+from pagoda_agent.input.perform import perform
+from pagoda_agent.screen.observe import settled
+from pagoda_agent.task.control import State
+from pagoda_agent.task.events import Event
+from pagoda_agent.task.operator import Operator
 from pagoda_agent.version import __version__
 
 Tool = Callable[..., Awaitable[Any]]

@@ -1,12 +1,12 @@
 """A line that may not be sent does not stay where the next Enter would send it."""
 
-from pagoda_agent.actions import Action
+from pagoda_agent.consent.policy import Category, Policy
 from pagoda_agent.drivers.base import Driver
-from pagoda_agent.effect import compare
-from pagoda_agent.frame import Frame
-from pagoda_agent.observe import Settle, settled
-from pagoda_agent.perform import perform
-from pagoda_agent.policy import Category, Policy
+from pagoda_agent.input.actions import Action
+from pagoda_agent.input.perform import perform
+from pagoda_agent.screen.effect import compare
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.screen.observe import Settle, settled
 
 # While a person thinks, so much of the screen may change before keys might reach something else.
 _MAY_DIFFER = 0.05

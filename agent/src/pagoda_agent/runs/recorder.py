@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_agent.events import Events
-from pagoda_agent.journal import Journal, JournalError
+from pagoda_agent.runs.journal import Journal, JournalError
+from pagoda_agent.task.events import Events
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagoda_agent import actions
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError, ConnectionLostError, NoSignalError
+from pagoda_agent.consent.policy import Decision, Policy
+from pagoda_agent.consent.reasons import Reason
+from pagoda_agent.consent.refused import take_back
+from pagoda_agent.drivers.base import Driver
+from pagoda_agent.input import actions
+from pagoda_agent.input.actions import (
     Action,
     Ask,
     CursorPosition,
@@ -21,23 +26,18 @@ from pagoda_agent.actions import (
     Wait,
     Zoom,
 )
-from pagoda_agent.base.errors import ActionError, ConnectionLostError, NoSignalError
-from pagoda_agent.budget import Budget
-from pagoda_agent.control import Consent, Control, PauseRequest
-from pagoda_agent.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
-from pagoda_agent.drivers.base import Driver
-from pagoda_agent.effect import Effect, changed_at, compare
-from pagoda_agent.frame import Frame
-from pagoda_agent.history import History
-from pagoda_agent.observe import Settle, settled
-from pagoda_agent.perform import perform
-from pagoda_agent.policy import Decision, Policy
-from pagoda_agent.profiles import Profile
-from pagoda_agent.reasons import Reason
-from pagoda_agent.recorder import Recorder
-from pagoda_agent.refused import take_back
+from pagoda_agent.input.perform import perform
+from pagoda_agent.models.dialogue import ChatModel, Dialect, Parsed, Picture, Reply
+from pagoda_agent.models.profiles import Profile
+from pagoda_agent.runs.recorder import Recorder
+from pagoda_agent.screen.effect import Effect, changed_at, compare
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.screen.observe import Settle, settled
 from pagoda_agent.secrets import Secrets
-from pagoda_agent.stuck import STOP_AT, StuckDetector, Verdict
+from pagoda_agent.task.budget import Budget
+from pagoda_agent.task.control import Consent, Control, PauseRequest
+from pagoda_agent.task.history import History
+from pagoda_agent.task.stuck import STOP_AT, StuckDetector, Verdict
 
 # So many replies in a row that cannot be understood end the task.
 MAX_REASKS = 3

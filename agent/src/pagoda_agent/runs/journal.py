@@ -16,8 +16,8 @@ from typing import Any
 
 from pagoda_agent.base.errors import AgentError
 from pagoda_agent.base.whole import sync_folder, write_whole
-from pagoda_agent.dialogue import Picture
-from pagoda_agent.frame import Frame
+from pagoda_agent.models.dialogue import Picture
+from pagoda_agent.screen.frame import Frame
 
 JOURNAL = "journal.jsonl"
 # A run that is resumed must know what was begun, and what the user said.

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from pagoda_agent.budget import Spent
-from pagoda_agent.journal import JournalError, read
+from pagoda_agent.runs.journal import JournalError, read
+from pagoda_agent.task.budget import Spent
 
 
 @dataclass

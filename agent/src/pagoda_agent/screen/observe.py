@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pagoda_agent.base.errors import DriverError, NoSignalError
 from pagoda_agent.drivers.base import Driver
-from pagoda_agent.effect import alike
-from pagoda_agent.frame import Frame
+from pagoda_agent.screen.effect import alike
+from pagoda_agent.screen.frame import Frame
 
 log = logging.getLogger(__name__)
 

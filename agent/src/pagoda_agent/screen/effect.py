@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from PIL import Image, ImageChops
 
-from pagoda_agent.actions import Point
-from pagoda_agent.frame import Frame
+from pagoda_agent.input.actions import Point
+from pagoda_agent.screen.frame import Frame
 
 # A cell has changed when its mean brightness of a colour moves so far (of 255): beyond what JPEG
 # does to a still picture (about 4 at quality 60 and more), less than a focus ring or a letter.

@@ -9,29 +9,29 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from pagoda_agent.actions import HidReset, Power
 from pagoda_agent.base.errors import NoSignalError
-from pagoda_agent.chosen import Chosen, MakeModel, chosen_model
-from pagoda_agent.claim import claim, line_memory
-from pagoda_agent.control import CANCELLED, PAUSED, Control, Limits, State, StateError
-from pagoda_agent.dialogue import ChatModel
+from pagoda_agent.consent.line import Memory
+from pagoda_agent.consent.policy import Policy
 from pagoda_agent.drivers.base import Driver
 from pagoda_agent.drivers.registry import make_driver
-from pagoda_agent.events import Events
-from pagoda_agent.frame import Frame
-from pagoda_agent.history import History, system_text
-from pagoda_agent.journal import Journal, JournalError, new_folder, read
-from pagoda_agent.line import Memory
+from pagoda_agent.input.actions import HidReset, Power
+from pagoda_agent.input.perform import perform
+from pagoda_agent.models.chosen import Chosen, MakeModel, chosen_model
+from pagoda_agent.models.dialogue import ChatModel
+from pagoda_agent.models.profiles import dialect_of
 from pagoda_agent.models.registry import make_model
-from pagoda_agent.observe import Settle, settled
-from pagoda_agent.perform import perform
-from pagoda_agent.policy import Policy
-from pagoda_agent.profiles import dialect_of
-from pagoda_agent.recorder import Recorder
-from pagoda_agent.recover import Recovered, recover
+from pagoda_agent.runs.journal import Journal, JournalError, new_folder, read
+from pagoda_agent.runs.recorder import Recorder
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.screen.observe import Settle, settled
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings
-from pagoda_agent.step import Stepper
+from pagoda_agent.task.claim import claim, line_memory
+from pagoda_agent.task.control import CANCELLED, PAUSED, Control, Limits, State, StateError
+from pagoda_agent.task.events import Events
+from pagoda_agent.task.history import History, system_text
+from pagoda_agent.task.recover import Recovered, recover
+from pagoda_agent.task.step import Stepper
 
 # A preview needs no newer frame than this.
 _PREVIEW_SECONDS = 0.2

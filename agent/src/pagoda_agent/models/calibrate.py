@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from PIL import Image, ImageDraw
 
-from pagoda_agent.actions import Click, Point
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.space import Space
-from pagoda_agent.dialogue import ChatModel, Message, Picture, Reply
 from pagoda_agent.drivers.base import Capabilities
-from pagoda_agent.frame import Frame
-from pagoda_agent.history import system_text
-from pagoda_agent.profiles import Profile, dialect_of
+from pagoda_agent.input.actions import Click, Point
+from pagoda_agent.models.dialogue import ChatModel, Message, Picture, Reply
+from pagoda_agent.models.profiles import Profile, dialect_of
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.task.history import system_text
 
 _COLORS = {
     "red": (214, 40, 40), "green": (34, 139, 60), "blue": (37, 99, 235),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pagoda_agent.shell import Word, commands
+from pagoda_agent.consent.shell import Word, commands
 
 _ANY = 1000
 

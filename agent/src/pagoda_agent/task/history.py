@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.dialogue import Dialect, Message, Picture, Reply
 from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.models.dialogue import Dialect, Message, Picture, Reply
 
 _LINE = 400
 """Characters of an earlier step's line."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda_agent.base.errors import AgentError, ConfigError
-from pagoda_agent.dialogue import Usage
+from pagoda_agent.models.dialogue import Usage
 
 
 class BudgetError(AgentError):

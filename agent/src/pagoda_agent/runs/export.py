@@ -10,8 +10,8 @@ from jinja2 import Environment
 from PIL import Image
 
 from pagoda_agent.chinese import in_chinese
-from pagoda_agent.journal import FRAMES, read
-from pagoda_agent.marks import mark
+from pagoda_agent.runs.journal import FRAMES, read
+from pagoda_agent.screen.marks import mark
 
 _LONG_EDGE = 960
 # Everything is escaped: texts come from models and screens.

@@ -10,7 +10,7 @@ from typing import IO
 
 from pagoda_agent.base import env
 from pagoda_agent.base.errors import DriverError
-from pagoda_agent.line import Memory
+from pagoda_agent.consent.line import Memory
 
 
 def claim(target: str) -> IO[str]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from PIL import Image, ImageStat
 
-from pagoda_agent.actions import Point
+from pagoda_agent.input.actions import Point
 
 # Screens are compared on cells of so many pixels each way.
 _CELL = 8
@@ -73,6 +73,5 @@ class Frame:
 def pixel(at: Point, size: tuple[int, int]) -> tuple[int, int]:
     """The pixel (x, y) of a picture of `size` (width, height) in which a position lies."""
     # A share that was computed from a pixel may come out a hair short of it.
-    return tuple(
-        min(int(share * edge + 1e-6), edge - 1) for share, edge in zip(at, size, strict=True)
-    )
+    x, y = (min(int(share * edge + 1e-6), edge - 1) for share, edge in zip(at, size, strict=True))
+    return x, y

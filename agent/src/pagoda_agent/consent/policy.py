@@ -12,7 +12,11 @@ from enum import StrEnum
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.consent.lasting import Lasting, offered
+from pagoda_agent.consent.line import ALT, CONTROL, META, SHIFT, Danger, Line, Memory
+from pagoda_agent.consent.reasons import Reason
+from pagoda_agent.input.actions import (
     Action,
     Click,
     HidReset,
@@ -23,10 +27,6 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.base.errors import ActionError
-from pagoda_agent.lasting import Lasting, offered
-from pagoda_agent.line import ALT, CONTROL, META, SHIFT, Danger, Line, Memory
-from pagoda_agent.reasons import Reason
 
 
 class Decision(StrEnum):

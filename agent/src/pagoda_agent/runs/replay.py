@@ -7,19 +7,19 @@ from typing import Any
 
 from PIL import Image
 
-from pagoda_agent import actions
-from pagoda_agent.actions import InputAction, Type
 from pagoda_agent.base.errors import AgentError
+from pagoda_agent.consent.line import Memory
+from pagoda_agent.consent.policy import Decision, Judgement, Policy
+from pagoda_agent.consent.reasons import Reason
+from pagoda_agent.consent.refused import take_back
 from pagoda_agent.drivers.base import Driver
-from pagoda_agent.effect import changed_at, compare
-from pagoda_agent.frame import Frame
-from pagoda_agent.journal import FRAMES, JournalError, read
-from pagoda_agent.line import Memory
-from pagoda_agent.observe import Settle, settled
-from pagoda_agent.perform import perform
-from pagoda_agent.policy import Decision, Judgement, Policy
-from pagoda_agent.reasons import Reason
-from pagoda_agent.refused import take_back
+from pagoda_agent.input import actions
+from pagoda_agent.input.actions import InputAction, Type
+from pagoda_agent.input.perform import perform
+from pagoda_agent.runs.journal import FRAMES, JournalError, read
+from pagoda_agent.screen.effect import changed_at, compare
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.screen.observe import Settle, settled
 
 Unsure = tuple[InputAction, Judgement]
 _NO_FRAME = {"file": "", "size": [0, 0]}

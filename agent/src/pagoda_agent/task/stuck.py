@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from enum import Enum
 
-from pagoda_agent.actions import Action, Point, Type, points
-from pagoda_agent.effect import Effect, alike
-from pagoda_agent.frame import Frame
+from pagoda_agent.input.actions import Action, Point, Type, points
+from pagoda_agent.screen.effect import Effect, alike
+from pagoda_agent.screen.frame import Frame
 
 NUDGE_AT = 3
 STOP_AT = 6

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from pagoda_agent.actions import (
+from pagoda_agent.drivers.base import Driver
+from pagoda_agent.input.actions import (
     Click,
     Drag,
     HidReset,
@@ -15,7 +16,6 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.drivers.base import Driver
 
 
 async def perform(driver: Driver, action: InputAction, reveal: Callable[[str], str]) -> None:

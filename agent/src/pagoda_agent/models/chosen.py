@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pagoda_agent.base.errors import ModelError
-from pagoda_agent.dialogue import ChatModel
 from pagoda_agent.models import faults
+from pagoda_agent.models.dialogue import ChatModel
 from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.profiles import Profile
 from pagoda_agent.models.registry import make_model
-from pagoda_agent.profiles import Profile
 from pagoda_agent.settings import Settings
 
 MakeModel = Callable[[str, Endpoint], ChatModel]

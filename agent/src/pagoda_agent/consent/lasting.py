@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pagoda_agent.line import Line
-from pagoda_agent.readonly import REACHES
-from pagoda_agent.reasons import Reason
-from pagoda_agent.shell import Word, commands
+from pagoda_agent.consent.line import Line
+from pagoda_agent.consent.readonly import REACHES
+from pagoda_agent.consent.reasons import Reason
+from pagoda_agent.consent.shell import Word, commands
 
 # With any options and words, they run nothing, and remove nothing but empty folders and what they
 # overwrite. Whatever is not known to be so is left out: sudo, env and xargs, and also tar, sort,

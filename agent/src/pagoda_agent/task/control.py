@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from pagoda_agent.actions import Action, Done, to_json
 from pagoda_agent.base.errors import AgentError
-from pagoda_agent.budget import Budget
-from pagoda_agent.inbox import Inbox
-from pagoda_agent.policy import Category
-from pagoda_agent.reasons import Reason
-from pagoda_agent.recorder import Recorder
+from pagoda_agent.consent.policy import Category
+from pagoda_agent.consent.reasons import Reason
+from pagoda_agent.input.actions import Action, Done, to_json
+from pagoda_agent.runs.recorder import Recorder
+from pagoda_agent.task.budget import Budget
+from pagoda_agent.task.inbox import Inbox
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from pagoda_agent.actions import (
+from pagoda_agent.base.errors import DriverError
+from pagoda_agent.base.whole import write_whole
+from pagoda_agent.consent.readonly import only_reads
+from pagoda_agent.input.actions import (
     MAX_REPEAT,
     MAX_TYPED,
     Action,
@@ -27,10 +30,7 @@ from pagoda_agent.actions import (
     Scroll,
     Type,
 )
-from pagoda_agent.base.errors import DriverError
-from pagoda_agent.base.whole import write_whole
-from pagoda_agent.keys import KEYS, SHIFTED
-from pagoda_agent.readonly import only_reads
+from pagoda_agent.input.keys import KEYS, SHIFTED
 
 DANGEROUS = re.compile(
     r"""
