@@ -57,8 +57,10 @@ async def test_a_computer_that_cannot_be_reached_is_not_claimed(make, computer, 
 
 
 def test_a_process_that_is_killed_leaves_no_claim():
-    holder = "import sys; from pagoda_agent.task.claim import claim; "
+    holder = (
+        "import sys; from pagoda_agent.task.claim import claim; "
         "held = claim('desk'); print(flush=True)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", f"{holder}; sys.stdin.read()"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
