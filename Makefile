@@ -13,7 +13,7 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 # vLLM's default of 1000 long prompts is for a datacenter GPU; a laptop takes an hour for it.
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
-MYPY_FLOORS := base config weights arch core text planner engine
+MYPY_FLOORS := base config weights arch core text planner quant models runtime/device.py engine doctor web
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
   check format docs bench bench-agent bench-peers clean

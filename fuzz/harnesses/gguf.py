@@ -1,14 +1,14 @@
 """GGUF files: what is read lies inside the file, and the gguf package finds it in the same places.
 
-Sources: src/pagoda/weights/gguf.py, gguf_header.py.
+Sources: src/pagoda/weights/gguf/checkpoint.py, gguf_header.py.
 """
 
 from pathlib import Path
 
 from fuzz.harnesses.files import written
 from pagoda.base.errors import CheckpointError
-from pagoda.weights.gguf import GgufCheckpoint, read_header
-from pagoda.weights.gguf_header import Cursor, CutShortError
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint, read_header
+from pagoda.weights.gguf.header import Cursor, CutShortError
 
 WORDS = (
     b"GGUF",

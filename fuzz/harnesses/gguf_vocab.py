@@ -9,7 +9,7 @@ import json
 from fuzz.harnesses.text import round_trip
 from pagoda.arch.registry import GGUF_ARCHITECTURES, spec_for
 from pagoda.base.errors import CheckpointError, RequestError
-from pagoda.text.gguf_tokenizer import parts_from_gguf
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.tokenizer import Tokenizer
 
 WORDS = (

@@ -32,7 +32,7 @@ def fuzz_grammar(data: bytes) -> None:
     try:
         wanted = msgspec.convert(msgspec.json.decode(data), StructuredOutputsParams)
     except (msgspec.DecodeError, msgspec.ValidationError, RequestError, UnicodeDecodeError):
-        return  # as `server/body.py` and `server/structure.py` refuse them
+        return  # as `server/bodies/body.py` and `server/bodies/structure.py` refuse them
     except RecursionError:
         return
     try:

@@ -1,13 +1,13 @@
 """Chat templates from anywhere: a prompt of bounded size, or a refusal.
 
-Sources: src/pagoda/text/chat_template.py, template_sandbox.py, content_format.py.
+Sources: src/pagoda/text/template/chat.py, template_sandbox.py, content_format.py.
 """
 
 import jinja2
 
 from pagoda.base.errors import RequestError
-from pagoda.text.chat_template import ChatTemplate
-from pagoda.text.template_budget import MAX_OUTPUT
+from pagoda.text.template.budget import MAX_OUTPUT
+from pagoda.text.template.chat import ChatTemplate
 
 WORDS = (
     b"{{", b"}}", b"{%", b"%}", b"{%- for m in messages -%}", b"{% endfor %}", b"{% if x %}",

@@ -10,7 +10,7 @@ from functools import cache
 from fuzz.registry import ROOT
 from pagoda.base.errors import RequestError
 from pagoda.text.detokenizer import Detokenizer
-from pagoda.text.gguf_tokenizer import parts_from_gguf
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.stop import StopMatcher
 from pagoda.text.tokenizer import Tokenizer
 

@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate
 from pagoda_agent.base.errors import ModelError
 from pagoda_agent.dialects.qwen import Qwen
 from pagoda_agent.models.dialogue import Message, Picture

@@ -8,7 +8,8 @@ import pytest
 from pagoda.bench.paced_engine import PacedRunner
 from pagoda.bench.serving_cost import ServingCost, ServingCostConfig, serving_cost_table
 from pagoda.core.messages import AddRequest
-from pagoda.core.plan import NewRow, PlannedRequest, StepPlan
+from pagoda.core.plan import NewRow
+from tests.plans import Planned, plan_of
 
 
 def test_the_pace_of_a_step():
@@ -27,13 +28,13 @@ def test_the_table():
 
 def test_replies_repeat_their_prompt():
     runner, tokens = PacedRunner(0.0), []
-    row = NewRow(request=AddRequest(req_id="a", prompt_token_ids=[7, 8, 9]), req_id="a")
+    row = NewRow(row=0, request=AddRequest(req_id="a", prompt_token_ids=[7, 8, 9]), req_id="a")
     for step, (start, count) in enumerate([(0, 2), (2, 1), (3, 1), (4, 1), (5, 1)]):
-        planned = PlannedRequest(
+        planned = Planned(
             req_id="a", num_computed_tokens=start, num_tokens=count, new_block_ids=[[]],
             samples=start + count >= 3,
         )  # fmt: skip
-        plan = StepPlan.of(step, [planned], [] if step else [row])
+        plan = plan_of(step, [planned], [] if step else [row])
         tokens += runner.execute(plan).results[0].token_ids
     assert tokens == [7, 8, 9, 7]
 

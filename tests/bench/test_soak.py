@@ -48,6 +48,17 @@ def test_a_leak_is_a_slope(per_request, requests, leaks):
     assert gate.passed is not leaks
 
 
+def test_the_longest_life_says_whether_a_role_leaks():
+    young, old = gates.slope("server", played(9000, 8000)), gates.slope("server", played(0))
+    assert young.leaks
+    (gate,) = gates.memory([young, old])
+    assert gate.passed
+    (gate,) = gates.memory(
+        [gates.slope("server", played(0, 8000)), gates.slope("server", played(2000))]
+    )
+    assert not gate.passed
+
+
 def test_a_leak_in_one_of_many_processes_fails_its_role():
     steep = gates.slope("engine", played(9000, 2100))  # steeper, but over too little to say so
     found = [gates.slope("engine", played(per)) for per in (0, 2000, 0)]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pagoda.cli.main import main
-from pagoda.doctor import probe
+from pagoda.doctor.machine import probe
 from tests.unit.doctor.machines import LAPTOP, laptop
 from tests.unit.doctor.models import QWEN3_MOE
 

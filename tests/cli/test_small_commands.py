@@ -62,7 +62,7 @@ def test_stop_without_a_server(words, capsys):
 @pytest.fixture
 def empty_hub_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("pagoda.weights.huggingface.cached_models", lambda: [])
+    monkeypatch.setattr("pagoda.weights.hub.huggingface.cached_models", lambda: [])
 
 
 @pytest.fixture

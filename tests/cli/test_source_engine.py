@@ -5,8 +5,8 @@ import pytest
 from pagoda.cli.source import Piece, Usage
 from pagoda.cli.source_engine import EngineSource
 from pagoda.core.structured import StructuredOutputsParams
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.fakes import FakeClient, served_model
 
 OPENED = "{{ messages[0].content }}<think>\n"

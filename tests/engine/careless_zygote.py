@@ -6,7 +6,7 @@ import re
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.aside import zygote
 from pagoda.engine.text_side import TextSide
-from pagoda.text import template_budget
+from pagoda.text.template import budget as template_budget
 
 NEVER = re.compile("(?!)")
 SEES = "sees"

@@ -1,7 +1,6 @@
 """A model that counts: after token t comes t + 1, modulo the vocabulary."""
 
 from collections import deque
-from concurrent.futures import Future
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.kvcache.spec import KVGroupSpec
@@ -10,6 +9,8 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
+from pagoda.engine.executor import StartedStep
+from tests.plans import shares
 
 VOCAB = 100
 
@@ -18,23 +19,23 @@ class CountingRunner:
     """Keeps each request's token ids, as the real runner does; fails when told to."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[int]] = {}
+        self.rows: dict[int, list[int]] = {}
         self.failures: list[Exception | None] = []
         """Popped at each step: what it raises, if not None."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        for req_id in plan.freed:
-            self.rows.pop(req_id, None)
-        for row in plan.rows:
-            if row.request is not None:
-                self.rows[row.req_id] = list(row.request.prompt_token_ids)
+        for row in plan.freed:
+            self.rows.pop(row, None)
+        for new in plan.new_rows:
+            if new.request is not None:
+                self.rows[new.row] = list(new.request.prompt_token_ids)
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
         results = []
-        for planned in plan.requests:
+        for planned in shares(plan):
             tokens: list[int] = []
             if planned.samples:
-                row = self.rows[planned.req_id]
+                row = self.rows[planned.row]
                 assert planned.num_computed_tokens + planned.num_tokens == len(row)
                 tokens = [(row[-1] + 1) % VOCAB]
                 row += tokens
@@ -49,34 +50,16 @@ class LateExecutor:
 
     def __init__(self, runner: CountingRunner):
         self._runner = runner
-        self._waiting: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._waiting: deque[StepPlan] = deque()
         self.most_waiting = 0
 
-    def execute(self, plan: StepPlan) -> Future[StepResult]:
-        future: _AskedFuture = _AskedFuture(self._compute_first)
-        self._waiting.append((plan, future))
+    def execute(self, plan: StepPlan) -> StartedStep:
+        self._waiting.append(plan)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
-        return future
-
-    def _compute_first(self) -> None:
-        plan, future = self._waiting.popleft()
-        future.set_result(self._runner.execute(plan))
+        return StartedStep(lambda: self._runner.execute(self._waiting.popleft()))
 
     def shutdown(self) -> None:
         self._waiting.clear()
-
-
-class _AskedFuture(Future[StepResult]):
-    """Computes when somebody waits for it: as late as can be."""
-
-    def __init__(self, compute) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self.done():
-            self._compute()
-        return super().exception(timeout)
 
 
 def make_scheduler(num_blocks: int = 64, block_size: int = 4, **limits) -> Scheduler:

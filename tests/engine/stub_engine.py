@@ -19,7 +19,7 @@ _FOREVER = 3600
 
 class Runner(CountingRunner):
     def execute(self, plan: StepPlan) -> StepResult:
-        for row in plan.rows:
+        for row in plan.new_rows:
             if row.request is not None:
                 _do(row.request.prompt_token_ids[0])
         return super().execute(plan)

@@ -21,15 +21,13 @@ from pagoda.engine.aside.jobs import (
     BOUNDS,
     Bounds,
     Constrain,
-    DecodeImage,
-    DecodeVideo,
+    Decode,
     Encode,
     RenderChat,
     perform,
 )
 from pagoda.engine.aside.workers import Workers, start_workers
 from pagoda.engine.text_side import load_text_side
-from pagoda.text.images.video import FrameChoice
 from tests.engine.careless_zygote import SEES
 from tests.server.fakes import FakeTextSide
 from tests.server.seeing import text_side, url
@@ -206,23 +204,29 @@ def test_a_large_schema_is_compiled_beside_others(model: ModelConfig) -> None:
 def test_media_come_back_as_this_process_would_make_them() -> None:
     """Pixels come in shared memory, of which nothing is left behind."""
     side = FakeTextSide(**text_side())
-    limits = {"max_tokens": 10**6, "max_frame_tokens": 10**6}
-    small, large = (DecodeImage(10**6, url(*size)) for size in ((64, 48), (2000, 1500)))
-    video = DecodeVideo(FrameChoice(), **limits, url=data_url(gif()))
-    damaged = DecodeImage(10**6, "data:image/png;base64,AAAA")
+    image, video = (
+        Decode(kind, {}, {"image": 10**6, "video": 10**6}, is_url=True)
+        for kind in ("image", "video")
+    )
+    given = [
+        (image, url(64, 48).encode()),
+        (image, url(2000, 1500).encode()),
+        (video, data_url(gif()).encode()),
+    ]
+    damaged = (image, b"data:image/png;base64,AAAA")
 
     async def compare(workers: Workers) -> None:
-        *seen, frames, wrong = await asyncio.gather(
-            *map(workers.run, (small, large, video, damaged)), return_exceptions=True
+        *seen, wrong = await asyncio.gather(
+            *(workers.run(*job) for job in (*given, damaged)), return_exceptions=True
         )
         assert isinstance(wrong, RequestError)
-        for job, image in zip((small, large), seen, strict=True):
-            here = perform(side, job)
-            assert np.array_equal(image.pixels, here.pixels)
-            assert (image.grid, image.content_hash) == (here.grid, here.content_hash)
-        here = perform(side, video)
-        assert frames.seconds == here.seconds
-        assert [f.content_hash for f in frames.frames] == [f.content_hash for f in here.frames]
+        for job, medium in zip(given, seen, strict=True):
+            here = perform(side, *job)
+            assert (medium.text, len(medium.pieces)) == (here.text, len(here.pieces))
+            for piece, expected in zip(medium.pieces, here.pieces, strict=True):
+                assert np.array_equal(piece.values, expected.values)
+                assert (piece.num_tokens, piece.grid) == (expected.num_tokens, expected.grid)
+                assert piece.content_hash == expected.content_hash
 
     async def run() -> None:
         async with pool(ModelConfig(model=SEES)) as workers:

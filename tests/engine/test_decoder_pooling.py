@@ -158,7 +158,7 @@ def test_a_reranker_that_answers_yes_or_no(no: int | None, tmp_path: Path):
 
 def test_a_template_for_pairs_may_come_with_a_gguf():
     """llama.cpp's converter writes one for Qwen3-Reranker, with places instead of roles."""
-    from pagoda.text.chat_template import ChatTemplate
+    from pagoda.text.template.chat import ChatTemplate
 
     template = ChatTemplate({"default": "{{ messages }}", "rerank": "Q {query} D {document}"}, {})
     assert template.takes_pairs

@@ -16,12 +16,14 @@ from pagoda.config.engine import (
     ModelConfig,
 )
 from pagoda.config.engine import SchedulerConfig as Scheduling
+from pagoda.config.modality import MODALITIES
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
-from pagoda.engine.media import ImageInput, media_items, place_media
+from pagoda.engine.media import MediaInput, attach_media, place_media
 from pagoda.engine.startup import start_engine
 from pagoda.text.images.gemma4 import Gemma4ImageProcessor
+from pagoda.text.media.base import Medium
 from tests.engine.running import run, tokens
 from tests.models import gemma4_vision as vision
 from tests.models import tiny
@@ -122,20 +124,23 @@ class _Tokenizer:
 
 def test_a_picture_has_marks_around_it(folder):
     processor = Gemma4ImageProcessor(16, 3, 70)
-    images = ImageInput(processor, _Tokenizer())
-    seen = vision.processed(folder, [picture(*size) for size in SIZES[:2]])
-    ids, placed = place_media([1, 7, 2, 7], {images.marks: seen})
+    images = MediaInput(MODALITIES["image"], processor, _Tokenizer())
+    pieces = vision.processed(folder, [picture(*size) for size in SIZES[:2]])
+    seen = [Medium((piece,)) for piece in pieces]
+    ids, placed = place_media([1, 7, 2, 7], {images: seen})
     assert ids == [1, 8, *[7] * 64, 9, 2, 8, *[7] * 60, 9]
-    where = [(item.start, item.length, item.grid) for item in media_items(placed)]
+    given = AddRequest(req_id="r", prompt_token_ids=ids)
+    attach_media(given, placed)
+    where = [(item.start, item.length, item.grid) for item in given.media]
     assert where == [(2, 64, None), (69, 60, None)]
     with pytest.raises(RequestError, match="2 places for 1 pictures"):
-        place_media([7, 7], {images.marks: seen[:1]})
+        place_media([7, 7], {images: seen[:1]})
 
     class Without(_Tokenizer):
         known = {"<|image|>": 7}
 
     with pytest.raises(CheckpointError, match=r"no token '<\|image>'"):
-        ImageInput(processor, Without())
+        MediaInput(MODALITIES["image"], processor, Without())
 
 
 @pytest.mark.slow

@@ -57,16 +57,18 @@ def test_chat_takes_pil_images_and_data_urls(llm: LLM, of_image: list[int]) -> N
     assert [output.outputs[0].token_ids for output in outputs] == [of_image] * 2
 
 
-def test_generate_takes_multi_modal_data(llm: LLM, of_image: list[int]) -> None:
+def test_generate_takes_multi_modal_data(llm: LLM, folder: Path, of_image: list[int]) -> None:
+    (folder / "a.png").write_bytes(png(picture(*SIZE)))
     image, text = picture(*SIZE), PROMPT.format(IMAGE)
     ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
     prompts = [
         {"prompt": text, "multi_modal_data": {"image": image}},
         {"prompt": text, "multi_modal_data": {"image": [np.asarray(image)]}},
         {"prompt_token_ids": ids, "multi_modal_data": {"image": image}},
+        {"prompt": text, "multi_modal_data": {"image": folder / "a.png"}},
     ]
     outputs = llm.generate(prompts, SAMPLING)
-    assert [output.outputs[0].token_ids for output in outputs] == [of_image] * 3
+    assert [output.outputs[0].token_ids for output in outputs] == [of_image] * 4
     several = llm.generate(prompts[0], SamplingParams(n=2, seed=1, max_tokens=2, ignore_eos=True))
     assert len(several[0].outputs) == 2
 
@@ -100,6 +102,7 @@ def test_frames(llm: LLM, folder: Path) -> None:
         ({"image": []}, None),
         ({"audio": 1}, "multi_modal_data.audio is not served"),
         ({"image": "http://images.example/a.png"}, "is not fetched here"),
+        ({"image": Path("/nowhere/a.png")}, "/nowhere/a.png can't be read: No such file"),
         ({"image": np.zeros((4, 4, 3))}, "uint8 array"),
         ({"video": [picture(*SIZE)]}, "0 places for 1 videos"),
         ({"image": [picture(*SIZE)] * 2}, "1 places for 2 pictures"),

@@ -1,6 +1,7 @@
 """A model split over processes answers as it does in one, and ends with its cause."""
 
 import gc
+import math
 import os
 import signal
 import time
@@ -28,6 +29,14 @@ from pagoda.engine.core import EngineCore
 from pagoda.engine.rank_link import RankSetup
 from pagoda.engine.ranks import Ranks
 from pagoda.engine.startup import start_engine
+from pagoda.planner.resolved import (
+    ResolvedCache,
+    ResolvedConfig,
+    ResolvedDevice,
+    ResolvedMedia,
+    ResolvedModel,
+    ResolvedScheduler,
+)
 from tests.engine.conftest import write_byte_tokenizer
 from tests.engine.running import run, tokens
 from tests.models import tiny, vision
@@ -35,6 +44,16 @@ from tests.models.vision import picture
 
 ROOT = Path(__file__).parents[2]
 COUNT = 20
+
+
+RESOLVED = ResolvedConfig(
+    ResolvedModel("float32", "none", dummy=False, max_model_len=240, seed=0),
+    ResolvedCache(16, "float32", True, None, 0),
+    ResolvedScheduler(6, 64, True, 0, math.inf, math.inf, "fcfs"),
+    ParallelConfig(3),
+    ResolvedDevice("cpu", 3, enforce_eager=False, offload_gib=0.0),
+    ResolvedMedia(0, 0),
+)
 
 
 def config_of(folder: Path, ranks: int = 1, slabs: int = 120, **model: Any) -> EngineConfig:
@@ -315,7 +334,7 @@ def fakes(tmp_path, monkeypatch):
 def test_a_rank_that_fails_at_start(fakes, behaviour, error, words):
     """The others, which lose it, are not to blame."""
     ranks = fakes(behaviour)
-    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.load(RankSetup(RESOLVED, 1, False))
     pids = [process.pid for process in ranks._processes.values()]
     with pytest.raises(error, match=words):
         ranks._wait(lambda: False)
@@ -326,7 +345,7 @@ def test_an_engine_that_waits_for_a_lost_rank_is_ended(fakes, monkeypatch):
     monkeypatch.setattr("pagoda.engine.ranks._NOTICE_SECONDS", 0.1)
     causes: list[str] = []
     ranks = fakes("exits", give_up=causes.append)
-    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.load(RankSetup(RESOLVED, 1, False))
     deadline = time.monotonic() + 30
     while not causes and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -345,7 +364,7 @@ def test_a_step_that_fails_on_rank_0_ends_all(fakes):
 
 def test_all_ranks_sleep_and_a_call_that_fails_on_one_may_be_repeated(fakes):
     ranks, own = fakes("sleeps"), []
-    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.load(RankSetup(RESOLVED, 1, False))
     ranks.call(RankCall("sleep"), lambda: own.append("sleep"))
     for _ in range(2):
         with pytest.raises(CapacityError, match="^Rank 2: no room"):
@@ -359,7 +378,7 @@ def test_all_ranks_sleep_and_a_call_that_fails_on_one_may_be_repeated(fakes):
 def test_a_rank_that_dies_asleep(fakes):
     ranks = fakes("sleeps")
     pids = [process.pid for process in ranks._processes.values()]
-    ranks.load(RankSetup(config_of(ROOT, 3), 1, False))
+    ranks.load(RankSetup(RESOLVED, 1, False))
     ranks.call(RankCall("sleep"), lambda: None)
     os.kill(pids[1], signal.SIGKILL)
     ranks._processes[2].wait(30)

@@ -11,7 +11,8 @@ from pagoda.base.errors import CapacityError, ConfigError, UnsupportedModelError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from pagoda.core.messages import EngineProgress
-from pagoda.engine.startup import _memory_guard, start_engine
+from pagoda.engine.phases import memory_guard
+from pagoda.engine.startup import start_engine
 from pagoda.kernels import cpu
 from pagoda.planner.resolve import resolve
 from pagoda.weights.files import open_model
@@ -76,7 +77,7 @@ def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
 
 def test_too_few_addresses_are_said_before_weights_are_read(tiny_config, monkeypatch):
     phases = []
-    monkeypatch.setattr("pagoda.engine.startup.address_limit", lambda: 700 << 20)
+    monkeypatch.setattr("pagoda.engine.planned.address_limit", lambda: 700 << 20)
     with pytest.raises(CapacityError, match=r"700\.00 MiB of addresses here.*ulimit -v"):
         start_engine(tiny_config, lambda message: phases.append(message.phase))
     assert phases[-1] == "plan"
@@ -122,7 +123,7 @@ def resolution(tiny_config, tiny_model):
 def test_memory_that_runs_out_says_what_to_lower(resolution, failure):
     with (
         pytest.raises(CapacityError, match="while loading") as caught,
-        _memory_guard("loading the weights", resolution),
+        memory_guard("loading the weights", resolution),
     ):
         raise failure
     for flag in ("--max-model-len (now 512)", "--max-num-seqs (now 64)", "--kv-cache-memory-bytes"):
@@ -130,5 +131,5 @@ def test_memory_that_runs_out_says_what_to_lower(resolution, failure):
 
 
 def test_other_failures_pass(resolution):
-    with pytest.raises(RuntimeError, match="shape"), _memory_guard("loading", resolution):
+    with pytest.raises(RuntimeError, match="shape"), memory_guard("loading", resolution):
         raise RuntimeError("shape mismatch")

@@ -14,7 +14,7 @@ from pagoda.base.whole import write_whole
 from pagoda.cli.conversation import Conversation
 from pagoda.engine import measured
 from pagoda.engine.kv_disk import KvDisk
-from pagoda.weights.remote import _write_json
+from pagoda.weights.hub.remote import _write_json
 from pagoda_agent import settings as settings_file
 from pagoda_agent.consent.line import Line, Memory
 from pagoda_agent.models.dialogue import Picture

@@ -9,6 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.startup import start_engine
+from tests.plans import shares
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Engine:
             result = execute(plan)
             if self._rows:
                 rows = torch.cat(self._rows)
-                sampling = [p.req_id for p in plan.requests if p.samples]
+                sampling = [p.req_id for p in shares(plan) if p.samples]
                 assert len(rows) == len(sampling)
                 for req_id, row in zip(sampling, rows, strict=True):
                     self.recorded[req_id].append(row)

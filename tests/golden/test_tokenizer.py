@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.text.chat_template import load_chat_template
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import load_chat_template
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import open_model
 

@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from pagoda.base.errors import UnsupportedModelError
-from pagoda.kernels.ref.dequant import SUPPORTED, dequantize
+from pagoda.kernels.ref.dequant.formats import SUPPORTED, dequantize
 from pagoda.weights.formats import FORMATS
 
 REFERENCE_TYPES = sorted({kind.name for kind in quants._type_traits} | {"F32", "F16"})

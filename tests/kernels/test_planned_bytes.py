@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from pagoda.arch.registry import spec_for
-from pagoda.kernels.triton.layouts import STORAGES
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.products.layouts import STORAGES
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.planner.assumed import assumed_tensors
 from pagoda.planner.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo

@@ -257,7 +257,7 @@ def test_repetition_penalty_is_transformers(generator):
     prompts = torch.randint(0, 100, (3, 12), generator=generator, dtype=torch.int32)
     output = [4, 99, 4]
     params = np.zeros(3, PARAMS)
-    params["repetition"] = [1.3, 1.0, 0.7]
+    params["repetition_penalty"] = [1.3, 1.0, 0.7]
     found = logits.clone()
     nothing = np.zeros(0, np.int32)
     entries = []
@@ -268,7 +268,7 @@ def test_repetition_penalty_is_transformers(generator):
     apply_penalties(found, entries, params)
     for row in range(3):
         ids = torch.cat([prompts[row].long(), torch.tensor(output)])[None]
-        processor = RepetitionPenaltyLogitsProcessor(float(params["repetition"][row]))
+        processor = RepetitionPenaltyLogitsProcessor(float(params["repetition_penalty"][row]))
         expected = processor(ids, logits[row : row + 1])
         torch.testing.assert_close(found[row : row + 1], expected)
 
@@ -278,7 +278,8 @@ def test_presence_and_frequency_penalties_are_openais(generator):
     logits = torch.randn(1, 200, generator=generator)
     output, drafts = [3] * 5 + list(range(100)) + [150], [3, 160]
     params = np.zeros(1, PARAMS)
-    params["repetition"], params["presence"], params["frequency"] = 1.0, 0.7, -0.3
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    params[list(names)] = (1.0, 0.7, -0.3)
     counts = TokenCounts(np.zeros(0, np.int32))
     counts.add([*output, 190, 3])
     counts.remove([190, 3])

@@ -10,11 +10,11 @@ from PIL import Image
 from transformers import Gemma4ImageProcessorPil, PreTrainedModel
 
 from pagoda.core.messages import MediaItem
-from pagoda.text.images.base import ProcessedImage
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.media.base import Piece
+from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import tiny
-from tests.models.vision import VisionPrompt
+from tests.models.vision import VisionPrompt, seen
 
 IMAGE = 201
 """The token of pictures; 200 begins and 202 ends one."""
@@ -47,13 +47,13 @@ def processed_by_transformers(images: list[Image.Image]) -> dict[str, torch.Tens
     return {name: found[name] for name in ("pixel_values", "image_position_ids")}
 
 
-def processed(folder: Path, images: list[Image.Image]) -> list[ProcessedImage]:
-    processor = image_processor_for(open_model(folder))
+def processed(folder: Path, images: list[Image.Image]) -> list[Piece]:
+    processor = processor_for(open_model(folder), "image")
     assert processor is not None
-    return [processor.process(np.asarray(image)[None]) for image in images]
+    return [seen(processor, image) for image in images]
 
 
-def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> VisionPrompt:
+def prompt_of(pieces: list[list[int] | Piece], folder: Path) -> VisionPrompt:
     """Token ids and pictures in a row, each picture between its marks."""
     ids: list[int] = []
     items = []
@@ -62,7 +62,7 @@ def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> VisionP
             ids += piece
             continue
         path = folder / f"{piece.content_hash}.npy"
-        np.save(path, piece.pixels)
+        np.save(path, piece.values)
         ids.append(200)
         items.append(MediaItem(piece.content_hash, len(ids), piece.num_tokens, str(path)))
         ids += [IMAGE] * piece.num_tokens + [202]

@@ -9,8 +9,8 @@ import torch
 
 from pagoda.arch.registry import spec_for
 from pagoda.kernels import cpu, ops
-from pagoda.kernels.ref.dequant import dequantize
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.ref.dequant.formats import dequantize
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.loader import build_model
 from pagoda.planner.assumed import Dummy, dummy_of

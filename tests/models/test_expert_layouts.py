@@ -16,6 +16,7 @@ from pagoda.layers.context import Parallel
 from pagoda.layers.moe import ExpertMatrices
 from pagoda.models.loader import build_model
 from pagoda.planner.quantization import quantized_tensors, rounding_in_words
+from pagoda.planner.resolved import ResolvedModel
 from pagoda.planner.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import open_model
@@ -81,7 +82,7 @@ def test_rounded_as_they_load(family, method, storage, tmp_path, caplog):
         files = open_model(folder)
         spec = spec_of(files, config)
         caplog.clear()
-        checkpoint = checkpoint_of(files, spec, config)
+        checkpoint = checkpoint_of(files, spec, ResolvedModel("float32", method, False, 64, seed=0))
         model = build_model(spec, checkpoint, dtype=torch.float32, device="cpu", packed=True)
         logits.append(Driver(model).run(IDS, 12))
         experts = [part for part in model.modules() if isinstance(part, ExpertMatrices)]

@@ -13,11 +13,11 @@ from pagoda.models.loader import build_model
 from pagoda.planner.parameters import parameter_count
 from pagoda.runtime.media import finish
 from pagoda.text.images.gemma4 import Gemma4ImageProcessor
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import gemma4_gguf, tiny
 from tests.models import gemma4_vision as vision
-from tests.models.vision import VisionDriver, picture
+from tests.models.vision import VisionDriver, picture, seen
 from tests.unit.arch.test_gemma4 import GGUF
 
 SIZES = [
@@ -59,7 +59,7 @@ def around(images: list, folder) -> list:
 
 
 def driver_of(model, folder) -> VisionDriver:
-    return VisionDriver(model, image_processor_for(open_model(folder)))
+    return VisionDriver(model, processor_for(open_model(folder), "image"))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, bound: float = 1e-4) -> None:
@@ -71,9 +71,9 @@ def close(found: torch.Tensor, expected: torch.Tensor, bound: float = 1e-4) -> N
 def test_pixels_and_grid_are_those_of_transformers(size, folder):
     image = picture(*size)
     theirs = vision.processed_by_transformers([image])
-    processor = image_processor_for(open_model(folder))
-    mine = processor.process(np.asarray(image)[None])
-    patches, (_, rows, columns) = processor.patches(mine.pixels)
+    processor = processor_for(open_model(folder), "image")
+    mine = seen(processor, image)
+    patches, (_, rows, columns) = processor.patches(mine.values)
     count = len(patches)
     assert mine.num_tokens == count // 9 <= vision.MAX_TOKENS
     pixels, places = theirs["pixel_values"][0], theirs["image_position_ids"][0]
@@ -88,10 +88,10 @@ def test_the_tower_equals_transformers(size, reference, model, folder):
     theirs = vision.processed_by_transformers([image])
     with torch.inference_mode():
         (expected,) = reference.get_image_features(**theirs).pooler_output
-        processor = image_processor_for(open_model(folder))
-        pixels = processor.process(np.asarray(image)[None]).pixels
+        processor = processor_for(open_model(folder), "image")
+        pixels = seen(processor, image).values
         patches, grid = processor.patches(pixels)
-        (found,) = finish(model.image_slices(torch.from_numpy(patches), grid))
+        (found,) = finish(model.encoders["image"](torch.from_numpy(patches), grid))
     close(found, expected)
 
 
@@ -150,14 +150,13 @@ def test_a_gguf_with_its_tower_beside_it(tmp_path):
     path = tmp_path / "model.gguf"
     gemma4_gguf.write_model(path, model)
     files = open_model(path)
-    processor = image_processor_for(files)
+    processor = processor_for(files, "image")
     assert processor == Gemma4ImageProcessor(16, 3, 280)
     spec = spec_for(None, files.metadata, files.checkpoint.tensors)
     loaded = build_model(spec, files.checkpoint, dtype=torch.float32, device="cpu")
-    few = processor.limited(vision.MAX_TOKENS)
+    few = processor.limited({"image": vision.MAX_TOKENS})
     image = picture(*SIZES[1])
-    seen = few.process(np.asarray(image)[None])
-    prompt = vision.prompt_of([words(5, 1), seen, words(7, 2)], tmp_path)
+    prompt = vision.prompt_of([words(5, 1), seen(few, image), words(7, 2)], tmp_path)
     driver = VisionDriver(loaded, few)
     driver.add("r", prompt)
     expected = vision.reference_logits(model, prompt.ids, [image])

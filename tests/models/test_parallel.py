@@ -10,7 +10,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import ConfigError
 from pagoda.layers.context import Parallel
 from pagoda.models.loader import build_model
-from pagoda.weights.gguf import GgufCheckpoint
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 from pagoda.weights.upright import UprightCheckpoint
 from tests.models import tiny, tiny_gguf, tiny_gguf_qwen35

@@ -12,6 +12,7 @@ from pagoda.kernels import cpu, ops
 from pagoda.layers.batch import GroupInputs
 from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
 from pagoda.runtime.program import StepLimits, StepProgram
+from pagoda.runtime.states import BlockTable
 from tests.models import tiny
 from tests.models.driver import Driver
 from tests.models.test_transformers import MULTIPLIERS
@@ -54,18 +55,27 @@ def record(driver: Driver) -> StepProgram | None:
         return StepProgram.record(driver.model, cache, [driver.block_size], LIMITS, has_states)
 
 
+def table_of(group: GroupInputs, block_size: int) -> BlockTable:
+    """The runner's table with the same entries."""
+    rows, width = group.block_table.shape
+    table = BlockTable(block_size, rows, width * block_size)
+    table.entries[:], table.used[:] = group.block_table.numpy(), width
+    return table
+
+
 def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
     """(logits, greedy ids) of every token of the step."""
     batch = driver._batch(tokens)
     group, *states = batch.groups
     assert isinstance(group, GroupInputs)
+    slots = group.slot_mapping.numpy()
     arrays = StepArrays(
         batch.token_ids.numpy(),
         batch.positions.numpy(),
         batch.query_start.numpy(),
         batch.kv_lens.numpy(),
         batch.max_query_len,
-        [GroupArrays(group.block_table.numpy(), group.slot_mapping.numpy())],
+        [GroupArrays(table_of(group, driver.block_size), np.arange(len(tokens)), slots)],
         StateArrays(states[0].read.numpy(), states[0].write.numpy()) if states else None,
     )
     samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1

@@ -4,6 +4,7 @@ what the quantizers change."""
 
 import json
 import re
+from copy import deepcopy
 from math import ceil, prod
 from pathlib import Path
 
@@ -106,7 +107,7 @@ CASES = {
 def test_each_tensor_has_its_place(case: str, tmp_path: Path) -> None:
     config, quantization, quantized, config_class, model_class, block_bytes = CASES[case]
     with torch.device("meta"):
-        held = model_class(config_class(**config)).state_dict()
+        held = model_class(config_class(**deepcopy(config))).state_dict()
     made: Shapes = {}
     for name, meta in held.items():
         if not (name == "lm_head.weight" and config["tie_word_embeddings"]):

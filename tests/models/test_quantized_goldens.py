@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu
-from pagoda.kernels.ref.dequant import dequantize
+from pagoda.kernels.ref.dequant.formats import dequantize
 from pagoda.quant.base import ShardSource
 from pagoda.quant.packed import PackedLinear
 from pagoda.quant.repack import repacked

@@ -50,7 +50,7 @@ def around(images: list, folder) -> list:
 
 
 def driver_of(model, folder) -> VisionDriver:
-    return VisionDriver(model, vision.image_processor_for(open_model(folder)))
+    return VisionDriver(model, vision.processor_for(open_model(folder), "image"))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -62,9 +62,9 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_pixels_and_grid_are_those_of_transformers(size, folder):
     image = picture(*size)
     theirs = vision.processed_by_transformers([image])
-    processor = vision.image_processor_for(vision.open_model(folder))
-    mine = processor.process(np.asarray(image)[None])
-    patches, grid = processor.patches(mine.pixels)
+    processor = vision.processor_for(vision.open_model(folder), "image")
+    mine = vision.seen(processor, image)
+    patches, grid = processor.patches(mine.values)
     assert theirs["image_grid_thw"].tolist() == [list(grid)]
     assert mine.num_tokens == len(patches) // 4
     np.testing.assert_allclose(patches, theirs["pixel_values"].numpy(), rtol=0, atol=1e-3)
@@ -76,7 +76,7 @@ def test_the_tower_equals_transformers(size, reference, model, folder):
     with torch.inference_mode():
         expected = reference.model.visual(theirs["pixel_values"], theirs["image_grid_thw"])
         grid = tuple(theirs["image_grid_thw"][0].tolist())
-        found = finish(model.image_slices(theirs["pixel_values"], grid))
+        found = finish(model.encoders["image"](theirs["pixel_values"], grid))
     close(found[0], expected.pooler_output)
     for mine, deeper in zip(found[1:], expected.deepstack_features, strict=True):
         close(mine, deeper)
@@ -206,12 +206,12 @@ def test_gguf_and_its_tower(packed, ggufs, tmp_path):
     assert files.projector == folder / "mmproj-tiny-F16.gguf"
     # The file keeps no bounds of its own; those of the other tests make small pictures.
     bounds = vision.PREPROCESSOR["size"]
-    processor = vision.image_processor_for(files)
+    processor = vision.processor_for(files, "image")
     processor = replace(
         processor, min_pixels=bounds["shortest_edge"], max_pixels=bounds["longest_edge"]
     )
     images = [picture(*size) for size in SIZES[:2]]
-    seen = [processor.process(np.asarray(image)[None]) for image in images]
+    seen = [vision.seen(processor, image) for image in images]
     prompt = vision.prompt_of([words(5, 1), [200], seen[0], words(3, 2), seen[1], words(4, 3)],
                               tmp_path)  # fmt: skip
     driver = VisionDriver(built(files, packed=packed), processor)
@@ -226,7 +226,7 @@ def test_gguf_without_its_tower_reads_text(ggufs, tmp_path):
     folder, reference = ggufs
     (tmp_path / "alone.gguf").symlink_to(folder / "tiny-F32.gguf")
     files = open_model(tmp_path / "alone.gguf")
-    assert files.projector is None and vision.image_processor_for(files) is None
+    assert files.projector is None and vision.processor_for(files, "image") is None
     model, ids = built(files), words(40, 2)
     close(Driver(model).run(ids, 16), vision.reference_logits(reference, ids, []))
     named = open_model(tmp_path / "alone.gguf", str(folder / "mmproj-tiny-F16.gguf"))

@@ -14,12 +14,14 @@ from transformers.video_utils import VideoMetadata
 
 from pagoda.arch.read import Reader
 from pagoda.base.errors import RequestError
-from pagoda.engine.media import Marks, VideoInput, place_media
+from pagoda.config.modality import MODALITIES
+from pagoda.engine.media import MediaInput, place_media
 from pagoda.text.images import qwen_vl
+from pagoda.text.images.film import FrameChoice, Stills
 from pagoda.text.images.qwen_video import QwenVideoProcessor, from_config
 from pagoda.text.images.qwen_vl import QwenImageProcessor
-from pagoda.text.images.select import image_processor_for, video_processor_for
-from pagoda.text.images.video import FrameChoice, ProcessedVideo
+from pagoda.text.media.base import Medium
+from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import tiny, vision
 from tests.models.vision import VisionDriver, picture
@@ -66,9 +68,8 @@ def mine(settings: dict | None = None) -> QwenVideoProcessor:
 
 def processed(
     processor: QwenVideoProcessor, frames: np.ndarray, fps: float, choice: FrameChoice
-) -> ProcessedVideo:
-    chosen = processor.choose(len(frames), fps, choice)
-    return processor.process(iter(frames[chosen][:, None]), chosen, fps)
+) -> Medium:
+    return processor.process(Stills(frames, fps, choice))
 
 
 @pytest.mark.parametrize("options", [{}, {"fps": 5}, {"num_frames": 7}, {"num_frames": 2}])
@@ -88,16 +89,17 @@ def test_frames_pixels_and_times(theirs, num_frames, fps, height, width, options
     )  # fmt: skip
     found = processed(mine(), frames, fps, FrameChoice(**options))
     image = image_processor()
-    patches = np.concatenate([image.patches(frame.pixels)[0] for frame in found.frames])
+    patches = np.concatenate([image.patches(frame.values)[0] for frame in found.pieces])
     np.testing.assert_allclose(patches, expected["pixel_values_videos"], rtol=0, atol=1e-3)
     pairs, rows, columns = expected["video_grid_thw"][0].tolist()
-    assert [frame.grid for frame in found.frames] == [(1, rows // 2, columns // 2)] * pairs
+    assert [frame.grid for frame in found.pieces] == [(1, rows // 2, columns // 2)] * pairs
     tokens = rows * columns // 4
     prompt = "See <|vision_start|><|video_pad|><|vision_end|> look."
-    shown = VideoInput(mine(), _Plain()).text(prompt, [found])
+    videos = MediaInput(MODALITIES["video"], mine(), _Plain())
+    shown = videos.write(prompt, [found])
     filled = shown.replace("<|video_pad|>", "<|video_pad|>" * tokens)
     assert filled == text_by_transformers(theirs, expected, prompt)
-    ids, placed = place_media(_Plain().encode(shown), {Marks(_Plain.VIDEO): found.frames})
+    ids, placed = place_media(_Plain().encode(shown), {videos: [found]})
     assert ids == _Plain().encode(filled)
     assert [ids[place.start - 1] for place in placed] == [_Plain.START] * pairs
 
@@ -131,7 +133,9 @@ def text_by_transformers(video_processor: Qwen3VLVideoProcessor, features, promp
 def test_each_video_needs_its_place():
     video = processed(mine(), film(9, 64, 64), 3.0, FrameChoice())
     with pytest.raises(RequestError, match="2 places for 1 videos"):
-        VideoInput(mine(), _Plain()).text("<|video_pad|> and <|video_pad|>", [video])
+        MediaInput(MODALITIES["video"], mine(), _Plain()).write(
+            "<|video_pad|> and <|video_pad|>", [video]
+        )
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
@@ -142,7 +146,7 @@ def test_logits_equal(chunk, family, theirs, tmp_path):
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(SETTINGS))
     files = open_model(tmp_path)
     frames, image = film(20, 60, 100), picture("noise", 70, 90)
-    video = processed(video_processor_for(files), frames, 8.0, FrameChoice())
+    video = processed(processor_for(files, "video"), frames, 8.0, FrameChoice())
     (picture_mine,) = vision.processed(tmp_path, [image])
     pieces = [
         words(5, 1),
@@ -156,7 +160,7 @@ def test_logits_equal(chunk, family, theirs, tmp_path):
         [5, 6],
     ]
     prompt = vision.prompt_of(pieces, tmp_path)
-    driver = VisionDriver(tiny.load(tmp_path), image_processor_for(files))
+    driver = VisionDriver(tiny.load(tmp_path), processor_for(files, "image"))
     driver.add("r", prompt)
     ids = prompt.ids + words(4, 4)
     found = driver.run(ids, chunk)
@@ -164,7 +168,7 @@ def test_logits_equal(chunk, family, theirs, tmp_path):
     features = theirs(
         [frames, frames], video_metadata=[about, about], do_sample_frames=True, return_tensors="pt"
     )
-    assert features["video_grid_thw"][0, 0] == len(video.frames) == 3
+    assert features["video_grid_thw"][0, 0] == len(video.pieces) == 3
     kinds = [{vision.IMAGE: 1, vision.VIDEO: 2}.get(token, 0) for token in ids]
     reference.model.rope_deltas = None
     with torch.inference_mode():
@@ -177,7 +181,7 @@ def test_logits_equal(chunk, family, theirs, tmp_path):
     assert expected.std() > 0.3
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     # The same frames again: each pair is encoded once.
-    assert driver.encoder.num_encoded == len({frame.content_hash for frame in video.frames}) + 1
+    assert driver.encoder.num_encoded == len({frame.content_hash for frame in video.pieces}) + 1
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -187,13 +191,13 @@ def words(count: int, seed: int) -> list[int]:
 def test_budgets():
     published = mine({})
     assert (published.max_pixels, published.min_pixels, published.fps) == (25165824, 4096, 2.0)
-    small = published.limited(256, 64)
+    small = published.limited({"video": 256, "image": 64})
     video = processed(small, film(64, 200, 300), 1.0, FrameChoice())
-    assert len(video.frames) == 256 // 16
-    assert sum(frame.num_tokens for frame in video.frames) <= 256
+    assert len(video.pieces) == 256 // 16
+    assert sum(frame.num_tokens for frame in video.pieces) <= 256
     short = processed(small, film(3, 900, 900), 1.0, FrameChoice(num_frames=1))
-    assert [frame.num_tokens for frame in short.frames] == [64]
-    assert short.frames[0].pixels.shape == (2, 256, 256, 3)
+    assert [frame.num_tokens for frame in short.pieces] == [64]
+    assert short.pieces[0].values.shape == (2, 256, 256, 3)
     with pytest.raises(RequestError, match="too long and narrow"):
         processed(small, film(3, 32, 8000), 1.0, FrameChoice())
 
@@ -211,4 +215,4 @@ def test_what_a_request_may_choose():
 def test_a_gguf_says_nothing_of_videos(tmp_path):
     clip = {"clip.projector_type": "qwen3vl_merger", "clip.vision.patch_size": 14}
     files = SimpleNamespace(metadata=clip, config=None)
-    assert video_processor_for(files) == mine({"patch_size": 14})
+    assert processor_for(files, "video") == mine({"patch_size": 14})

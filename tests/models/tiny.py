@@ -50,7 +50,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
 from pagoda.weights.files import open_model
-from pagoda.weights.gguf import GgufCheckpoint
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 
 
 def _mistral3(**text) -> Mistral3Config:

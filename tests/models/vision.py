@@ -27,9 +27,8 @@ from pagoda.core.messages import MediaItem
 from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import CausalLM
 from pagoda.runtime.media import MediaEncoder, RequestMedia
-from pagoda.text.images.base import ImageProcessor, ProcessedImage
-from pagoda.text.images.select import image_processor_for
-from pagoda.text.images.video import ProcessedVideo
+from pagoda.text.media.base import Medium, Piece, Processor
+from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import tiny
 from tests.models.driver import Driver
@@ -152,12 +151,17 @@ def processed_by_transformers(images: list[Image.Image]) -> dict[str, torch.Tens
     return processor(images=images, return_tensors="pt")
 
 
-def processed(folder: Path, images: list[Image.Image]) -> list[ProcessedImage]:
-    processor = image_processor_for(open_model(folder))
-    return [processor.process(np.asarray(image)[None]) for image in images]
+def processed(folder: Path, images: list[Image.Image]) -> list[Piece]:
+    processor = processor_for(open_model(folder), "image")
+    return [seen(processor, image) for image in images]
 
 
-def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "VisionPrompt":
+def seen(processor: Processor, image: Image.Image) -> Piece:
+    (piece,) = processor.process(np.asarray(image)[None]).pieces
+    return piece
+
+
+def prompt_of(pieces: list[list[int] | Piece | Medium], folder: Path) -> "VisionPrompt":
     """Token ids, pictures and videos in a row."""
     ids: list[int] = []
     items = []
@@ -167,9 +171,9 @@ def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "Vision
             continue
         token = IMAGE
         if isinstance(piece, Frame):
-            piece, token = piece.image, VIDEO
+            piece, token = piece.piece, VIDEO
         path = folder / f"{piece.content_hash}.npy"
-        np.save(path, piece.pixels)
+        np.save(path, piece.values)
         length = piece.num_tokens
         items.append(MediaItem(piece.content_hash, len(ids), length, str(path), piece.grid))
         ids += [token] * length
@@ -178,16 +182,16 @@ def prompt_of(pieces: list[list[int] | ProcessedImage], folder: Path) -> "Vision
 
 @dataclass
 class Frame:
-    image: ProcessedImage
+    piece: Piece
 
 
-def flat(pieces: list) -> Iterator[list[int] | ProcessedImage | Frame]:
+def flat(pieces: list) -> Iterator[list[int] | Piece | Frame]:
     """Videos become frames, each behind some tokens in the place of its time."""
     for piece in pieces:
-        if not isinstance(piece, ProcessedVideo):
+        if not isinstance(piece, Medium):
             yield piece
             continue
-        for number, frame in enumerate(piece.frames):
+        for number, frame in enumerate(piece.pieces):
             yield from ([150 + number, 7, 8, 200], Frame(frame), [202])
 
 
@@ -213,10 +217,12 @@ def reference_logits(
 class VisionDriver(Driver):
     """Gives the batch what the runner gives it for pictures."""
 
-    def __init__(self, model: CausalLM, processor: ImageProcessor):
+    def __init__(self, model: CausalLM, processor: Processor):
         super().__init__(model, num_blocks=200)
         both_ways = model.spec.vision.both_ways
-        self.encoder = MediaEncoder(model.image_slices, processor, 1 << 24, both_ways=both_ways)
+        self.encoder = MediaEncoder(
+            lambda: model.encoders, {"image": processor}, 1 << 24, both_ways=both_ways
+        )
         self.media: dict[str, RequestMedia] = {}
 
     def add(self, req: str, prompt: VisionPrompt) -> None:

@@ -9,11 +9,12 @@ import torch
 from pagoda.arch.spec import ModelSpec
 from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.messages import AddRequest
-from pagoda.core.plan import NewRow, PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.plan import NewRow, RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.layers.batch import ForwardBatch
 from pagoda.runtime.device import make_device
 from pagoda.runtime.runner import ModelRunner
+from tests.plans import Planned, plan_of
 
 VOCAB = 300
 POISON = 299
@@ -83,6 +84,14 @@ class CacheModel:
         return mixed
 
 
+def _follows(plan: StepPlan, last: StepPlan) -> bool:
+    if any(one.drafts or one.unsampled or one.new_rows for one in (plan, last)):
+        return False
+    if plan.rows.tolist() != last.rows.tolist() or {*plan.lens, *last.lens} != {1}:
+        return False
+    return bool((plan.starts == last.starts + 1).all())
+
+
 class Driver:
     """Plans steps as the scheduler does, and never looks at a token's value while planning."""
 
@@ -95,8 +104,11 @@ class Driver:
         self.results: dict[str, list[RequestResult]] = {}
         self.blocks: dict[str, list[list[int]]] = {}
         self.new_rows: list[NewRow] = []
-        self.freed: list[str] = []
+        self.freed: list[int] = []
+        self.rows: dict[str, int] = {}
+        self.free_rows = list(range(100))
         self.step_id = 0
+        self.last: StepPlan | None = None
         # Block 0 is the null block; scattered ones show whether tables are read. Groups share one
         # memory: as their blocks are equally large, each block belongs to one of them.
         count = len(runner.groups)
@@ -114,30 +126,37 @@ class Driver:
             self.tokens[req_id] = []
             self.results[req_id] = []
             self.blocks[req_id] = [[] for _ in self.pools]
-            self.new_rows.append(NewRow(request=request, req_id=req_id))
+            self.rows[req_id] = row = self.free_rows.pop(0)
+            self.new_rows.append(NewRow(row=row, request=request, req_id=req_id))
 
     def plan(self, shares: dict[str, int], drafts: dict[str, list[int]] | None = None) -> StepPlan:
         """Up to so many tokens per request, drafts on top."""
-        planned = []
+        planned: list[Planned] = []
+        columns: dict[tuple[int, int], int] = {}
         for req_id, share in shares.items():
             start, extra = self.computed[req_id], (drafts or {}).get(req_id, [])
             count = min(share, self.known[req_id] - start)
             samples = start + count == self.known[req_id]
             extra = extra if samples else []
+            row = self.rows[req_id]
+            columns |= {(row, group): len(mine) for group, mine in enumerate(self.blocks[req_id])}
             new_blocks = self._grow(req_id, start + count + len(extra))
             planned.append(
-                PlannedRequest(
+                Planned(
                     req_id=req_id,
                     num_computed_tokens=start,
                     num_tokens=count + len(extra),
                     new_block_ids=new_blocks,
                     draft_token_ids=extra,
                     samples=samples,
+                    row=row,
                 )
             )
             self.computed[req_id] = start + count
             self.known[req_id] += samples
-        plan = StepPlan.of(self.step_id, planned, self.new_rows, self.freed)
+        plan = plan_of(self.step_id, planned, self.new_rows, self.freed, columns)
+        plan.follows = self.last is not None and _follows(plan, self.last)
+        self.last = plan
         self.step_id, self.new_rows, self.freed = self.step_id + 1, [], []
         return plan
 
@@ -152,7 +171,7 @@ class Driver:
                 RequestResult(req_id=req_id, token_ids=[token])
                 for req_id, token in zip(plan.req_ids, result.tokens, strict=True)
             ]
-        assert [r.req_id for r in result.results] == [r.req_id for r in plan.requests]
+        assert [r.req_id for r in result.results] == plan.req_ids
         for entry in result.results:
             self.tokens.setdefault(entry.req_id, []).extend(entry.token_ids)
             self.results.setdefault(entry.req_id, []).append(entry)
@@ -176,11 +195,12 @@ class Driver:
         """Blocks go back (to be overwritten by others), the row stays."""
         self._release(req_id)
         self.computed[req_id] = 0
-        self.new_rows.append(NewRow(request=None, req_id=req_id))
+        self.new_rows.append(NewRow(row=self.rows[req_id], request=None, req_id=req_id))
 
     def free(self, req_id: str) -> None:
         self._release(req_id)
-        self.freed.append(req_id)
+        self.freed.append(self.rows[req_id])
+        self.free_rows.insert(0, self.rows.pop(req_id))
 
     def _release(self, req_id: str) -> None:
         for pool, blocks in zip(self.pools, self.blocks[req_id], strict=True):

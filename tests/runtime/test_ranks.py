@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep
 from pagoda.runtime import captured
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
@@ -18,7 +19,7 @@ from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from tests.runtime.conftest import POISON, CacheModel
 from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
 from tests.runtime.test_captured import FakeGpu, decode
-from tests.runtime.test_decode_run import script  # noqa: F401  # a fixture
+from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
 
 
 class LateGpu(LateDevice, FakeGpu):
@@ -48,13 +49,15 @@ class Pair:
 
     def _tell(self, order: RankStep | RankCapture) -> None:
         # Encoded, for what it holds is changed on both sides.
-        self._orders.put(msgspec.msgpack.encode(order))
+        self._orders.put(msgspec.msgpack.encode(order, enc_hook=pack_column))
 
     def _follow(self, path: Path) -> None:
         try:
             self.groups[1].connect(torch.device("cpu"), path)
             while raw := self._orders.get():
-                order = msgspec.msgpack.decode(raw, type=RankStep | RankCapture)
+                order = msgspec.msgpack.decode(
+                    raw, type=RankStep | RankCapture, dec_hook=unpack_column
+                )
                 if isinstance(order, RankStep):
                     self.follower.follow(order)
                 else:
@@ -105,7 +108,7 @@ def test_a_run_of_decode_steps(pair, make_driver, make_request):
     driver.settle()
     pair.end()
     assert driver.tokens == expected.tokens
-    assert pair.follower._run is not None and pair.follower.device.waits == 29
+    assert pair.follower._step.follows and pair.follower.device.waits == 29
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.core.plan import NewRow, PlannedRequest, StepPlan
+from pagoda.core.plan import NewRow
+from tests.plans import Planned, plan_of
 
 POISON = 299
 VOCAB = 300
@@ -79,7 +80,7 @@ def test_request_freed_while_in_flight(healthy, driver):
     driver.execute(after)
     assert driver.tokens["b"] == expected["b"][:5]
     assert len(driver.runner.states) == 1
-    driver.freed.append("never-seen")
+    driver.freed.append(99)
     driver.step({"b": 1})
     assert driver.tokens["b"] == expected["b"]
 
@@ -87,7 +88,7 @@ def test_request_freed_while_in_flight(healthy, driver):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"req_id": "unknown"},
+        {"row": 3},
         {"num_tokens": 40},
         {"num_computed_tokens": 19, "num_tokens": 2},
         {"num_tokens": 5},
@@ -99,8 +100,8 @@ def test_a_plan_that_does_not_fit_is_that_requests_error(changes, make_request, 
     request = make_request("a")
     blocks = [[1, 2], [1, 2, 3, 4, 5]]
     fields = {"req_id": "a", "num_computed_tokens": 0, "num_tokens": 20, "new_block_ids": blocks}
-    planned = PlannedRequest(**(fields | changes))
-    plan = StepPlan.of(0, [planned], [NewRow(request=request, req_id="a")])
+    planned = Planned(**(fields | changes))
+    plan = plan_of(0, [planned], [NewRow(row=0, request=request, req_id="a")])
     (result,) = driver.runner.execute(plan).results
     assert result.error and not result.token_ids
 

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pagoda.runtime.warm_up import first_plans
+from tests.plans import shares
 
 NUM_TOKENS = 12
 # One per way through the sampler: greedy, plain draw, limits, penalties, all together.
@@ -16,6 +17,7 @@ KINDS = {
     "all": {
         "temperature": 1.2,
         "top_p": 0.95,
+        "top_n_sigma": 2.5,
         "presence_penalty": 1.0,
         "repetition_penalty": 1.1,
         "logit_bias": {5: 4.0, 9: -50.0},
@@ -167,10 +169,10 @@ def test_warm_up_leaves_no_trace(alone, requests, driver):
 
 def test_warm_up_of_a_gpu_meets_the_sizes_that_kernels_are_compiled_for(driver):
     longest, plans = first_plans(driver.runner.spec, [16, 4], 65, 512)
-    steps = [plan.requests[0] for plan in plans if plan.requests]
+    steps = [shares(plan)[0] for plan in plans if plan.req_ids]
     sizes = [(step.num_computed_tokens, step.num_tokens) for step in steps]
     assert sizes == [(0, 3), (3, 1), (0, 32), (32, 1), (0, 64), (64, 1)] and longest == 64
     assert steps[4].new_block_ids == [[0] * 5, [0] * 17]  # room for the token behind it
-    assert sum(plan.freed == ["warm-up"] for plan in plans) == 3
+    assert sum(plan.freed == [0] for plan in plans) == 3
     assert first_plans(driver.runner.spec, [16], 65, 63)[0] == 32
     assert first_plans(driver.runner.spec, [16], 65, 0)[0] == 15

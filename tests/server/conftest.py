@@ -21,8 +21,8 @@ from pagoda.engine.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.fakes import FakeClient, served_model
 from tests.server.served import Served
 from tests.unit.text.templates import QWEN_TOOLS

@@ -20,9 +20,9 @@ from pagoda.core.messages import (
 from pagoda.engine.directory import ServedModel
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.queue_limit import QueueLimit
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
 from pagoda.text.parsers.tagged import TaggedForm
+from pagoda.text.template.chat import ChatTemplate
 
 EOS = 256
 REPLY = "Hello, Wörld! Pagoda counts: one two three. 你好."
@@ -297,8 +297,7 @@ class FakeTextSide:
     markup_ids: frozenset[int] = frozenset()
     special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
-    images: Any = None
-    videos: Any = None
+    media: dict[str, Any] = field(default_factory=dict)
 
 
 def served_model(client: FakeClient, path: Path = Path("/models/fake"), **text: Any) -> ServedModel:

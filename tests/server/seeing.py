@@ -10,11 +10,12 @@ from PIL import Image
 
 from pagoda.arch.read import Reader
 from pagoda.config.engine import MediaConfig
-from pagoda.engine.media import ImageInput, VideoInput
-from pagoda.text.chat_template import ChatTemplate
+from pagoda.config.modality import MODALITIES
+from pagoda.engine.media import MediaInput
 from pagoda.text.images import qwen_video
 from pagoda.text.images.qwen_video import QwenVideoProcessor
 from pagoda.text.images.qwen_vl import QwenImageProcessor, from_config
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import ByteTokenizer, FakeClient
 
@@ -63,16 +64,17 @@ ABILITIES = {"media": {"image": 64, "video": 128}, "vocab_size": 261}
 def text_side(template: str = TEMPLATE) -> dict[str, Any]:
     """What the model's other side has beside that of one which only reads."""
     tokenizer = SeeingTokenizer()
+    processors = {"image": processor(), "video": video_processor()}
     return {
         "tokenizer": tokenizer,
         "chat_template": ChatTemplate(
             {"default": template},
             {},
-            image_placeholder=processor().placeholder,
-            video_placeholder=video_processor().placeholder,
+            placeholders={kind: one.placeholder for kind, one in processors.items()},
         ),
-        "images": ImageInput(processor(), tokenizer),
-        "videos": VideoInput(video_processor(), tokenizer),
+        "media": {
+            kind: MediaInput(MODALITIES[kind], one, tokenizer) for kind, one in processors.items()
+        },
     }
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from pagoda.server import http1
+from pagoda.server.http.middleware import BODY_TIMEOUT
 from pagoda.server.http1 import HEAD_TIMEOUT, IDLE_TIMEOUT, WRITE_TIMEOUT
 from pagoda.server.launch import allow_many_connections
-from pagoda.server.middleware import BODY_TIMEOUT
 from tests.server.fakes import FakeClient
 from tests.server.virtual import Connection, Server
 from tests.virtual_time import in_virtual_time

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagoda.config.server import ServerConfig
-from pagoda.server.auth import OPEN_PATHS
+from pagoda.server.http.auth import OPEN_PATHS
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
 from tests.server.test_attacks_web import json_routes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagoda.config.server import ServerConfig
-from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
+from pagoda.server.http.webguard import WebGuardMiddleware, allowed_hosts
 from tests.server.conftest import RunningServer
 from tests.server.fakes import FakeClient
 from tests.server.test_errors import error_of
@@ -151,7 +151,7 @@ def test_own_pages_and_programs(shared: RunningServer) -> None:
 
 def test_a_blocked_origin_is_logged_once(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient())
-    with caplog.at_level("WARNING", "pagoda.server.webguard"):
+    with caplog.at_level("WARNING", "pagoda.server.http.webguard"):
         for _ in range(3):
             server.http.get("/v1/models", headers={"origin": PAGE})
             server.http.post(CHAT, json=BODY, headers={"origin": PAGE})
@@ -161,7 +161,7 @@ def test_a_blocked_origin_is_logged_once(start, caplog: pytest.LogCaptureFixture
 
 def test_blocked_origins_do_not_fill_the_log(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(FakeClient())
-    with caplog.at_level("WARNING", "pagoda.server.webguard"):
+    with caplog.at_level("WARNING", "pagoda.server.http.webguard"):
         for number in range(100):
             origin = f"https://{number}.example/" + "x" * 1000
             server.http.get("/version", headers={"origin": origin})

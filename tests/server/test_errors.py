@@ -13,7 +13,7 @@ from pagoda.base.errors import CapacityError
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.middleware import BodyLimitMiddleware
+from pagoda.server.http.middleware import BodyLimitMiddleware
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
 from tests.unit.grammar.bytes_vocabulary import ByteGrammars

@@ -121,6 +121,19 @@ async def test_nothing_is_written_for_a_client_that_left():
     assert [protocol.transport.written] == left
 
 
+async def test_a_chunk_whose_client_leaves_in_the_same_turn_is_dropped():
+    class Leaving(Application):
+        async def __call__(self, scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            assert chunk_writer(scope)(b"abc")
+            protocol.transport.close()  # a closed one of uvloop's raises where it is written to
+
+    protocol = connect(StreamingProtocol, Leaving())
+    await request(protocol)
+    await asyncio.sleep(0)
+    assert protocol.transport.written.endswith(b"\r\n\r\n")
+
+
 async def test_chunks_do_not_wait_for_the_next_one():
     class Endless(Application):
         async def __call__(self, scope, receive, send):

@@ -14,8 +14,8 @@ import pytest
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.server import ServerConfig
-from pagoda.server.listen import listen_unix
-from pagoda.server.tls import tls_context
+from pagoda.server.http.listen import listen_unix
+from pagoda.server.http.tls import tls_context
 from tests.server.conftest import wait_until
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from pagoda.server.looplag import LoopLag
+from pagoda.server.http.looplag import LoopLag
 from tests.server.conftest import wait_until
 from tests.server.served import Served
 

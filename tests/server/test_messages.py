@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from pagoda.config.server import ServerConfig
-from pagoda.server.translation import seal
-from pagoda.text.chat_template import ChatTemplate
+from pagoda.server.replies.translation import seal
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.server.test_tools import PARIS, ROME

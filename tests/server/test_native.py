@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pagoda.config.sampling import ABSENT
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import REPLY, FakeClient, FimTokenizer
 from tests.server.test_errors import error_of
@@ -123,14 +124,15 @@ def test_sampling_reaches_the_engine(start) -> None:
     client = FakeClient()
     sent = {
         "temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repeat_penalty": 1.5,
-        "presence_penalty": 1, "frequency_penalty": -1, "seed": 3, "ignore_eos": True,
-        "stop": ["zzz", ""], "n_predict": 9, "n_cmpl": 2,
+        "presence_penalty": 1, "frequency_penalty": -1, "top_n_sigma": 1.5, "seed": 3,
+        "ignore_eos": True, "stop": ["zzz", ""], "n_predict": 9, "n_cmpl": 2,
     }  # fmt: skip
     reply = start(client).post("/completion", prompt="a", **sent).json()
     sampling = client.requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.25)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)
+    assert sampling.top_n_sigma == 1.5
     assert (sampling.seed, sampling.ignore_eos, sampling.stop) == (3, True, ["zzz"])
     assert sampling.max_tokens == 9 and len(client.requests) == 2
     settings = reply[0]["generation_settings"]
@@ -170,14 +172,7 @@ def test_values_of_its_own(start, sent: dict[str, Any], name: str, value: Any) -
 @pytest.mark.parametrize(
     ("field", "refused", "neutral"),
     [
-        ("mirostat", 2, 0),
-        ("dry_multiplier", 0.8, 0.0),
-        ("xtc_probability", 0.5, 0),
-        ("typical_p", 0.5, 1.0),
-        ("dynatemp_range", 0.5, 0),
-        ("top_n_sigma", 1.0, -1),
-        ("adaptive_target", 0.5, -1.0),
-        ("min_keep", 1, 0),
+        *((absent.native, 0.5, float(absent.neutral[0])) for absent in ABSENT),
         ("post_sampling_probs", True, False),
         ("lora", [{"id": 0, "scale": 1}], []),
     ],

@@ -15,7 +15,7 @@ from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.queue_limit import QueueLimit
 from pagoda.server.app import create_app
-from pagoda.server.listen import listen
+from pagoda.server.http.listen import listen
 from pagoda.server.stats import throughput_line
 from pagoda.text.parsers.select import parser_for
 from pagoda.version import __version__

@@ -11,7 +11,7 @@ import pytest
 
 from pagoda.arch.spec import PoolingSpec
 from pagoda.core.messages import AddRequest, RequestDelta
-from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import EOS, FakeClient
 

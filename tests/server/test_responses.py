@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from pagoda.text.chat_template import ChatTemplate
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.server.test_tools import PARIS, ROME

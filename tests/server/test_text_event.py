@@ -3,7 +3,7 @@ import json
 import pytest
 
 from pagoda.server.protocol.replies import ChatChunkChoice, ChatCompletionChunk, ChatDelta
-from pagoda.server.sse import TextEvent, event
+from pagoda.server.replies.sse import TextEvent, event
 
 TEXTS = ["", " word", '"quoted" \\ and\nlines', "tab\t\x00\x1f", "日本 🏯", TextEvent._MARK]
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from PIL import Image
 
-from pagoda.engine import media
+from pagoda.text.images import film
 from tests.server.conftest import RunningServer
 from tests.server.seeing import VIDEO, Serve, part, seeing, text, url
 from tests.server.test_errors import error_of
@@ -163,14 +163,14 @@ def test_others_are_answered_while_a_video_is_decoded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, begun, done = serve(), threading.Event(), threading.Event()
-    decode = media.open_film
+    decode = film.open_film
 
-    def slow(data: bytes):
+    def slow(*given: object):
         begun.set()
         assert done.wait(30)
-        return decode(data)
+        return decode(*given)
 
-    monkeypatch.setattr(media, "open_film", slow)
+    monkeypatch.setattr(film, "open_film", slow)
     replies = []
     thread = threading.Thread(
         target=lambda: replies.append(server.chat(messages=user(video(data_url(gif())))))

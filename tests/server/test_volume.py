@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.server.body import MAX_FIELDS
-from pagoda.server.errors import ApiError
-from pagoda.server.volume import (
+from pagoda.server.bodies.body import MAX_FIELDS
+from pagoda.server.bodies.volume import (
     MAX_CONTAINERS,
     MAX_ITEMS,
     MAX_MEMBERS,
@@ -20,6 +19,7 @@ from pagoda.server.volume import (
     check_volume,
     count_volume,
 )
+from pagoda.server.errors import ApiError
 from tests.server.conftest import RunningServer
 from tests.server.test_errors import error_of
 

@@ -74,7 +74,7 @@ class Connection(asyncio.Transport):
             self._news.clear()
         return self.closed_at
 
-    def write(self, data: bytes) -> None:  # type: ignore[override]
+    def write(self, data: bytes) -> None:  # type: ignore[override]  # bytes alone come here
         self.received += data
         self._news.set()
 

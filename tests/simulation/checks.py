@@ -93,7 +93,7 @@ def of_quiet(world: "World") -> list[str]:
             found.append(f"{name}: the engine keeps {scheduler.req_ids}")
         if stats.blocks_free != stats.blocks_total:
             found.append(f"{name}: {stats.blocks_total - stats.blocks_free} blocks are held")
-        if sorted(child.runner.rows) != sorted(scheduler._freed):
+        if sorted(child.runner.names) != sorted(scheduler._freed):
             found.append(f"{name}: the runner keeps rows of {sorted(child.runner.rows)}")
         told = client.stats
         if told.num_running or told.num_waiting or told.blocks_free != told.blocks_total:

@@ -10,9 +10,10 @@ import numpy as np
 
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, MediaItem
-from pagoda.core.plan import PlannedRequest, StepPlan, StepResult
+from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
 from pagoda.core.step_time import StepCost, size_of
+from tests.plans import Planned
 from tests.simulation.clock import Clock
 from tests.unit.core.fake_runner import Digests, FakeRunner, expected_output, make_scheduler
 
@@ -128,7 +129,6 @@ class SimRunner(FakeRunner):
                 result = super().execute(plan)
                 return lambda: result
             self._faults.failing_steps -= 1
-            self.last = plan
             self._take_rows(plan)
             self._doomed.update(plan.req_ids)
         except (AssertionError, KeyError, IndexError) as error:
@@ -141,10 +141,10 @@ class SimRunner(FakeRunner):
         return fail
 
     def _take_rows(self, plan: StepPlan) -> None:
-        self._doomed.difference_update(plan.freed)
+        self._doomed.difference_update(self.names[row] for row in plan.freed)
         super()._take_rows(plan)
 
-    def _prepare(self, planned: PlannedRequest) -> bool:
+    def _prepare(self, planned: Planned) -> bool:
         return planned.req_id not in self._doomed and super()._prepare(planned)
 
     def _encode(self, plan: StepPlan) -> list[str]:

@@ -26,8 +26,8 @@ from pagoda.engine.client import EngineClient
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet, FleetLimits
 from pagoda.engine.transport import MemoryRoom
-from pagoda.server import generation
 from pagoda.server.app import create_app
+from pagoda.server.replies import generation
 from tests.server.fakes import FakeTextSide
 from tests.simulation import checks
 from tests.simulation.clock import Clock, Trace, simulated_time

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import vision
 from tests.models.vision import picture
@@ -147,14 +147,13 @@ def expected_of_video(folder: Path, stills: list[Image.Image]) -> tuple[list[int
     transformers' in tests/models/test_qwen_video.py."""
     files = open_model(folder)
     frames = (np.asarray(still)[None] for still in stills)
-    video = video_processor_for(files).process(frames, range(len(stills)), 2.0)
-    assert video.seconds == (0.25, 1.25, 2.0)
-    patches = [image_processor_for(files).patches(frame.pixels) for frame in video.frames]
+    video = processor_for(files, "video").frames(frames, range(len(stills)), 2.0)
+    patches = [processor_for(files, "image").patches(frame.values) for frame in video.pieces]
     features = {
         "pixel_values_videos": torch.from_numpy(np.concatenate([values for values, _ in patches])),
         "video_grid_thw": torch.tensor([[3, *patches[0][1][1:]]]),
     }
-    pads = "<|video_pad|>" * video.frames[0].num_tokens
+    pads = "<|video_pad|>" * video.pieces[0].num_tokens
     times = ("0.2", "1.2", "2.0")
     shown = "".join(f"<{at} seconds><|vision_start|>{pads}<|vision_end|>" for at in times)
     text = f"<|im_start|>user:See<|vision_start|>{shown}<|vision_end|><|im_end|>"

@@ -7,8 +7,8 @@ import zlib
 from typing import Any
 
 from pagoda.config.server import ServerConfig
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.unit.text.templates import QWEN_TOOLS

@@ -59,11 +59,13 @@ def slope(process: str, samples: Sequence[tuple[float, float]]) -> Slope | None:
 
 
 def memory(slopes: Iterable[Slope]) -> list[Gate]:
-    """One gate for each role; of several processes the one that leaks, or the steepest, counts."""
+    """One gate for each role: of several processes the one that served longest counts. Until some
+    thousand requests are served, memory that was needed at once for the first time looks like a
+    slope."""
     worst: dict[str, Slope] = {}
     for found in slopes:
         earlier = worst.get(found.process)
-        if earlier is None or _badness(found) > _badness(earlier):
+        if earlier is None or _weight(found) > _weight(earlier):
             worst[found.process] = found
     return [
         Gate(
@@ -76,8 +78,8 @@ def memory(slopes: Iterable[Slope]) -> list[Gate]:
     ]
 
 
-def _badness(found: Slope) -> tuple[bool, float]:
-    return found.leaks, found.per_request
+def _weight(found: Slope) -> tuple[float, bool, float]:
+    return found.requests, found.leaks, found.per_request
 
 
 def grown(what: str, role: str, quiet: Sequence[int], spare: int = SPARE_HANDLES) -> Gate:

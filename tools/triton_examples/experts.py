@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from pagoda.kernels import ops
-from pagoda.kernels.triton import experts
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.products import experts
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import offers
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import name

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from pagoda.kernels.triton import gemm, scaled
-from pagoda.kernels.triton.layouts import STORAGES
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.products import gemm, scaled
+from pagoda.kernels.triton.products.layouts import STORAGES
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import offers
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import TYPES, name

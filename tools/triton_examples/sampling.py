@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from pagoda.kernels.triton import draw, routing, sampling
+from pagoda.kernels.triton import draw, sampling
+from pagoda.kernels.triton.products import routing
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import in_each_type
 

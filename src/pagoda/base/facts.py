@@ -1,12 +1,14 @@
 """What is known of the machine, as plain numbers; measured by `runtime.device`, or given."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    device: str
-    """`cpu` or `cuda`."""
+    device: DeviceName
     total_memory: int
     """Bytes: RAM or the container's limit, whichever is lower; on a GPU its memory."""
     free_memory: int

@@ -6,14 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+def attribute(path: str) -> Any:
+    """Import and return what `module:attribute` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Registry:
     """Names mapped to lazily imported objects.
 
     Supporting a hundred architectures must not import a hundred modules.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]):
+    def __init__(self, kind: str, entries: Mapping[str, str], *, package: str = ""):
+        """`package`: where all of the modules lie."""
         self.kind = kind
+        self._package = package
         self._entries = dict(entries)
 
     def __contains__(self, name: object) -> bool:
@@ -26,8 +34,8 @@ class Registry:
         """Import and return the object; KeyError with the nearest known names otherwise."""
         if name not in self._entries:
             raise KeyError(f"unknown {self.kind} {name!r}; {self.nearest(name)}")
-        module, _, attribute = self._entries[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        path = self._entries[name]
+        return attribute(f"{self._package}.{path}" if self._package else path)
 
     def nearest(self, name: str) -> str:
         """A phrase for error messages: the nearest known name, and all known ones."""

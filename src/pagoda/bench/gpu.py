@@ -27,7 +27,8 @@ from pagoda.config.engine import (
 )
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner.assumed import dummy_of
-from pagoda.planner.speed import step_bytes, step_operations
+from pagoda.planner.devices.speed import step_bytes, step_operations
+from pagoda.planner.resolved import DType
 from pagoda.planner.weights import HeldWeight, held_weights
 from pagoda.weights.formats import PUBLISHED
 
@@ -75,7 +76,12 @@ class Measured:
     """Why something is missing."""
 
 
-def measure_ceilings(device: "Device", dtype: str) -> Ceilings:
+def usual_type(device: "Device") -> DType:
+    """Of activations, where nothing else is asked for."""
+    return "bfloat16" if device.facts().supports_bf16 else "float16"
+
+
+def measure_ceilings(device: "Device", dtype: DType) -> Ceilings:
     import torch
 
     where, kind = device.torch_device, device.dtype(dtype)
@@ -90,7 +96,7 @@ def measure_model(model: GpuModel, device: "Device") -> Measured:
     """In this process; PagodaError where it does not fit."""
     from pagoda.bench.inprocess import BenchEngine
 
-    ceilings = measure_ceilings(device, "auto")
+    ceilings = measure_ceilings(device, usual_type(device))
     with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.config))
         engine = BenchEngine.start(engine_config(folder))
@@ -128,9 +134,12 @@ def transformers_speed(model: GpuModel, device: "Device") -> float:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = model.plain_config
-    kind = device.dtype("auto")
+    kind = device.dtype(usual_type(device))
     with torch.device(device.torch_device):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=kind).eval()
+        made = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # as theirs is
+            AutoConfig.for_model(**config), dtype=kind
+        )
+        theirs = made.eval()
     ids = torch.randint(100, (_TRANSFORMERS_BATCH, _SHORT), device=device.torch_device)
 
     def generate(count: int) -> float:

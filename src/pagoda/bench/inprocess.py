@@ -12,7 +12,7 @@ import msgspec
 
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import AddRequest, EngineProgress, EngineReady, RequestDelta
+from pagoda.core.messages import AddRequest, Deltas, EngineProgress, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
@@ -161,7 +161,7 @@ class BenchEngine:
             for prompt, count in zip(prompts, output_tokens, strict=True)
         ]
 
-    def _steps(self, reqs: Sequence[AddRequest]) -> Iterator[list[RequestDelta]]:
+    def _steps(self, reqs: Sequence[AddRequest]) -> Iterator[Deltas]:
         """What each step brings, until all requests are done."""
         running = {req.req_id for req in reqs}
         for req in reqs:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pagoda.bench.micro_cases import Case
-from pagoda.kernels.cpu import _native
+from pagoda.kernels.cpu import _native  # type: ignore[attr-defined]  # a compiled module
 
 _MB = 1 << 20
 READ_SIZES = tuple(size * _MB for size in (1, 4, 16, 64, 128, 256, 512, 1024, 2048))

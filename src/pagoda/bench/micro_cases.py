@@ -182,12 +182,12 @@ def _logits(ops: CpuOps, shape: Shape) -> Iterator[Case]:
 
 def _argmax(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
     logits = torch.randn(size)
-    return lambda: ops.argmax(logits)
+    return lambda: ops.first_max(logits)
 
 
 def _top_k(ops: CpuOps, size: tuple[int, int]) -> Callable[[], object]:
     logits = torch.randn(size)
-    return lambda: ops.top_k(logits, _TOP_K)
+    return lambda: ops.top_tokens(logits, _TOP_K)
 
 
 def _delta_net(ops: CpuOps, shape: DeltaNetShape) -> Iterator[Case]:

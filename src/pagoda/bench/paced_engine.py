@@ -26,26 +26,22 @@ class PacedRunner:
     def __init__(self, seconds: float):
         self._seconds = seconds
         self._due = 0.0
-        self._prompts: dict[str, list[int]] = {}
+        self._prompts: dict[int, list[int]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        for req_id in plan.freed:
-            self._prompts.pop(req_id, None)
-        for row in plan.rows:
-            if row.request is not None:
-                self._prompts[row.req_id] = row.request.prompt_token_ids
+        for new in plan.new_rows:
+            if new.request is not None:
+                self._prompts[new.row] = new.request.prompt_token_ids
         now = time.perf_counter()
         # After a pause, or a delay that cannot be caught up, the beat begins anew.
         self._due = max(self._due + self._seconds, now)
         time.sleep(self._due - now)
         results = []
-        for planned in plan.requests:
-            tokens: list[int] = []
-            if planned.samples:
-                prompt = self._prompts[planned.req_id]
-                end = planned.num_computed_tokens + planned.num_tokens
-                tokens = [prompt[end % len(prompt)]]
-            results.append(RequestResult(req_id=planned.req_id, token_ids=tokens))
+        ends = (plan.starts + plan.lens).tolist()
+        for req_id, row, end in zip(plan.req_ids, plan.rows.tolist(), ends, strict=True):
+            prompt = self._prompts[row]
+            tokens = [] if row in plan.unsampled else [prompt[end % len(prompt)]]
+            results.append(RequestResult(req_id=req_id, token_ids=tokens))
         return StepResult(step_id=plan.step_id, results=results)
 
 

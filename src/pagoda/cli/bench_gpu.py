@@ -32,14 +32,14 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError:
         print("No NVIDIA GPU that torch can use is here; nothing was measured.", file=sys.stderr)
         return 1
-    from pagoda.bench.gpu import measure_all, measure_ceilings, worker
+    from pagoda.bench.gpu import measure_all, measure_ceilings, usual_type, worker
     from pagoda.bench.gpu_report import replaced, tables
 
     if args.worker is not None:
         print(json.dumps(worker(args.worker, models[0], device)))
         return 0
     page = Path(args.output).read_text() if args.output else ""
-    ceilings = measure_ceilings(device, "auto")
+    ceilings = measure_ceilings(device, usual_type(device))
     text = tables(measure_all(models), ceilings, _about(device.facts().name, args))
     print(text)
     if args.output:

@@ -11,14 +11,12 @@ from pagoda.cli.conversation import OPTIONS
 from pagoda.cli.source import Source
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import add_engine_flags, engine_config
-from pagoda.config.option import flag_name
+from pagoda.config.sampling import NUMBERS
 
 _DEFAULT_PORT = 8000
-# As llama-cli spells them.
-_OTHER_NAMES = {
-    "temperature": ("--temp",),
-    "repetition_penalty": ("--repeat-penalty",),
-    "max_tokens": ("-n", "--predict", "--n-predict"),
+# Also as llama-cli spells them.
+_FLAGS = {number.name: number.flags for number in NUMBERS} | {
+    "max_tokens": ("--max-tokens", "-n", "--predict", "--n-predict"),
 }
 
 
@@ -33,10 +31,9 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--model-name", metavar="NAME", help="one of the server's models")
     where.add_argument("--api-key", metavar="KEY", help="key for the server; also PAGODA_API_KEY")
     sampling = parser.add_argument_group("sampling", "By default as the model or server has it.")
-    for name, kind in OPTIONS.items():
-        if name != "seed":
-            flags = (flag_name(name), *_OTHER_NAMES.get(name, ()))
-            sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X")
+    for name, flags in _FLAGS.items():
+        kind = OPTIONS[name]
+        sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X")
     add_engine_flags(parser)
     add_compat_flags(parser)
 

@@ -8,18 +8,13 @@ from typing import Any
 from pagoda.base.errors import ConfigError
 from pagoda.base.whole import write_whole
 from pagoda.cli.source import Usage
+from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import SamplingParams
 
-_HOTTEST = 2  # what OpenAI-compatible servers take
-
+_MOST = {number.name: number.most for number in NUMBERS if number.most is not None}
+"""What OpenAI-compatible servers take."""
 OPTIONS: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
+    **{number.name: number.kind for number in NUMBERS},
     "max_tokens": int,
     "seed": int,
 }
@@ -74,8 +69,8 @@ class Conversation:
         except ValueError:
             raise ConfigError(f"{text!r} is no value for {name}.") from None
         SamplingParams(**{name: value})
-        if name == "temperature" and value > _HOTTEST:
-            raise ConfigError(f"temperature must be at most {_HOTTEST}, not {text}.")
+        if name in _MOST and value > _MOST[name]:
+            raise ConfigError(f"{name} must be at most {_MOST[name]:g}, not {text}.")
         self.options[name] = value
 
     def save(self, path: Path) -> None:

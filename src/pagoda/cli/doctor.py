@@ -21,7 +21,7 @@ from pagoda.config.server import ServerConfig
 
 if TYPE_CHECKING:
     from pagoda.doctor.answer import Answer
-    from pagoda.doctor.measure import Measuring
+    from pagoda.doctor.machine.measure import Measuring
 
 USAGE = "[MODEL] [--gpu NAME] [--for USERS] [--why] [--compare MODEL ...] [flags of serve]"
 EPILOG = (
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine(args: argparse.Namespace) -> int:
-    from pagoda.doctor.checks import findings
     from pagoda.doctor.findings import failed
-    from pagoda.doctor.probe import probe
+    from pagoda.doctor.machine.checks import findings
+    from pagoda.doctor.machine.probe import probe
 
     machine = probe()
     found = findings(machine)
@@ -102,7 +102,7 @@ def _model(args: argparse.Namespace) -> int:
     measuring = _measuring(args)
     from pagoda.doctor import ask, model_report
     from pagoda.doctor.command import serving_words
-    from pagoda.doctor.remedies import remedies
+    from pagoda.doctor.remedies.search import remedies
 
     config = engine_config(args)
     question = ask.Question.of(config, args)
@@ -124,9 +124,11 @@ def _model(args: argparse.Namespace) -> int:
 
 def _other_engine(args: argparse.Namespace) -> int:
     """All that is said, the exit status too, is of that engine."""
-    from pagoda.doctor import ask, engines, model_report, other
+    from pagoda.doctor import ask, model_report
     from pagoda.doctor.command import serving_words
-    from pagoda.doctor.vllm_engine import SERVER_FLAGS
+    from pagoda.doctor.others import answer as other
+    from pagoda.doctor.others import engines
+    from pagoda.doctor.others.vllm import SERVER_FLAGS
 
     engines.check_engine(args.engine)
     if args.plot:
@@ -179,13 +181,13 @@ def _measuring(args: argparse.Namespace) -> "Measuring | None":
     """Begun before anything else is imported: it measures in the meantime."""
     if args.gpu is not None:
         return None
-    from pagoda.doctor.measure import Measuring
+    from pagoda.doctor.machine.measure import Measuring
 
     return Measuring()
 
 
 def _announce(models: list[str], download_dir: str | None) -> None:
-    from pagoda.weights.remote import whole_fetch
+    from pagoda.weights.hub.remote import whole_fetch
 
     for model in models:
         if said := whole_fetch(model, download_dir):

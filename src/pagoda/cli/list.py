@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pagoda.base.units import format_bytes
-    from pagoda.weights.cache import list_models
+    from pagoda.weights.hub.models import list_models
 
     models = list_models()
     if args.json:

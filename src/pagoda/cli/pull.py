@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pagoda.base.log import setup_logging
-    from pagoda.weights.cache import pull
-    from pagoda.weights.progress import terminal_progress
+    from pagoda.weights.hub.models import pull
+    from pagoda.weights.hub.progress import terminal_progress
 
     setup_logging("warning")
     with terminal_progress() as progress:

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pagoda.base.units import format_bytes
-    from pagoda.weights.cache import remove
+    from pagoda.weights.hub.models import remove
 
     for name in args.names:
         print(f"{name}: {format_bytes(remove(name))} freed")

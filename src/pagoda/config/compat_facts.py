@@ -1,6 +1,10 @@
 """Facts that several flags of others rest on."""
 
 from pagoda.config.compat_row import Fact
+from pagoda.config.sampling import ABSENT, NUMBERS
+from pagoda.config.sampling import SAMPLERS as _ORDER
+
+_SAMPLERS = [name.replace("_", "-") for name in _ORDER]
 
 ONE_DEVICE = Fact(
     "only --tensor-parallel-size spreads a model over devices",
@@ -52,9 +56,10 @@ DEFAULT_FIELD = Fact(
     has=("--override-generation-config",),
 )
 SAMPLERS = Fact(
-    "samplers are penalties, temperature, min-p, top-k and top-p, in this order; there is no other",
-    has=("temperature", "min_p", "top_k", "top_p"),
-    lacks=("mirostat", "xtc", "dry_", "typical", "nsigma", "n_sigma", "dynatemp", "adaptive"),
+    f"samplers are {', '.join(_SAMPLERS[:-1])} and {_SAMPLERS[-1]}, in this order; "
+    "there is no other",
+    has=tuple(number.name for number in NUMBERS),
+    lacks=tuple(absent.native for absent in ABSENT),
 )
 KERNELS = Fact("kernels are chosen by device and format", has=("pagoda.kernels.selector",))
 OFFLOAD = Fact(

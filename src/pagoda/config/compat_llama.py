@@ -5,6 +5,7 @@ What the columns are says `Compat`.
 
 from pagoda.config import compat_facts as facts
 from pagoda.config.compat_row import Compat, Fact
+from pagoda.config.sampling import ABSENT
 
 _MACHINE = (
     Compat("--cpu-mask -C", "v", "none", facts.AFFINITY),
@@ -171,7 +172,7 @@ _SERVER = (
 
 _CHAT = (
     Compat("--jinja", "-", "none",
-           Fact("templates are always Jinja", has=("pagoda.text.chat_template",))),
+           Fact("templates are always Jinja", has=("pagoda.text.template.chat",))),
     Compat("--reasoning-format", "v", "later", facts.PARSERS, (),
            {"auto": {}, "deepseek": {}, "none": {"reasoning_parser": "none"}}),
     Compat("--reasoning-budget", "v", "later", facts.THOUGHT, (),
@@ -238,13 +239,11 @@ _SAMPLING = (
     Compat("--repeat-last-n", "v", "later",
            Fact("penalties look at the whole reply; send repeat_last_n 0 to turn them off",
                 has=("repeat_last_n",)), ("-1",)),
-    *(Compat(flags, "v", "later", facts.SAMPLERS, ("0", "0.0", "0.00", *neutral))
-      for flags, *neutral in (
-        ("--top-n-sigma --top-nsigma", "-1", "-1.0"), ("--xtc-probability",), ("--xtc-threshold",),
-        ("--typical --typical-p", "1", "1.0"), ("--dry-multiplier",), ("--dry-base",),
-        ("--dry-allowed-length",), ("--dry-penalty-last-n",), ("--dry-sequence-breaker",),
-        ("--adaptive-target", "-1", "-1.0"), ("--adaptive-decay",), ("--dynatemp-range",),
-        ("--dynatemp-exp",), ("--mirostat",), ("--mirostat-lr",), ("--mirostat-ent",))),
+    *(Compat(flags, "v", "later", facts.SAMPLERS,
+             ("0", "0.0", "0.00", *(f"{value}{end}" for value in neutral for end in ("", ".0"))))
+      for absent in ABSENT if absent.flags
+      for flags, neutral in ((absent.flags, absent.neutral),
+                             *((flag, ()) for _, flag in absent.parts))),
 )  # fmt: skip
 
 _MEDIA = (
@@ -252,7 +251,7 @@ _MEDIA = (
            Fact("give --mmproj a file", has=("--mmproj",))),
     Compat("--mmproj-auto", "0", "none",
            Fact("a projector beside the model is found; --mmproj names another",
-                has=("--mmproj", "pagoda.weights.projector"))),
+                has=("--mmproj", "pagoda.weights.gguf.projector"))),
     Compat("--no-mmproj --no-mmproj-auto", "0", "later", facts.TOWER),
     Compat("--mmproj-offload", "-", "none",
            Fact("the vision tower is on --device", has=("--device",))),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import ConfigError
+from pagoda.config.sampling import NUMBERS, Number
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Same:
     """The text that a flag without a value stands for."""
 
 
-def _sampling(name: str, kind: type) -> Callable[[str], dict[str, Any]]:
-    return lambda text: {name: kind(text)}
+def _sampling(number: Number) -> Callable[[str], dict[str, Any]]:
+    return lambda text: {number.name: number.kind(text)}
 
 
 def _length(text: str) -> dict[str, int]:
@@ -70,13 +71,7 @@ _TEMPLATE = "default_chat_template_kwargs"
 SAME = (
     Same("-q", "quantization", str),
     Same("-cmoe --cpu-moe", "n_cpu_moe", str, "all"),
-    Same("--temp --temperature", _SAMPLING, _sampling("temperature", float)),
-    Same("--top-k", _SAMPLING, _sampling("top_k", int)),
-    Same("--top-p", _SAMPLING, _sampling("top_p", float)),
-    Same("--min-p", _SAMPLING, _sampling("min_p", float)),
-    Same("--repeat-penalty", _SAMPLING, _sampling("repetition_penalty", float)),
-    Same("--presence-penalty", _SAMPLING, _sampling("presence_penalty", float)),
-    Same("--frequency-penalty", _SAMPLING, _sampling("frequency_penalty", float)),
+    *(Same(" ".join(number.flags), _SAMPLING, _sampling(number)) for number in NUMBERS),
     Same("--predict --n-predict", _SAMPLING, _length),
     Same("--grammar-file", "grammar", _file),
     Same("--json-schema-file -jf", "json_schema", _file),

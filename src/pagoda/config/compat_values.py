@@ -12,7 +12,7 @@ _UNREAD = (
     None,
     Fact(
         "only safetensors and GGUF are read",
-        has=("pagoda.weights.safetensors", "pagoda.weights.gguf"),
+        has=("pagoda.weights.safetensors", "pagoda.weights.gguf.checkpoint"),
         lacks=("pickle", "npcache", "tensorizer", "sharded_state", "bitsandbytes"),
     ),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
+from pagoda.config.modality import MODALITIES
 from pagoda.config.option import Options, option
 
 _AT_LEAST_1 = (1, math.inf)
@@ -329,14 +330,12 @@ class DeviceConfig(Options):
 NO_DOMAIN = "none"
 """The value of --allowed-media-domains that lets nothing be fetched."""
 
-_MEDIA_LIMITS = {"image": 64, "video": 8}
-
 
 def _media_limits(text: str) -> dict[str, int]:
     limits = {}
     for kind, most in _json_object(text).items():
-        if kind not in _MEDIA_LIMITS:
-            known = " and ".join(map(repr, _MEDIA_LIMITS))
+        if kind not in MODALITIES:
+            known = " and ".join(map(repr, MODALITIES))
             raise ConfigError(f"{kind!r} is no medium that is served; known are {known}.")
         if type(most) is not int or most < 0:
             raise ConfigError(f"The limit of {kind!r} must be a whole number, not {most!r}.")
@@ -353,7 +352,7 @@ class MediaConfig(Options):
         'JSON of the most pictures and videos that a prompt may hold, such as {"image": 4, '
         '"video": 1}; 0 takes none. 64 and 8 by default.',
         parse=_media_limits,
-        factory=lambda: dict(_MEDIA_LIMITS),
+        factory=lambda: {kind: modality.most for kind, modality in MODALITIES.items()},
     )
     image_max_tokens: int | str = option(
         "auto",
@@ -386,8 +385,8 @@ class MediaConfig(Options):
             )
 
     def most(self, kind: str) -> int:
-        """Of a kind of media (`image`, `video`) in one prompt."""
-        return self.limit_mm_per_prompt.get(kind, _MEDIA_LIMITS[kind])
+        """Of a kind of media in one prompt."""
+        return self.limit_mm_per_prompt.get(kind, MODALITIES[kind].most)
 
 
 @dataclass(frozen=True)

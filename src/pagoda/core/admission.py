@@ -1,12 +1,13 @@
 """Whether a waiting request may start now, and with what."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from pagoda.core.batch import RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
 from pagoda.core.limits import SchedulerLimits
+from pagoda.core.queue import Members
 from pagoda.core.request import Request
 from pagoda.core.sharing import PrefixesInFlight
 
@@ -51,18 +52,19 @@ class Admission:
         self._misfit: tuple[Request, int] | None = None
         """Who last found no room for its blocks although the bytes would do, and these bytes."""
 
-    def spare_bytes(self, running: Iterable[Request]) -> int:
+    def spare_bytes(self, running: Members, batch: RunningBatch) -> int:
         """Free memory that no running request will want soon: for the rest of its prompt, or the
         next block of its output. Admitting into that would only lead to preemption."""
-        return self._kv.free_bytes - sum(self._claim(req) for req in running)
+        places = batch.claiming(running.rows)
+        streams = len(running.rows) - len(places)
+        claims = sum(self._claim(running.requests[place]) for place in places)
+        return self._kv.free_bytes - streams * self._kv.unit_bytes - claims
 
     def growth(self, req: Request) -> int:
         """Bytes of the next block of a request's output."""
         return self._kv.unit_bytes if req.generates else 0
 
     def _claim(self, req: Request) -> int:
-        if req.generates and req.num_expected_tokens - req.num_computed_tokens <= 1:
-            return self.growth(req)
         return max(self.growth(req), self._required(req) - self._kv.bytes_held(req.tables))
 
     def _required(self, req: Request) -> int:

@@ -13,16 +13,18 @@ from pagoda.core.sampling import SamplingParams
 
 
 class MediaItem(msgspec.Struct, array_like=True, gc=False):
-    """An image (or other medium) whose embeddings replace a range of prompt tokens."""
+    """A piece of a medium whose embeddings replace a range of prompt tokens."""
 
     content_hash: str
-    """Part of the KV block hash, so different images never share blocks."""
+    """Part of the KV block hash, so different media never share blocks."""
     start: int
     length: int
     payload: str
-    """A file that the runner reads (a numpy array of pixels); never the bytes."""
+    """A file that the runner reads (a numpy array); never the bytes."""
     grid: tuple[int, int, int] | None = None
     """Frames, rows and columns of its tokens, where these are the tokens' positions."""
+    encoder: str = "image"
+    """The kind whose encoder reads the payload."""
 
 
 POOLING_TASKS = ("embed", "token_embed", "classify")
@@ -198,8 +200,7 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()
     media: dict[str, int] = msgspec.field(default_factory=dict)
-    """What prompts may hold beside text (`image`, `video`), and the most tokens that one of it
-    becomes."""
+    """Kinds of media that prompts may hold, and the most tokens that one of each becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 

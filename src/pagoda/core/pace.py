@@ -1,7 +1,6 @@
 """How many tokens of its prompts a step takes: as many as it may, at the pace of its streams."""
 
 import math
-from collections.abc import Iterable
 from copy import copy
 
 from pagoda.core.kvcache.manager import KVCacheManager
@@ -27,9 +26,8 @@ _LEAST_LONE_SECONDS = 0.02
 class PromptRoom:
     """What one step has for prompts, while that is divided among them."""
 
-    def __init__(
-        self, limits: SchedulerLimits, times: StepTimes, running: Iterable[Request], tokens: int
-    ):
+    def __init__(self, limits: SchedulerLimits, times: StepTimes, streams: StepSize, tokens: int):
+        """`streams`: what those that generate take of the step."""
         self.tokens = tokens
         """Of the budget, what is left."""
         known = times.cost() if limits.enable_chunked_prefill else None
@@ -38,17 +36,13 @@ class PromptRoom:
         self.is_timed = limits.enable_chunked_prefill and not math.isinf(
             min(limits.max_step_seconds, limits.max_step_growth)
         )
-        self.size = StepSize()
+        self.size = streams
         """Of the step so far, all streams included."""
         self._limits = limits
         self._seconds = math.inf
         self._least = LEAST_PROMPT_TOKENS
         """Tokens that the first prompt gets whatever they take; none for those behind it."""
-        num_streams = 0
-        for req in running:
-            if req.is_stream:
-                num_streams += 1
-                self.size = self.size.plus(req.num_computed_tokens, 1)
+        num_streams = streams.tokens
         if not self.is_timed:
             return
         if not num_streams:
@@ -100,6 +94,8 @@ class StepRoom:
         self.tokens = limits.max_num_batched_tokens
         self.granted: dict[Request, int] | None = None
         """Tokens of each prompt that gets any, once one has asked."""
+        self.prompts_left = 0
+        """Running ones that are not planned yet, once one has asked."""
         self.unencoded: list[tuple[Request, int]] = []
         """Waiting requests that could start behind so many tokens, had what comes been encoded."""
         self._limits = limits

@@ -1,129 +1,112 @@
 """What the scheduler asks of the runner for one step, and what comes back."""
 
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Collection
 
 import msgspec
+import numpy as np
 
+from pagoda.core.batch import Ints
 from pagoda.core.messages import AddRequest, MediaItem, TokenLogprobs
 
 ENCODE_AHEAD = 4
 """Media items that are encoded before the steps that need them, at most; so many of the largest are
 kept."""
-NO_STATES = (0, 0)
 
 
-class PlannedRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One request's share of a step, as `StepPlan.requests` puts it together."""
+_NO_COLUMN: Ints = np.zeros(0, np.int64)
 
-    req_id: str
-    num_computed_tokens: int
-    """Tokens whose KV is in the cache; may be lower than in the last plan (rollback)."""
-    num_tokens: int
-    """1 or more; drafts counted in."""
-    new_block_ids: list[list[int]]
-    """Per attention group, blocks appended to the request's tables since the last plan; empty
-    where there are none. Block 0 stands where a sliding window no longer reaches."""
-    states: tuple[int, int] = NO_STATES
-    """Of a model with recurrent layers: the block whose state the step goes on from (not read
-    where it begins at position 0), and the block it writes."""
-    draft_token_ids: list[int] = msgspec.field(default_factory=list)
-    samples: bool = True
-    """False for a prefill chunk that does not reach the last known token. For kind `pool` the
-    plan that does asks for the embedding instead."""
+
+def _no_column() -> Ints:
+    return _NO_COLUMN
 
 
 class NewRow(msgspec.Struct, kw_only=True):
     """A request the runner has not seen (or a preempted one whose block tables start afresh)."""
 
+    row: int
+    req_id: str
     request: AddRequest | None
     """None when the runner already holds the row: the request was preempted and resumes."""
-    req_id: str
+
+
+class NewBlocks(msgspec.Struct, gc=False):
+    """Entries of one attention group's block tables, appended since the last plan."""
+
+    rows: Ints
+    columns: Ints
+    blocks: Ints
+    """Block 0 stands where a sliding window no longer reaches."""
 
 
 class StepPlan(msgspec.Struct, kw_only=True):
     """The requests of a step in columns: hundreds of streams are planned, run and committed without
     an object for each of them.
 
-    The runner computes `lens[i]` tokens of request i from position `starts[i] + ahead` on. Their
-    ids live in the runner's row of the request, so the plan carries none but drafts. Read only:
-    plans share columns that stay the same.
+    The runner computes `lens[i]` tokens of the request in row `rows[i]` from position `starts[i]`
+    on. Their ids live in that row, so the plan carries none but drafts. A plan never changes, for
+    columns are shared with other plans.
+
+    A step has one of five shapes: one token of each request, which are those of the step before;
+    the same of other requests; some with more tokens, which are of prompts or (as `drafts` says)
+    guesses; no request at all, where media are encoded or rows given up.
     """
 
     step_id: int
-    rows: list[NewRow] = msgspec.field(default_factory=list)
+    freed: list[int] = msgspec.field(default_factory=list)
+    """Rows of requests that ended since the last plan; they go before `new_rows` come."""
+    new_rows: list[NewRow] = msgspec.field(default_factory=list)
     """Rows to create or to reset, before anything is computed."""
+    new_blocks: list[NewBlocks] = msgspec.field(default_factory=list)
+    """By attention group; empty where there are none."""
     req_ids: list[str] = msgspec.field(default_factory=list)
-    starts: list[int] = msgspec.field(default_factory=list)
-    """`num_computed_tokens` of each request, `ahead` steps ago."""
-    ahead: int = 0
-    lens: list[int] = msgspec.field(default_factory=list)
-    """`num_tokens` of each."""
-    new_blocks: dict[str, list[list[int]]] = msgspec.field(default_factory=dict)
-    """By request, `new_block_ids` of those that get any."""
-    drafts: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    """Likewise, `draft_token_ids`."""
-    unsampled: set[str] = msgspec.field(default_factory=set)
-    """The requests that sample nothing."""
+    rows: Ints = msgspec.field(default_factory=_no_column)
+    starts: Ints = msgspec.field(default_factory=_no_column)
+    """Tokens whose KV is in the cache; may be lower than in the last plan (rollback)."""
+    lens: Ints = msgspec.field(default_factory=_no_column)
+    """1 or more tokens; drafts counted in."""
+    num_tokens: int = 0
+    """All of them."""
+    follows: bool = False
+    """Its requests are those of the plan before, in the same order, and each of both plans gives
+    each of them one token: `starts` is one further, nothing else has changed but block tables."""
+    drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """By row."""
+    unsampled: set[int] = msgspec.field(default_factory=set)
+    """Rows that sample nothing: of prompt chunks that do not reach the last known token. For kind
+    `pool` the plan that does asks for the embedding instead."""
     states: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """`states` of each request; empty for a model without recurrent layers."""
+    """Of a model with recurrent layers, for each request: the block whose state the step goes on
+    from (not read where it begins at position 0), and the block it writes."""
     encode: list[MediaItem] = msgspec.field(default_factory=list)
     """What `encode_for` needs next, to be worked on behind the requests for about as long as they
     took; whatever is not finished is asked for again."""
     encode_for: str = ""
-    again: bool = False
-    """The requests are those of the plan before, in its order, each a token further and with one
-    token; nothing else is new but blocks. What a runner found out about them still holds."""
-    freed: list[str] = msgspec.field(default_factory=list)
-    """Requests that ended since the last plan; their rows go, before `rows` come: an id may
-    be in both."""
 
-    @classmethod
-    def of(
-        cls,
-        step_id: int,
-        requests: Iterable[PlannedRequest],
-        rows: list[NewRow] | None = None,
-        freed: list[str] | None = None,
-    ) -> Self:
-        plan = cls(step_id=step_id, rows=rows or [], freed=freed or [])
-        for request in requests:
-            plan.append(request)
-        return plan
-
-    def append(self, request: PlannedRequest) -> None:
-        req_id = request.req_id
-        self.req_ids.append(req_id)
-        self.starts.append(request.num_computed_tokens)
-        self.lens.append(request.num_tokens)
-        if request.states != NO_STATES:
-            self.states.append(request.states)
-        if request.new_block_ids:
-            self.new_blocks[req_id] = request.new_block_ids
-        if request.draft_token_ids:
-            self.drafts[req_id] = request.draft_token_ids
-        if not request.samples:
-            self.unsampled.add(req_id)
-
-    @property
-    def requests(self) -> list[PlannedRequest]:
-        return [self.request(place) for place in range(len(self.req_ids))]
-
-    def request(self, place: int) -> PlannedRequest:
-        req_id = self.req_ids[place]
-        return PlannedRequest(
-            req_id=req_id,
-            num_computed_tokens=self.starts[place] + self.ahead,
-            num_tokens=self.lens[place],
-            new_block_ids=self.new_blocks.get(req_id, []),
-            states=self.states[place] if self.states else NO_STATES,
-            draft_token_ids=self.drafts.get(req_id, []),
-            samples=req_id not in self.unsampled,
+    def without(self, places: Collection[int]) -> "StepPlan":
+        """The plan without some of its requests."""
+        kept = [place for place in range(len(self.req_ids)) if place not in places]
+        return msgspec.structs.replace(
+            self,
+            follows=False,
+            req_ids=[self.req_ids[place] for place in kept],
+            rows=self.rows[kept],
+            starts=self.starts[kept],
+            lens=self.lens[kept],
+            num_tokens=int(self.lens[kept].sum()),
+            states=[self.states[place] for place in kept] if self.states else [],
         )
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.lens)
+
+def pack_column(column: object) -> bytes:
+    """How msgspec sends the columns of a plan between processes of one machine."""
+    if isinstance(column, np.ndarray):
+        return column.astype(np.int64, copy=False).tobytes()
+    raise NotImplementedError(f"A {type(column).__name__} is no part of a message.")
+
+
+def unpack_column(kind: type, packed: bytes) -> Ints:
+    """What `pack_column` made."""
+    return np.frombuffer(packed, np.int64).copy()
 
 
 class RequestResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

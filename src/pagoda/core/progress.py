@@ -2,7 +2,8 @@
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import RequestDelta
-from pagoda.core.plan import NO_STATES, PlannedRequest, RequestResult, StepPlan
+from pagoda.core.plan import RequestResult, StepPlan
+from pagoda.core.planning import PlanBuilder
 from pagoda.core.request import FinishReason, Request
 from pagoda.core.sharing import PrefixesInFlight
 
@@ -18,36 +19,25 @@ class Progress:
         self._kv = kv
         self._sharing = sharing
 
-    def plan(self, req: Request, num_tokens: int, blocks: list[list[int]]) -> PlannedRequest:
-        """Plan a request's next tokens, drafts last, and count them as computed and expected."""
-        start = req.num_computed_tokens
-        end = start + num_tokens
-        drafts = req.draft_token_ids
-        last = end - len(drafts) == req.num_expected_tokens
-        req.num_computed_tokens = end
-        if drafts:
-            req.draft_token_ids = []
-            req.drafts_in_flight = True
-            req.steady_until = 0
-        if last and req.generates:
-            req.num_expected_tokens = end + 1
-            if not self._kv.has_states and not drafts:
-                req.steady_until = min(req.tables.capacity, req.compute_limit)
-        return PlannedRequest(
-            req_id=req.req_id,
-            num_computed_tokens=start,
-            num_tokens=num_tokens,
-            new_block_ids=blocks,
-            states=self._kv.plan_states(req.tables, start) if self._kv.has_states else NO_STATES,
-            draft_token_ids=drafts,
-            samples=last and (req.generates or req.pools),
-        )
+    def plan(self, req: Request, num_tokens: int, step: PlanBuilder) -> None:
+        """Plan a request's next tokens, drafts last."""
+        has_drafts, has_states = bool(req.draft_token_ids), self._kv.has_states
+        if has_states:
+            step.plan.states.append(self._kv.plan_states(req.tables, req.num_computed_tokens))
+        step.add(req, num_tokens)
+        if (
+            req.row not in step.plan.unsampled
+            and req.generates
+            and not has_states
+            and not has_drafts
+        ):
+            req.be_steady()
 
     def apply(
-        self, req: Request, planned: PlannedRequest, result: RequestResult, step_id: int
+        self, req: Request, plan: StepPlan, place: int, result: RequestResult
     ) -> RequestDelta | None:
-        """Take in one result. The delta for the client, if there is something to tell; its
-        `finish_reason` says whether the request has ended."""
+        """Take in one result of a plan. The delta for the client, if there is something to tell;
+        its `finish_reason` says whether the request has ended."""
         if result.error is not None:
             return RequestDelta(
                 req_id=req.req_id,
@@ -55,10 +45,10 @@ class Progress:
                 error=result.error,
                 bad_request=result.bad_request,
             )
-        end = planned.num_computed_tokens + planned.num_tokens
+        end = int(plan.starts[place] + plan.lens[place])
         tokens, reason = result.token_ids, None
-        if planned.samples and req.generates:
-            num_drafts = len(planned.draft_token_ids)
+        if req.generates and req.row not in plan.unsampled:
+            num_drafts = len(plan.drafts.get(req.row, ()))
             if end - num_drafts != len(req.token_ids):
                 return None  # It stands on a token that never came, see `_roll_back`.
             if num_drafts:
@@ -73,39 +63,24 @@ class Progress:
             tokens = tokens[:count] if count < len(tokens) else tokens
         elif end >= req.prompt_len and not req.generates:
             reason = FinishReason.STOP if req.pools else FinishReason.LENGTH
-        if end >= req.tables.next_advance and step_id > req.reset_step:
+        if end >= req.tables.next_advance and plan.step_id > req.reset_step:
             self._advance(req, min(end, len(req.token_ids)))
-        if tokens and req.is_running and step_id > req.reset_step and not self._kv.has_states:
+        if tokens and req.is_running and plan.step_id > req.reset_step and not self._kv.has_states:
             self._be_quiet(req)
         if not tokens and reason is None and result.prompt_logprobs is None:
             return None
         return _delta(req, result, tokens, reason)
 
-    def take_quietly(
-        self, requests: list[Request], plan: StepPlan, tokens: list[int]
-    ) -> tuple[list[RequestDelta], list[int]]:
-        """Append a token to each of a plan's requests where nothing follows from it: the deltas,
-        and which requests are left to `apply`."""
-        deltas, others, after = [], [], plan.ahead + 1
-        for i, (req, start, token) in enumerate(zip(requests, plan.starts, tokens, strict=True)):
-            known = req.token_ids
-            if start + after == len(known) < req.quiet_until and token not in req.stop_ids:
-                known.append(token)
-                deltas.append(RequestDelta(req_id=req.req_id, token_ids=[token]))
-            else:
-                others.append(i)
-        return deltas, others
-
     def publish(self, req: Request) -> None:
         """Have what a request has computed in the prefix cache, before it gives its blocks up."""
-        if req.quiet_until and len(req.token_ids) > req.tables.next_advance:
+        if req.is_quiet and len(req.token_ids) > req.tables.next_advance:
             self._advance(req, len(req.token_ids) - 1)
 
     def _be_quiet(self, req: Request) -> None:
         until = req.tables.next_advance
         if not self._kv.has_windows:
             until += _LATE_BLOCKS * self._kv.block_size
-        req.quiet_until = min(until, req.max_tokens_total - 1)
+        req.be_quiet(min(until, req.max_tokens_total - 1))
 
     def _advance(self, req: Request, num_computed: int) -> None:
         hashes: list[bytes] = []

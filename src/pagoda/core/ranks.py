@@ -12,8 +12,8 @@ class RankStep(msgspec.Struct, tag=True):
     so that no clock or file that ranks see differently can part them."""
 
     plan: StepPlan
-    left_out: list[str] = msgspec.field(default_factory=list)
-    """Of the plan's requests those that rank 0 does not compute."""
+    left_out: list[int] = msgspec.field(default_factory=list)
+    """Places of the plan's requests that rank 0 does not compute."""
     sampled: list[int] = msgspec.field(default_factory=list)
     """The tokens of the step before, one for each row of its logits."""
     faulty: list[int] = msgspec.field(default_factory=list)

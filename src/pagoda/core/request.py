@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 
+from pagoda.core.batch import NEVER, NO_ROW, RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem
@@ -35,16 +36,16 @@ class Request:
     `token_ids` are the known values (prompt and delivered output). `num_expected_tokens` adds the
     tokens that plans in flight are sampling. `num_computed_tokens` counts the KV that exists once
     all plans in flight are done; it moves when a plan is made, and back when drafts are rejected.
+    Once the request has a row, the counters are in the batch's columns; plans move them at once.
     """
 
     __slots__ = (
-        "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
-        "drafts_in_flight", "encoded", "eos_ids", "generates", "has_row", "holds", "key",
+        "_batch", "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
+        "drafts_in_flight", "encoded", "eos_ids", "generates", "holds", "key",
         "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
-        "num_computed_tokens", "num_expected_tokens", "num_preemptions", "num_prompt_counted",
-        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "quiet_until",
-        "req_id", "reset_step", "status", "steady_until", "stop_ids", "tables", "token_ids",
-        "waiting_for",
+        "num_preemptions", "num_prompt_counted", "num_prompt_logprobs", "pools", "prefix_miss",
+        "prompt_len", "queue_seconds", "req_id", "reset_step", "row", "status", "stop_ids",
+        "tables", "token_ids", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class Request:
         max_model_len: int,
         tables: BlockTables,
         block_hashes: BlockHashes | None,
+        batch: RunningBatch,
     ):
         sampling = message.sampling
         self.message = message
@@ -64,8 +66,6 @@ class Request:
         self.holds: set[str] = set()
         self.token_ids = list(message.prompt_token_ids)
         self.prompt_len = len(self.token_ids)
-        self.num_expected_tokens = self.prompt_len
-        self.num_computed_tokens = 0
         self.draft_token_ids: list[int] = []
         """Guesses of the next tokens, for the next plan."""
         self.drafts_in_flight = False
@@ -76,8 +76,10 @@ class Request:
         """None without prefix caching."""
         self.waiting_for: bytes | None = None
         """Hash of a block that a running request was computing when admission was last tried."""
-        self.has_row = False
-        """The runner holds this request's token ids, also while it is preempted."""
+        self._batch = batch
+        self.row = NO_ROW
+        """In the batch and in the runner, which holds this request's token ids there, also while
+        it is preempted."""
         self.reset_step = 0
         """Plans up to this one wrote into block tables that the request has given back."""
         self.num_preemptions = 0
@@ -92,10 +94,6 @@ class Request:
         self.num_prompt_logprobs = 0
         """Prompt logprobs delivered, so that recomputed ones are not sent again."""
         self.delta_sent = False
-        self.steady_until = 0
-        """Below so many computed tokens a step of one token needs neither a block nor a thought."""
-        self.quiet_until = 0
-        """While so few tokens are known, one more changes nothing unless it is a stop token."""
         self.pools = message.kind == "pool"
         self.generates = not self.pools and sampling.max_tokens != 0
         room = max_model_len - self.prompt_len
@@ -112,10 +110,55 @@ class Request:
         return self.status is RequestStatus.RUNNING
 
     @property
-    def is_stream(self) -> bool:
-        """All but its last token is computed, and the prompt is: a step gives it its next token."""
-        missing = self.num_expected_tokens - self.num_computed_tokens
-        return self.generates and missing <= 1 and self.num_computed_tokens >= self.prompt_len
+    def has_row(self) -> bool:
+        return self.row != NO_ROW
+
+    def take_row(self) -> None:
+        stream_from = self.prompt_len if self.generates else NEVER
+        self.row = self._batch.take(self.prompt_len, self.compute_limit, stream_from, self.stop_ids)
+
+    def release_row(self) -> int:
+        """The row that the request had."""
+        row, self.row = self.row, NO_ROW
+        self._batch.release(row, self.stop_ids)
+        return row
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return int(self._batch.computed[self.row]) if self.has_row else 0
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, count: int) -> None:
+        self._batch.missing[self.row] += self._batch.computed[self.row] - count
+        self._batch.computed[self.row] = count
+        self._batch.num_jumps += 1
+
+    @property
+    def num_expected_tokens(self) -> int:
+        if not self.has_row:
+            return self.prompt_len
+        return int(self._batch.computed[self.row] + self._batch.missing[self.row])
+
+    @num_expected_tokens.setter
+    def num_expected_tokens(self, count: int) -> None:
+        self._batch.missing[self.row] = count - self._batch.computed[self.row]
+
+    def be_steady(self) -> None:
+        """Let steps move it on with all others until its tables are full."""
+        self._batch.steady_until[self.row] = min(self.tables.capacity, self.compute_limit)
+
+    def be_heeded(self) -> None:
+        """Have its next step planned, and what that gives taken in, with a look at itself."""
+        self._batch.heed(self.row)
+
+    def be_quiet(self, num_known: int) -> None:
+        """Let tokens be appended with those of all others until so many are known."""
+        self._batch.quiet_until[self.row] = num_known
+
+    @property
+    def is_quiet(self) -> bool:
+        """All before its last tokens is computed, and some of it may not be published yet."""
+        return self.has_row and bool(self._batch.quiet_until[self.row])
 
     @property
     def is_prompt(self) -> bool:
@@ -157,10 +200,10 @@ class Request:
 
     def append(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append sampled tokens up to one that ends the request: (how many, why it ended)."""
-        known = self.token_ids
+        known, batch = self.token_ids, self._batch
         for index, token in enumerate(tokens):
             known.append(token)
-            length = len(known)
+            length = batch.known[self.row] = len(known)
             if token in self.stop_ids and length >= self.min_tokens_total:
                 return index + 1, FinishReason.STOP
             if length >= self.max_tokens_total:

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import msgspec
 
 from pagoda.base.errors import RequestError
+from pagoda.config.sampling import MAX_INT, NUMBERS
 from pagoda.core.structured import StructuredOutputsParams
 
 MAX_LOGIT_BIAS = 100.0
-_MAX_INT = 2**63 - 1  # what msgpack carries to the engine
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True):
@@ -35,6 +35,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
     """0 or -1 keeps all tokens."""
     min_p: float = 0.0
     """Keeps tokens at least this probable relative to the most probable one."""
+    top_n_sigma: float = 0.0
+    """Keeps tokens whose logits are within so many standard deviations of the largest; 0 or -1
+    keeps all."""
     seed: int | None = None
     stop: list[str] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -66,23 +69,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
 
     def _check_numbers(self) -> None:
         _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an integer of at least 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(_is_real(value) and -2 <= value <= 2, name, value, "between -2 and 2")
-        _require(
-            _is_real(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
-            "repetition_penalty", self.repetition_penalty, "between 0.01 and 100",
-        )  # fmt: skip
-        _require(
-            _is_real(self.temperature) and self.temperature >= 0,
-            "temperature", self.temperature, "at least 0",
-        )  # fmt: skip
-        _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(
-            _is_int(self.top_k) and -1 <= self.top_k <= _MAX_INT,
-            "top_k", self.top_k, "-1, 0 or more, in 64 bits",
-        )  # fmt: skip
+        for number in NUMBERS:
+            value = getattr(self, number.name)
+            _require(number.holds(value), number.name, value, number.range)
         if self.max_tokens is not None:
             _require(
                 _is_int(self.max_tokens) and self.max_tokens >= 0,
@@ -98,13 +87,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
         )  # fmt: skip
         if self.seed is not None:
             _require(
-                _is_int(self.seed) and -_MAX_INT - 1 <= self.seed <= _MAX_INT,
+                _is_int(self.seed) and -MAX_INT - 1 <= self.seed <= MAX_INT,
                 "seed", self.seed, "a 64-bit integer",
             )  # fmt: skip
         for name in ("logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             value = getattr(self, name)
             _require(
-                value is None or (_is_int(value) and -1 <= value <= _MAX_INT),
+                value is None or (_is_int(value) and -1 <= value <= MAX_INT),
                 name, value, "-1 or more, in 64 bits",
             )  # fmt: skip
 

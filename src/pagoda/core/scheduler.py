@@ -3,31 +3,27 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import deque
 
 import msgspec
+import numpy as np
 
 from pagoda.base.errors import RequestError
 from pagoda.core.admission import Admission, Start
+from pagoda.core.batch import RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import STEP_TOKENS, AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
-from pagoda.core.plan import (
-    NewRow,
-    PlannedRequest,
-    RequestResult,
-    StepPlan,
-    StepResult,
-)
+from pagoda.core.plan import NewBlocks, NewRow, RequestResult, StepPlan, StepResult
+from pagoda.core.planning import Finished, PlanBuilder
 from pagoda.core.progress import Progress
-from pagoda.core.queue import RequestQueue, check_queues
+from pagoda.core.queue import Members, RequestQueue, RunningQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.shares import Shares
 from pagoda.core.sharing import PrefixesInFlight
-from pagoda.core.step_time import StepTimes, only_decodes, size_of, size_of_streams
-from pagoda.core.streams import StreamRun
+from pagoda.core.step_time import StepTimes, only_decodes
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -52,22 +48,18 @@ class Scheduler:
         self.limits = limits
         self.kv = kv
         self._requests: dict[str, Request] = {}
-        self._running = RequestQueue()
+        self._batch = RunningBatch()
+        self._running = RunningQueue()
         self._waiting = RequestQueue()
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
         self._times = StepTimes()
-        self._shares = Shares(limits, self._admission, self._times)
-        self._in_flight: dict[int, tuple[list[Request], bool, StreamRun | None]] = {}
-        """Of each plan its requests, whether each gets one token, and the run it belongs to."""
-        self._streams: list[Request] = []
-        """Of the last plan, if each of its requests got its next token and none was taken back."""
-        self._run: StreamRun | None = None
-        """Of these streams: what is behind in them while it lasts. `_settle` ends it."""
-        self._bare = False
-        """The last result was of bare tokens."""
-        self._freed: list[str] = []
+        self._shares = Shares(limits, self._admission, self._times, self._batch)
+        self._in_flight: dict[int, Finished] = {}
+        self._last: Finished | None = None
+        """The last plan."""
+        self._freed: list[int] = []
         self._num_arrived = 0
         self._step_id = 0
         self._stats = EngineStats(
@@ -96,6 +88,7 @@ class Scheduler:
             self.limits.max_model_len,
             self.kv.open(message.req_id),
             hashes,
+            self._batch,
         )
         check_capacity(req, self.limits, self.kv)
         req.num_cached_tokens = self._admission.num_cached(req)
@@ -122,7 +115,6 @@ class Scheduler:
         if req is None:
             return
         if req.status is RequestStatus.RUNNING:
-            self._settle()
             self._running.remove(req)
             self._preempt(req)
         if req.status is RequestStatus.WAITING:
@@ -149,53 +141,52 @@ class Scheduler:
         """
         req = self._requests.get(req_id)
         if req is not None and req.is_running and req.generates and not self.kv.has_states:
-            self._settle()
             req.draft_token_ids = list(draft_token_ids)
-            req.steady_until = req.quiet_until = 0
+            req.be_heeded()
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""
-        plan = StepPlan(step_id=self._step_id + 1)
-        if self._run is not None:
-            if self._only_streams() and self._run.plan_next(plan, self.kv):
-                self._step_id = plan.step_id
-                self._in_flight[plan.step_id] = self._run.requests, True, self._run
-                return plan
-            self._settle()
-        in_flight: list[Request] = []
-        room = StepRoom(self.limits)
-        preempted = self._plan_running(plan, in_flight, room)
-        if preempted:
-            room.granted = None
-        if not (preempted and in_flight):
-            self._plan_waiting(plan, in_flight, room)
-        if not in_flight and not plan.encode:
+        finished = self._plan_next() or self._plan_all()
+        if finished is None:
             return None
-        self._step_id = plan.step_id
+        plan = finished.plan
+        self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
-        one_each = room.tokens == self.limits.max_num_batched_tokens - len(in_flight)
-        one_each = one_each and not plan.unsampled
-        self._in_flight[plan.step_id] = in_flight, one_each, None
-        streams = in_flight if one_each and not plan.rows else []
-        plan.again = bool(streams) and streams == self._streams and not plan.freed
-        self._streams = streams
-        if plan.again and self._bare and self._only_streams() and not self.kv.has_states:
-            self._run = StreamRun(streams, plan)
+        self._in_flight[plan.step_id] = finished
         return plan
 
-    def _only_streams(self) -> bool:
-        """Whether the next plan is that of the last one's streams, if nothing happens to them."""
-        running = len(self._running)
-        most = min(self.limits.max_num_reqs, self.limits.max_num_batched_tokens)
-        full = not len(self._waiting) or running >= most
-        return full and running == len(self._streams) and not self._freed
+    def _plan_next(self) -> Finished | None:
+        """The next plan if it follows the last one, as most do: nobody starts, and nobody that runs
+        needs more than a token and the next block."""
+        last, batch, members = self._last, self._batch, self._running.members
+        if last is None or members is not last.members or batch.num_jumps != last.num_jumps:
+            return None
+        may_start = len(self._waiting) and len(members.requests) < self.limits.max_num_reqs
+        if may_start or not last.is_of_streams:
+            return None
+        full, others = batch.unsteady(members.rows)
+        if others:
+            return None
+        new_blocks = self._extend(full, members) if full else []
+        if new_blocks is None:
+            return None
+        finished = last.next(batch)
+        finished.plan.new_blocks = new_blocks
+        return finished
 
-    def _settle(self) -> None:
-        """End the run: requests say themselves how far they are."""
-        if self._run is not None:
-            self._run.sync()
-            self._run = None
+    def _plan_all(self) -> Finished | None:
+        """The next plan, request by request."""
+        step = PlanBuilder(self._step_id + 1, self._batch)
+        room = StepRoom(self.limits)
+        preempted = self._plan_running(step, room)
+        if preempted:
+            room.granted = None
+        if not (preempted and step.requests):
+            self._plan_waiting(step, room)
+        if not step.requests and not step.plan.encode:
+            return None
+        return step.finish(self._last)
 
     def commit(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> Deltas:
         """Take in a plan's result: what clients are to be told.
@@ -204,73 +195,63 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         stats = self._stats
-        in_flight, one_each, run = self._in_flight.pop(plan.step_id)
-        size = size_of_streams(plan) if one_each else size_of(plan)
+        _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
         stats.num_steps += 1
         stats.computed_tokens += int(size.tokens)
         stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
-            self._times.observe(size, seconds, one_each or only_decodes(plan))
-        self._bare = bool(result.tokens)
-        if self._run is not None:
-            if run is self._run and result.tokens:
-                return self._take_run(self._run, plan, result.tokens)
-            self._run.sync()
+            self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
-            return Deltas(self._take_tokens(in_flight, plan, result.tokens))
+            return self._take_tokens(members, plan, result.tokens)
         entries = {entry.req_id: entry for entry in result.results}
         taken = [
-            self._take(req, planned, entries.get(planned.req_id, _NOTHING), plan.step_id)
-            for req, planned in zip(in_flight, plan.requests, strict=True)
+            self._take(req, plan, place, entries.get(req.req_id, _NOTHING))
+            for place, req in enumerate(members.requests)
         ]
         return Deltas([delta for delta in taken if delta is not None])
 
-    def _take_run(self, run: StreamRun, plan: StepPlan, tokens: list[int]) -> Deltas:
-        """Take in one token for each request of a run."""
-        careful = run.take(plan.ahead, tokens)
-        if not careful:
-            self._stats.generation_tokens += len(tokens)
-            return Deltas(req_ids=plan.req_ids, tokens=tokens)
-        quiet = Deltas(req_ids=list(plan.req_ids), tokens=list(tokens))
-        for place in reversed(careful):
-            del quiet.req_ids[place], quiet.tokens[place]
-        self._stats.generation_tokens += len(quiet.tokens)
-        quiet.others = self._take_each(careful, run.requests, plan, tokens)
-        run.mind_again(careful, plan.ahead)
-        return quiet
-
-    def _take_tokens(
-        self, in_flight: list[Request], plan: StepPlan, tokens: list[int]
-    ) -> list[RequestDelta]:
-        """Take in one token for each request of a plan."""
-        deltas, others = self._progress.take_quietly(in_flight, plan, tokens)
-        self._stats.generation_tokens += len(deltas)
-        return deltas + self._take_each(others, in_flight, plan, tokens)
-
-    def _take_each(
-        self, places: Sequence[int], in_flight: list[Request], plan: StepPlan, tokens: list[int]
-    ) -> list[RequestDelta]:
-        deltas = []
-        for i in places:
-            entry = RequestResult(req_id=plan.req_ids[i], token_ids=[tokens[i]])
-            delta = self._take(in_flight[i], plan.request(i), entry, plan.step_id)
+    def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
+        """Take in one token of each request: all at once, but for those to which more happens."""
+        batch, rows = self._batch, plan.rows
+        quiet = batch.quiet(rows, plan.starts, plan.lens, plan.follows)
+        if batch.may_stop(tokens):
+            goes_on = [
+                token not in req.stop_ids
+                for req, token in zip(members.requests, tokens, strict=True)
+            ]
+            quiet = np.array(goes_on) if quiet is None else quiet & goes_on
+        lists, req_ids, quiet_tokens, others = members.token_ids, members.req_ids, tokens, []
+        if quiet is not None:
+            others = np.flatnonzero(~quiet).tolist()
+            lists, req_ids, quiet_tokens = list(lists), list(req_ids), list(tokens)
+            for place in reversed(others):
+                del lists[place], req_ids[place], quiet_tokens[place]
+            rows = rows[quiet]
+        batch.known[rows] += 1
+        deque(map(list.append, lists, quiet_tokens), maxlen=0)
+        self._stats.generation_tokens += len(quiet_tokens)
+        deltas = Deltas(req_ids=req_ids, tokens=quiet_tokens)
+        for place in others:
+            entry = RequestResult(req_id=plan.req_ids[place], token_ids=[tokens[place]])
+            delta = self._take(members.requests[place], plan, place, entry)
             if delta is not None:
-                deltas.append(delta)
+                deltas.others.append(delta)
         return deltas
 
     def _take(
-        self, req: Request, planned: PlannedRequest, entry: RequestResult, step_id: int
+        self, req: Request, plan: StepPlan, place: int, entry: RequestResult
     ) -> RequestDelta | None:
+        self._batch.disturb()
         if req.status is RequestStatus.FINISHED:
             return None
-        delta = self._progress.apply(req, planned, entry, step_id)
-        if _went_back(req, planned):
-            self._streams, self._run = [], None
+        delta = self._progress.apply(req, plan, place, entry)
+        end = int(plan.starts[place] + plan.lens[place])
         if req.num_prompt_counted < req.prompt_len:
-            self._count_prompt(req, planned)
-        if self.kv.has_states and req.is_running and _went_back(req, planned):
+            self._count_prompt(req, end)
+        # A request whose states have seen tokens that it computes again begins anew.
+        if self.kv.has_states and req.is_running and req.num_computed_tokens < end:
             self._running.remove(req)
             self._preempt(req)
         if delta is not None:
@@ -305,57 +286,82 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """RuntimeError when blocks, queues and requests do not add up."""
-        if self._run is not None:
-            self._run.sync()
         self.kv.check_integrity()
         self._sharing.check()
         check_queues(self._requests.values(), list(self._running), list(self._waiting))
+        owners = [req for req in self._requests.values() if req.has_row]
+        self._batch.check(req.row for req in owners)
+        for req in owners:
+            if self._batch.known[req.row] != len(req.token_ids):
+                raise RuntimeError(f"Request {req.req_id} has tokens that its row does not know.")
 
-    def _plan_running(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> bool:
-        """Plan the running requests; whether any was preempted."""
-        count = len(self._running)
+    def _plan_running(self, step: PlanBuilder, room: StepRoom) -> bool:
+        """Plan the running requests; whether any was preempted.
+
+        Between those that need a look, streams are moved on all at once, which is most of a large
+        batch in nearly every step. All are planned in order, so whoever is preempted for the sake
+        of another is not planned yet."""
         num_preemptions = self._stats.num_preemptions
-        req_ids, starts, lens = plan.req_ids, plan.starts, plan.lens
-        prompts_left = 0
-        for place, req in enumerate(self._running):
-            start = req.num_computed_tokens
-            if room.tokens > 0 and (start < req.steady_until or self._extend(req, plan)):
-                # Nearly all of a large batch, nearly always: this costs a quarter of the rest.
-                req.num_computed_tokens = start + 1
-                req.num_expected_tokens = start + 2
-                room.tokens -= 1
-                req_ids.append(req.req_id)
-                starts.append(start)
-                lens.append(1)
-                in_flight.append(req)
-                continue
-            missing = req.num_expected_tokens - req.num_computed_tokens
-            if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
-                continue
-            if room.tokens <= 0:
-                break
-            is_prompt = missing > 1
-            if is_prompt or req.draft_token_ids:
-                if is_prompt and room.granted is None:
-                    prompts_left = self._shares.divide(room, self._running, self._waiting, place)
-                # A token of the budget is left for each stream behind, so that a long prompt
-                # does not stop those that generate.
-                prompts_left -= is_prompt
-                behind = count - 1 - place - prompts_left
-                missing = room.chunk(req, missing, min(behind, room.tokens - 1), self.kv)
-                if not missing:
-                    self._want_encoded(plan, req, req.num_computed_tokens)
-                    continue
-            blocks: list[list[int]] = []
-            if req.num_computed_tokens + missing > req.tables.capacity:
-                grown = self._grow(req, req.num_computed_tokens + missing)
-                if grown is None:
-                    break
-                blocks = grown
-            room.tokens -= missing
-            plan.append(self._progress.plan(req, missing, blocks))
-            in_flight.append(req)
+        members, count, first = self._running.members, len(self._running), 0
+        full, others = self._batch.unsteady(members.rows)
+        for place in (*others, count):
+            end = min(place, len(self._running), first + room.tokens)
+            growing = [member for member in full if first <= member < end]
+            new_blocks = self._extend(growing, members) if growing else []
+            alone = growing if new_blocks is None else []
+            step.grow_each(new_blocks or [])
+            for stop in (*alone, place):
+                # Requests are taken from the end of the queue only.
+                end = min(stop, len(self._running), first + room.tokens)
+                if first < end:
+                    step.add_streams(members, first, end)
+                    room.tokens -= end - first
+                first = stop + 1
+                here = stop < len(self._running)
+                if not here or not self._plan_one(members.requests[stop], step, room, stop, count):
+                    return self._stats.num_preemptions > num_preemptions
         return self._stats.num_preemptions > num_preemptions
+
+    def _extend(self, places: list[int], members: Members) -> list[NewBlocks] | None:
+        """Give streams whose tables are full their next block each, if it is there for all: what
+        is new, by attention group, else None."""
+        blocks = self.kv.extend([members.requests[place].tables for place in places])
+        if blocks is None:
+            return None
+        batch, rows, size = self._batch, members.rows[places], self.kv.block_size
+        full = batch.steady_until[rows]
+        batch.steady_until[rows] = np.minimum(full + size, batch.compute_limit[rows])
+        columns = full // size
+        return [NewBlocks(rows, columns, np.array(mine, np.int64)) for mine in blocks]
+
+    def _plan_one(
+        self, req: Request, step: PlanBuilder, room: StepRoom, place: int, count: int
+    ) -> bool:
+        """Plan what the running request at a place misses, if anything; False where no room is
+        left for those behind it either."""
+        start = req.num_computed_tokens
+        missing = req.num_expected_tokens - start
+        if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
+            return True
+        if room.tokens <= 0:
+            return False
+        is_prompt = missing > 1
+        if is_prompt or req.draft_token_ids:
+            if is_prompt and room.granted is None:
+                room.prompts_left = self._shares.divide(room, self._running, self._waiting, place)
+            # A token of the budget is left for each stream behind, so that a long prompt does not
+            # stop those that generate.
+            room.prompts_left -= is_prompt
+            behind = count - 1 - place - room.prompts_left
+            missing = room.chunk(req, missing, min(behind, room.tokens - 1), self.kv)
+            if not missing:
+                self._want_encoded(step.plan, req, start)
+                return True
+        if start + missing > req.tables.capacity and not self._grow(req, start + missing, step):
+            return False
+        room.tokens -= missing
+        self._progress.plan(req, missing, step)
+        return True
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
         """Have the media behind `start` encoded if a request waits for them, one request's at a
@@ -364,30 +370,19 @@ class Scheduler:
             plan.encode = req.to_encode(start, start + self.limits.max_num_batched_tokens)
             plan.encode_for = req.req_id
 
-    def _extend(self, req: Request, plan: StepPlan) -> bool:
-        """Give a stream whose last block is full its next one; False where it is not that
-        simple."""
-        start = req.num_computed_tokens
-        if not req.steady_until or start >= req.compute_limit:
-            return False
-        blocks = self.kv.allocate(req.tables, start + 1)
-        if blocks is None:
-            return False
-        plan.new_blocks[req.req_id] = blocks
-        req.steady_until = min(req.tables.capacity, req.compute_limit)
-        return True
-
-    def _grow(self, req: Request, num_tokens: int) -> list[list[int]] | None:
-        """Blocks for a running request, taken from the last in order if need be; None when that
+    def _grow(self, req: Request, num_tokens: int, step: PlanBuilder) -> bool:
+        """Give a running request blocks, taken from the last in order if need be; False when that
         is the request itself. Whoever is behind it is not planned yet."""
+        column = req.tables.capacity // self.kv.block_size
         while (blocks := self.kv.allocate(req.tables, num_tokens)) is None:
             victim = self._running.pop_last()
             self._preempt(victim)
             if victim is req:
-                return None
-        return blocks
+                return False
+        step.grow(req, blocks, column)
+        return True
 
-    def _plan_waiting(self, plan: StepPlan, in_flight: list[Request], room: StepRoom) -> None:
+    def _plan_waiting(self, step: PlanBuilder, room: StepRoom) -> None:
         full = len(self._running) >= self.limits.max_num_reqs
         if room.tokens <= 0 or not len(self._waiting) or full:
             return
@@ -395,32 +390,26 @@ class Scheduler:
             self._shares.divide(room, self._running, self._waiting, len(self._running))
         starting = [req for req in room.granted or () if not req.is_running]
         for req in sorted(starting, key=lambda req: req.key):
-            known = req.has_row
-            if (planned := self._start(req, room)) is None:
-                continue
-            plan.rows.append(NewRow(request=None if known else req.message, req_id=req.req_id))
-            plan.append(planned)
-            in_flight.append(req)
-            room.tokens -= planned.num_tokens
+            room.tokens -= self._start(req, step, room)
         for req, start in room.unencoded:
-            self._want_encoded(plan, req, start)
+            self._want_encoded(step.plan, req, start)
 
-    def _start(self, req: Request, room: StepRoom) -> PlannedRequest | None:
-        """Let a request run; None, with nothing changed, where that is no longer possible."""
+    def _start(self, req: Request, step: PlanBuilder, room: StepRoom) -> int:
+        """Let a request run: with how many tokens; 0, with nothing changed, where that is no
+        longer possible."""
         # What was known of its prefix may have made room for the requests that run.
         start = self._admission.consider(req, math.inf)
         if not isinstance(start, Start):
-            return None
+            return 0
         num_tokens = room.first_chunk(req, start.hit.num_tokens)
         alone = not len(self._running)
         hit, num_tokens = self._admission.take_blocks(req, start.hit, num_tokens, alone)
         if not num_tokens:
-            return None
+            return 0
         self._waiting.remove(req)
-        self._running.push(req)
-        req.status = RequestStatus.RUNNING
-        if not req.has_row:
-            req.has_row = True
+        known = req.has_row
+        if not known:
+            req.take_row()
             req.num_cached_tokens = req.num_prompt_counted = hit.num_tokens
             if req.message.arrival_time:
                 req.queue_seconds = max(0.0, time.time() - req.message.arrival_time)
@@ -429,17 +418,24 @@ class Scheduler:
                 self._stats.prefix_hits += hit.num_tokens
                 if req.block_hashes is not None:
                     req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
+        self._running.push(req)
+        req.status = RequestStatus.RUNNING
         req.num_computed_tokens = hit.num_tokens
         if req.block_hashes is not None:
             num_full = len(req.token_ids) // self.kv.block_size
             req.block_hashes.extend(req.token_ids, num_full)
             self._sharing.claim(req, self._admission.coming(req, req.block_hashes))
-        return self._progress.plan(req, num_tokens, [list(table) for table in req.tables.tables])
+        message = None if known else req.message
+        step.plan.new_rows.append(NewRow(row=req.row, req_id=req.req_id, request=message))
+        step.grow(req, req.tables.tables)
+        self._progress.plan(req, num_tokens, step)
+        return num_tokens
 
     def _preempt(self, req: Request) -> None:
         """Send a request, already taken from `_running`, back to its place in the queue."""
         self._give_up_blocks(req)
-        req.num_computed_tokens = req.quiet_until = req.steady_until = 0
+        req.num_computed_tokens = 0
+        req.be_heeded()
         req.reset_step = self._step_id
         req.draft_token_ids = []
         req.encoded.clear()
@@ -450,16 +446,14 @@ class Scheduler:
 
     def _remove(self, req: Request) -> None:
         if req.status is RequestStatus.RUNNING:
-            self._settle()
             self._running.remove(req)
             self._give_up_blocks(req)
         elif req.status is RequestStatus.WAITING:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
-        req.quiet_until = 0
         del self._requests[req.req_id]
         if req.has_row:
-            self._freed.append(req.req_id)
+            self._freed.append(req.release_row())
 
     def _give_up_blocks(self, req: Request) -> None:
         self._progress.publish(req)
@@ -467,13 +461,8 @@ class Scheduler:
             self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)
 
-    def _count_prompt(self, req: Request, planned: PlannedRequest) -> None:
-        done = min(planned.num_computed_tokens + planned.num_tokens, req.prompt_len)
+    def _count_prompt(self, req: Request, end: int) -> None:
+        done = min(end, req.prompt_len)
         if done > req.num_prompt_counted:
             self._stats.prompt_tokens += done - req.num_prompt_counted
             req.num_prompt_counted = done
-
-
-def _went_back(req: Request, planned: PlannedRequest) -> bool:
-    """Whether a request computes tokens again that its states have seen already."""
-    return req.num_computed_tokens < planned.num_computed_tokens + planned.num_tokens

@@ -12,11 +12,12 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from pagoda.core.admission import Admission, Refusal, Start, Unencoded
+from pagoda.core.batch import RunningBatch
 from pagoda.core.limits import SchedulerLimits
 from pagoda.core.pace import PromptRoom, StepRoom
-from pagoda.core.queue import RequestQueue
+from pagoda.core.queue import RequestQueue, RunningQueue
 from pagoda.core.request import Request
-from pagoda.core.step_time import StepSize, StepTimes
+from pagoda.core.step_time import StepSize, StepTimes, size_of_streams
 
 _FIRST_CREDIT = 0.1
 _EARNED = 0.2
@@ -41,7 +42,10 @@ class Prompt(NamedTuple):
 
 
 class Shares:
-    def __init__(self, limits: SchedulerLimits, admission: Admission, times: StepTimes):
+    def __init__(
+        self, limits: SchedulerLimits, admission: Admission, times: StepTimes, batch: RunningBatch
+    ):
+        self._batch = batch
         self._limits = limits
         self._admission = admission
         self._times = times
@@ -51,14 +55,16 @@ class Shares:
         """What others may still take, as a share of the time that it takes alone."""
 
     def divide(
-        self, room: StepRoom, running: RequestQueue, waiting: RequestQueue, place: int
+        self, room: StepRoom, running: RunningQueue, waiting: RequestQueue, place: int
     ) -> int:
         """Grant prompts what they get of a step that is planned up to a place among the running
         requests: how many of those behind it are prompts."""
-        prompts = [req for req in running if req.is_prompt]
+        members, batch = running.members, self._batch
+        behind = [members.requests[place] for place in batch.far_behind(members.rows)]
+        prompts = [req for req in behind if req.is_prompt]
         num_streams = max(0, len(running) - place - len(prompts))
         tokens = room.tokens - min(num_streams, room.tokens - 1)
-        spare = self._admission.spare_bytes(running) if len(waiting) else 0
+        spare = self._admission.spare_bytes(members, batch) if len(waiting) else 0
         num_rows = self._limits.max_num_reqs - len(running)
         line = WaitingLine(self._admission, waiting, spare, num_rows)
         ready = [
@@ -66,7 +72,8 @@ class Shares:
             for req in prompts
             if (missing := self._admission.missing(req, req.num_computed_tokens))
         ]
-        of_prompts = PromptRoom(self._limits, self._times, running, tokens)
+        streams = size_of_streams(batch.computed[batch.streams(members.rows)])
+        of_prompts = PromptRoom(self._limits, self._times, streams, tokens)
         room.granted = self._grant(of_prompts, ready, line)
         room.unencoded = line.unencoded
         return len(prompts)

@@ -4,6 +4,7 @@ import math
 from itertools import combinations
 from typing import NamedTuple
 
+from pagoda.core.batch import Ints
 from pagoda.core.plan import StepPlan
 
 # A class remembers about so many steps; what is older fades.
@@ -38,23 +39,20 @@ class StepSize(NamedTuple):
 
 def only_decodes(plan: StepPlan) -> bool:
     """Whether each request gets its next token and none reads a prompt."""
-    drafts = plan.drafts
-    planned = zip(plan.req_ids, plan.lens, strict=True)
-    return all(len(drafts.get(req_id, ())) + 1 == length for req_id, length in planned)
+    return plan.num_tokens == len(plan.rows) + sum(map(len, plan.drafts.values()))
 
 
 def size_of(plan: StepPlan) -> StepSize:
-    tokens, pairs = 0, 0.0
-    for start, count in zip(plan.starts, plan.lens, strict=True):
-        tokens += count
-        pairs += count * (start + plan.ahead + (count + 1) / 2)
-    return StepSize(tokens, pairs)
+    tokens = plan.num_tokens
+    if tokens == len(plan.rows):
+        return size_of_streams(plan.starts)
+    pairs = plan.lens * (plan.starts + (plan.lens + 1) / 2)
+    return StepSize(tokens, float(pairs.sum()))
 
 
-def size_of_streams(plan: StepPlan) -> StepSize:
-    """`size_of` where each request computes one token."""
-    count = len(plan.starts)
-    return StepSize(count, float(sum(plan.starts) + count * (plan.ahead + 1)))
+def size_of_streams(computed: Ints) -> StepSize:
+    """Of a token of each request that has computed so many."""
+    return StepSize(len(computed), float(computed.sum() + len(computed)))
 
 
 class StepCost(NamedTuple):

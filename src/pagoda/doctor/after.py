@@ -5,11 +5,11 @@ from dataclasses import replace
 from pagoda.base.errors import CapacityError, EngineDeadError, EngineKilledError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import answer
-from pagoda.doctor.checks import findings
 from pagoda.doctor.command import key_note
-from pagoda.doctor.hardware import this_machine
-from pagoda.doctor.probe import probe
-from pagoda.doctor.remedies import remedies
+from pagoda.doctor.machine.checks import findings
+from pagoda.doctor.machine.hardware import this_machine
+from pagoda.doctor.machine.probe import probe
+from pagoda.doctor.remedies.search import remedies
 from pagoda.doctor.subject import find_subject
 
 # Topics that can be why an engine ended, and those that only matter where it did not say why: the

@@ -10,19 +10,20 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
 from pagoda.doctor.command import differences, fields_of, serve_command
-from pagoda.doctor.condensed import condensed
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
+from pagoda.doctor.remedies.condensed import condensed
 from pagoda.doctor.speeds import Speeds, speeds_of
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
-from pagoda.planner.addresses import check_addresses
+from pagoda.planner.devices.addresses import check_addresses
+from pagoda.planner.devices.speed import DeviceSpeed
 from pagoda.planner.parallel import machine_part, most_ranks
+from pagoda.planner.pool import cache_is_chosen
 from pagoda.planner.reason import Reason
-from pagoda.planner.resolve import Resolution, cache_is_chosen, resolve
+from pagoda.planner.resolve import Resolution, resolve
 from pagoda.planner.speculation import speculative_tokens
-from pagoda.planner.speed import DeviceSpeed
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
@@ -97,7 +98,7 @@ class Answer:
         """Every value that was asked for or chosen."""
         if self.resolution is None:
             return []
-        values = fields_of(self.resolution.config)
+        values = {**fields_of(self.config), **fields_of(self.resolution.config)}
         asked = differences(self.asked)
         flags = [Flag(name, values[name], "as you ask", True) for name in asked]
         chosen: dict[str, Reason] = {}
@@ -276,7 +277,7 @@ def _users_answer(
     longest = bisect_right(lengths, room, key=lambda tokens: taken(tokens, users.count))
     needed = plan.slabs_for(users.tokens, users.count) * plan.slab_bytes
     if not steps_fit:
-        most = min(most, int(resolution.config.scheduler.max_num_seqs))
+        most = min(most, resolution.config.scheduler.max_num_seqs)
         return UsersAnswer(users, False, needed, most, 0)
     fits = taken(users.tokens, users.count) <= room
     return UsersAnswer(users, fits, needed, most, longest)

@@ -8,16 +8,16 @@ from typing import TypeVar
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, with_speed
-from pagoda.doctor.checks import checkpoint_findings
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.hardware import Hardware, elsewhere, this_machine
-from pagoda.doctor.load import load_findings
-from pagoda.doctor.measure import Measuring
-from pagoda.doctor.probe import Machine, probe
+from pagoda.doctor.machine.checks import checkpoint_findings
+from pagoda.doctor.machine.hardware import Hardware, elsewhere, this_machine
+from pagoda.doctor.machine.load import load_findings
+from pagoda.doctor.machine.measure import Measuring
+from pagoda.doctor.machine.probe import Machine, probe
 from pagoda.doctor.speeds import held_by
 from pagoda.doctor.subject import Subject, find_subject
 from pagoda.doctor.users import Users, parse_users
-from pagoda.planner.speed import DeviceSpeed
+from pagoda.planner.devices.speed import DeviceSpeed
 
 
 @dataclass(frozen=True)

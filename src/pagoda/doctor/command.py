@@ -9,6 +9,7 @@ from typing import Any
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.config.server import ServerConfig
+from pagoda.planner.resolved import ResolvedConfig
 
 _KEY = "PAGODA_API_KEY"
 
@@ -16,7 +17,7 @@ INDENT = "    "
 """Of a command on a line of its own, which is never wrapped: it is there to be copied."""
 
 
-def fields_of(config: EngineConfig) -> dict[str, Any]:
+def fields_of(config: EngineConfig | ResolvedConfig) -> dict[str, Any]:
     """All fields of all of its sections by name."""
     return {
         field.name: getattr(section, field.name)
@@ -91,5 +92,5 @@ def flag_words(name: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def _sections(config: EngineConfig) -> list[Any]:
+def _sections(config: EngineConfig | ResolvedConfig) -> list[Any]:
     return [getattr(config, field.name) for field in dataclasses.fields(config)]

@@ -10,11 +10,11 @@ from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.remedies import Remedy
+from pagoda.doctor.remedies.search import Remedy
 from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
+from pagoda.planner.devices.speed import PROMPT_TOKENS, Range
 from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.speed import PROMPT_TOKENS, Range
 
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.doctor.answer import Answer
 from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.resolve import CPU_RESERVE, resolve
+from pagoda.planner.pool import CPU_RESERVE
+from pagoda.planner.resolve import resolve
 
 _ENDLESS = 1 << 60
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.planner.parallel import most_ranks
 

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 
-from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject
-from pagoda.planner.gpu_speed import gpu_speeds
-from pagoda.planner.parallel import rank_spec
-from pagoda.planner.quantization import quantized_tensors
-from pagoda.planner.resolve import Resolution
-from pagoda.planner.speed import (
+from pagoda.planner.devices.gpu_speed import gpu_speeds
+from pagoda.planner.devices.speed import (
     DeviceSpeed,
     SpeedEstimate,
     as_measured,
     between,
     estimate_speed,
 )
+from pagoda.planner.parallel import rank_spec
+from pagoda.planner.quantization import quantized_tensors
+from pagoda.planner.resolve import Resolution
 from pagoda.planner.weights import HeldWeight, held_weights
 
 

@@ -48,7 +48,7 @@ class Subject:
 def find_subject(model: ModelConfig) -> Subject:
     """Raises what opening a model raises; the hub is asked for headers alone, and the catalogue
     where it cannot be."""
-    from pagoda.weights.remote import fetch_headers
+    from pagoda.weights.hub.remote import fetch_headers
 
     try:
         path = fetch_headers(model.model, download_dir=model.download_dir, revision=model.revision)

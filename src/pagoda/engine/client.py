@@ -28,7 +28,7 @@ from pagoda.engine.kept import KeptEngine, Progress, Spawn, State
 from pagoda.engine.running import RunningRequests
 from pagoda.engine.supervision import SupervisionLimits
 from pagoda.engine.transport import MemoryRoom
-from pagoda.text.images.base import Pixels
+from pagoda.text.media.base import Values
 
 __all__ = ["EngineClient", "Progress", "State"]
 
@@ -37,7 +37,7 @@ __all__ = ["EngineClient", "Progress", "State"]
 _DRAIN_LOOKS = 0.02
 _SLEEP_SECONDS = 60.0
 _DEFAULT = SupervisionLimits()
-_NO_PIXELS: Mapping[str, Pixels] = {}
+_NO_MEDIA: Mapping[str, Values] = {}
 
 
 class EngineClient(KeptEngine):
@@ -82,11 +82,11 @@ class EngineClient(KeptEngine):
         return len(self._running)
 
     def submit(
-        self, requests: Sequence[AddRequest], pixels: Mapping[str, Pixels] = _NO_PIXELS
+        self, requests: Sequence[AddRequest], media: Mapping[str, Values] = _NO_MEDIA
     ) -> Inbox:
         """Send requests. What each step adds to them arrives in the inbox; the last delta of each
-        has a finish_reason. Who leaves earlier calls `drop`. `pixels` are those of their pictures,
-        by content hash.
+        has a finish_reason. Who leaves earlier calls `drop`. `media` are the values of their
+        media, by content hash.
 
         Use an id once only: what a dropped request still sends would be taken for the next one's.
         Raises EngineDeadError when the engine is not ready or sleeps, QueueFullError when too many
@@ -103,7 +103,7 @@ class EngineClient(KeptEngine):
             self.queue.admit(requests, len(self._running), self.stats, ready)
         sent: list[str] = []
         try:
-            inbox = self._running.add(requests, pixels, self._child.folder)
+            inbox = self._running.add(requests, media, self._child.folder)
             for request in requests:
                 self._child.end.send(request)
                 sent.append(request.req_id)

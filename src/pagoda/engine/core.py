@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.base.errors import CapacityError, EngineAsleepError, EngineDeadError, RequestError
 from pagoda.base.log import get_logger
@@ -22,7 +22,7 @@ from pagoda.core.messages import (
 )
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
-from pagoda.engine.executor import Executor
+from pagoda.engine.executor import Executor, StartedStep
 
 log = get_logger(__name__)
 
@@ -35,17 +35,11 @@ _TOO_SLOW = RequestError(
 )
 
 
-class _Step:
-    """A plan under way since `begun`; all times are time.perf_counter()."""
-
-    def __init__(self, plan: StepPlan, future: Future[StepResult], begun: float):
-        self.plan = plan
-        self.future = future
-        self.begun = self.ended = begun
-        future.add_done_callback(self._end)
-
-    def _end(self, _: Future[StepResult]) -> None:
-        self.ended = time.perf_counter()
+class _Step(NamedTuple):
+    plan: StepPlan
+    started: StartedStep
+    begun: float
+    """As time.perf_counter() has it."""
 
 
 class EngineCore:
@@ -145,7 +139,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         while self._in_flight:
-            self._in_flight.popleft().future.exception()
+            self._in_flight.popleft().started.wait()
         self._on_shutdown()
         self.executor.shutdown()
 
@@ -163,7 +157,7 @@ class EngineCore:
             self.executor.wake_up()
             self._asleep = False
 
-    def _execute(self, plan: StepPlan) -> Future[StepResult]:
+    def _execute(self, plan: StepPlan) -> StartedStep:
         try:
             return self.executor.execute(plan)
         except (EngineDeadError, CapacityError):
@@ -228,13 +222,13 @@ class EngineCore:
             return UtilityResult(message.call_id, error=describe(error))
 
     def _commit(self, step: _Step) -> Deltas:
-        error = step.future.exception()
+        started = step.started.wait()
         # A step in flight behind another begins when that one ends.
-        seconds = step.ended - max(step.begun, self._last_ended)
-        self._last_ended = step.ended
+        seconds = started.ended - max(step.begun, self._last_ended)
+        self._last_ended, error = started.ended, started.error
         if error is None:
             self._faults = 0
-            return self.scheduler.commit(step.plan, step.future.result(), seconds)
+            return self.scheduler.commit(step.plan, started.result, seconds)
         if isinstance(error, EngineDeadError | CapacityError):
             raise error  # as in `_execute`
         return self._fail(step.plan, error)

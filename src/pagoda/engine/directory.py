@@ -8,19 +8,18 @@ from functools import cached_property
 from typing import Any
 
 from pagoda.arch.spec import PoolingSpec
-from pagoda.base.errors import RequestError
 from pagoda.config.engine import EngineConfig, MediaConfig
 from pagoda.core.messages import AddRequest, EngineProgress, PoolingParams
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
 from pagoda.engine.aside.direct import Aside, Direct
 from pagoda.engine.client import EngineClient, Progress
-from pagoda.engine.media import PlacedImage, media_items
+from pagoda.engine.media import Placed, attach_media
 from pagoda.engine.progress import WEIGHTS_PHASE
 from pagoda.engine.requests import fan_out
 from pagoda.engine.text_side import TextSide, fetch_model, load_text_side
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.base import ParserFamily
+from pagoda.text.template.chat import ChatTemplate
 from pagoda.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "fan_out", "start_served_model"]
@@ -80,11 +79,10 @@ class ServedModel:
 
     @property
     def modalities(self) -> list[str]:
-        """What a prompt may hold: `text`, and what a model that sees takes (`image`, `video`)."""
+        """What a prompt may hold: `text`, and kinds of media that both sides take."""
         ready = self.client.ready
         media = {} if ready is None else ready.media
-        inputs = {"image": self.text.images, "video": self.text.videos}
-        return ["text", *(kind for kind, found in inputs.items() if found and kind in media)]
+        return ["text", *(kind for kind in self.text.media if kind in media)]
 
     def make_request(
         self,
@@ -92,7 +90,7 @@ class ServedModel:
         prompt_ids: list[int],
         sampling: SamplingParams,
         *,
-        images: Sequence[PlacedImage] = (),
+        media: Sequence[Placed] = (),
         grammar: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
@@ -103,15 +101,10 @@ class ServedModel:
         RequestError for anything else that this model cannot do.
         """
         limits = self._limits()
-        if images and sampling.truncate_prompt_tokens is not None:
-            raise RequestError(
-                "truncate_prompt_tokens would cut pictures; leave it out, or leave them out.",
-                "truncate_prompt_tokens",
-            )
         request = requests.make_request(
             req_id, prompt_ids, sampling, self.tokenizer, limits, grammar
         )
-        request.media = media_items(images)
+        attach_media(request, media)
         request.priority = priority
         request.cache_salt = cache_salt
         return request

@@ -1,14 +1,14 @@
 """What a start-up chose, what it cost in seconds and bytes, and what was predicted."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.base.units import format_bytes, format_seconds
-from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.reason import Reason
+from pagoda.planner.resolve import Resolution
 
 
 @dataclass
@@ -37,18 +37,19 @@ class Ledger:
             spent = time.perf_counter() - begun
             self.phases[name] = self.phases.get(name, 0.0) + spent
 
-    def plan(self, plan: MemoryPlan, reasons: Sequence[Reason], max_model_len: int) -> None:
+    def plan(self, made: Resolution) -> None:
+        plan = made.plan
         for row in (*plan.rows(), *plan.host_rows()):
             self.predicted[row["item"]] = row["bytes"]
             self.details[row["item"]] = row["detail"]
-        self.choices = list(reasons)
+        self.choices = list(made.reasons)
         self.kv_tokens = plan.kv_tokens
-        self.max_model_len = max_model_len
+        self.max_model_len = made.config.model.max_model_len
 
-    def replan(self, plan: MemoryPlan, reasons: Sequence[Reason], max_model_len: int) -> None:
+    def replan(self, made: Resolution) -> None:
         """As `plan`, once a step was measured; what was predicted for it stays."""
         predicted = self.predicted["activations"]
-        self.plan(plan, reasons, max_model_len)
+        self.plan(made)
         self.predicted["activations"] = predicted
 
     @property

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagoda.base.errors import CapacityError, MissingLibraryError
+from pagoda.base.facts import DeviceName
 from pagoda.base.machine import address_limit
 from pagoda.base.units import format_bytes
 from pagoda.engine.core import describe
@@ -27,7 +28,8 @@ _NO_ADDRESSES = re.compile("map segment|allocate memory")
 class Libraries(NamedTuple):
     """What needs torch: 1 s of imports on a warm disk, hidden behind reading the headers."""
 
-    make_device: "Callable[[str], Device]"
+    has_gpu: Callable[[], bool]
+    make_device: "Callable[[DeviceName], Device]"
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
     attend_by_torch: Callable[[bool], None]
@@ -39,11 +41,11 @@ def import_libraries() -> Libraries:
     import_torch()
     from pagoda.kernels.selector import attend_by_torch
     from pagoda.models.loader import build_model
-    from pagoda.runtime.device import make_device
+    from pagoda.runtime.device import has_gpu, make_device
     from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
 
-    return Libraries(make_device, build_model, ModelRunner, attend_by_torch, largest_step)
+    return Libraries(has_gpu, make_device, build_model, ModelRunner, attend_by_torch, largest_step)
 
 
 def import_torch() -> None:

@@ -18,13 +18,8 @@ from pagoda.engine.constraint import (
     completion_constraint,
 )
 from pagoda.engine.interrupt import deferred_interrupt
-from pagoda.engine.media import MediaFiles, PlacedImage
-from pagoda.engine.offline_media import (
-    OfflineMedia,
-    attach,
-    message_media,
-    prompt_media,
-)
+from pagoda.engine.media import MediaFiles, Placed, attach_media, payloads
+from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
 from pagoda.engine.options import engine_config
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
 from pagoda.engine.progress import PromptDisplay, StartupDisplay
@@ -32,8 +27,8 @@ from pagoda.engine.requests import RequestLimits, fan_out, make_request
 from pagoda.engine.startup import start_engine
 from pagoda.engine.text_side import fetch_model, load_text_side
 from pagoda.engine.watchdog import Watchdog
-from pagoda.text.chat_template import ContentFormatName, load_chat_template
-from pagoda.text.images.video import frame_choice
+from pagoda.text.media.options import media_options
+from pagoda.text.template.chat import ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -47,7 +42,7 @@ Message = Mapping[str, Any]
 class _Tokenized(NamedTuple):
     text: str | None
     ids: list[int]
-    media: Sequence[PlacedImage] = ()
+    media: Sequence[Placed] = ()
 
 
 class LLM:
@@ -105,7 +100,8 @@ class LLM:
         """Complete each prompt; results in the order of the prompts.
 
         Pictures and videos come as vLLM takes them: {"prompt": text, "multi_modal_data": {"image":
-        a PIL image or several, "video": frames}}, with the model's own marks in the text.
+        a PIL image or several, "video": frames}}, with the model's own marks in the text. A file's
+        pathlib.Path stands for what is in it.
         `sampling_params`: one for all prompts, or one for each. `use_tqdm` shows a progress bar
         on a terminal. Raises RequestError (a ValueError) for a prompt or parameter that cannot
         be served, before anything runs.
@@ -128,7 +124,7 @@ class LLM:
         """Answer one conversation, or each of several.
 
         Messages may hold parts of type image_pil (a PIL image), image_url and video_url (data
-        URLs); `mm_processor_kwargs` as in the chat API.
+        URLs or pathlib.Path); `mm_processor_kwargs` as in the chat API.
         Outputs have `reasoning`, `content` and `tool_calls` beside `text`, the raw reply.
         `template`: chat_template (text or file), tools, add_generation_prompt (True),
         continue_final_message (False), chat_template_kwargs (further template variables).
@@ -136,12 +132,12 @@ class LLM:
         render = self._renderer(**template)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
-        choice = frame_choice({}, mm_processor_kwargs or {})
+        options = media_options({}, mm_processor_kwargs or {})
         tokenized = []
         for conversation in conversations:
             text = render(conversation)
-            data = message_media(conversation, choice)
-            placed = self._media.place(text, data, add_special_tokens=False)
+            given = message_media(conversation)
+            placed = self._media.place(text, given, options, add_special_tokens=False)
             tokenized.append(_Tokenized(text, *placed))
         use = ToolUse(template.get("tools") or ())
 
@@ -198,8 +194,8 @@ class LLM:
             text = prompt.get("prompt")
             given = prompt.get("prompt_token_ids", text)
             if given is not None:
-                choice = frame_choice({}, prompt.get("mm_processor_kwargs") or {})
-                return _Tokenized(text, *self._media.place(given, prompt_media(prompt, choice)))
+                options = media_options({}, prompt.get("mm_processor_kwargs") or {})
+                return _Tokenized(text, *self._media.place(given, prompt_media(prompt), options))
         elif _is_ids(prompt):
             return _Tokenized(None, list(prompt))
         raise RequestError(
@@ -239,7 +235,8 @@ class LLM:
                     constraint.grammar,
                 )
                 request.priority = rank
-                attach(request, prompt.media, files, Path(folder))
+                attach_media(request, prompt.media)
+                files.hold(request, Path(folder), payloads(prompt.media))
                 batch.add(prompt.text, request, fan_out(request, sampling.n))
             return self._drive(batch, show)
 

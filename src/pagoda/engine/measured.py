@@ -50,14 +50,14 @@ def fit_to_device(
     path = _path(spec, resolution, device)
     peak = _read(path)
     if peak is None:
-        scheduler, length = resolution.config.scheduler, resolution.config.model.max_model_len
+        scheduler = resolution.config.scheduler
         peak = device.peak_of(
             lambda: largest_step(
                 list(resolution.plan.groups),
                 device,
-                int(scheduler.max_num_batched_tokens),
-                int(scheduler.max_num_seqs),
-                int(length or 0),
+                scheduler.max_num_batched_tokens,
+                scheduler.max_num_seqs,
+                resolution.config.model.max_model_len,
             )
         )
         if peak is None:

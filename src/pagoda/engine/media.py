@@ -1,226 +1,192 @@
-"""Pictures on their way into prompts: in the model's size, and as files that the engine reads."""
+"""Media on their way into prompts: in the model's size, and as files that the engine reads."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pagoda.base.errors import CapacityError, CheckpointError, RequestError
+from pagoda.config.modality import Modality
 from pagoda.core.messages import AddRequest, MediaItem
-from pagoda.text.images.base import ImageProcessor, Pixels, ProcessedImage
-from pagoda.text.images.decode import decode_image
-from pagoda.text.images.film import Stills, open_film
-from pagoda.text.images.video import FrameChoice, ProcessedVideo, VideoProcessor
+from pagoda.text.media.base import Data, Medium, Options, Piece, Processor, Sizes, Values
+from pagoda.text.media.select import loader_of
 from pagoda.text.tokenizer import Tokenizer
 
 # Pictures come again with every turn of a conversation; one of a megapixel takes 3 MB.
 _CACHE_BYTES = 256 << 20
-# What vLLM assumes of frames that come one by one.
-_STILLS_PER_SECOND = 1.0
-
-
-VideoData = bytes | tuple[bytes, ...]
-"""A video's file, or those of stills."""
-ProcessedT = TypeVar("ProcessedT")
 
 
 class Marks(NamedTuple):
-    """Tokens that stand for a picture in a prompt."""
+    """Tokens that stand for a piece of a medium in a prompt."""
 
     token: int
-    """Once in the text; then as many as the picture has."""
+    """Once in the text; then as many as the piece has."""
     begin: tuple[int, ...] = ()
     """What comes in front of those."""
     end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class PlacedImage:
-    """A picture, and where its tokens begin in a prompt."""
+class Placed:
+    """A piece of a medium, and where its tokens begin in a prompt."""
 
-    image: ProcessedImage
+    piece: Piece
     start: int
 
 
-class Remembered(Generic[ProcessedT]):
-    """What was processed, by its file's contents; those used last stay. Thread-safe."""
+class Remembered:
+    """Media that were processed, by what they were made of; those used last stay. Thread-safe."""
 
     def __init__(self, room: int):
         self._room = room
-        self._known: OrderedDict[bytes, tuple[ProcessedT, int]] = OrderedDict()
+        self._known: OrderedDict[bytes, Medium] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: bytes) -> ProcessedT | None:
+    def get(self, key: bytes) -> Medium | None:
         with self._lock:
-            if key not in self._known:
-                return None
-            self._known.move_to_end(key)
-            return self._known[key][0]
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
 
-    def put(self, key: bytes, value: ProcessedT, nbytes: int) -> None:
+    def put(self, key: bytes, medium: Medium) -> None:
         with self._lock:
             if key in self._known:
                 return
-            self._known[key] = (value, nbytes)
-            self._room -= nbytes
+            self._known[key] = medium
+            self._room -= medium.nbytes
             while self._room < 0:
-                _, (_, oldest) = self._known.popitem(last=False)
-                self._room += oldest
+                _, oldest = self._known.popitem(last=False)
+                self._room += oldest.nbytes
 
 
-class ImageInput:
-    """Pictures for one model, each decoded once while it is remembered. Thread-safe."""
-
-    def __init__(
-        self, processor: ImageProcessor, tokenizer: Tokenizer, cache_bytes: int = _CACHE_BYTES
-    ):
-        """CheckpointError where the tokenizer has no token for pictures."""
-        self.marks = Marks(
-            _single(tokenizer, processor.token),
-            _marks(tokenizer, processor.begin),
-            _marks(tokenizer, processor.end),
-        )
-        self.known = Remembered[ProcessedImage](cache_bytes)
-        self._processor = processor
-
-    def process(self, data: bytes, max_tokens: int) -> ProcessedImage:
-        """Of an image file's bytes; RequestError where it is none, or too large."""
-        key = sha256(data).digest() + max_tokens.to_bytes(8, "little")
-        image = self.known.get(key)
-        if image is None:
-            image = self.decode(data, max_tokens)
-            self.known.put(key, image, image.pixels.nbytes)
-        return image
-
-    def decode(self, data: bytes, max_tokens: int) -> ProcessedImage:
-        """The same, and nothing is remembered."""
-        return self.process_pixels(decode_image(data), max_tokens)
-
-    def process_pixels(self, pixels: Pixels, max_tokens: int) -> ProcessedImage:
-        """Of [1, height, width, 3], which are not remembered."""
-        return self._processor.limited(max_tokens).process(pixels)
-
-
-class VideoInput:
-    """Videos for one model, likewise."""
+class MediaInput:
+    """Media of one kind for one model. Thread-safe."""
 
     def __init__(
-        self, processor: VideoProcessor, tokenizer: Tokenizer, cache_bytes: int = _CACHE_BYTES
+        self,
+        modality: Modality,
+        processor: Processor,
+        tokenizer: Tokenizer,
+        cache_bytes: int = _CACHE_BYTES,
     ):
         """CheckpointError where the tokenizer has no token for them."""
-        self.marks = Marks(_single(tokenizer, processor.token))
-        self.known = Remembered[ProcessedVideo](cache_bytes)
+
+        def ids(text: str) -> tuple[int, ...]:
+            return (_single(tokenizer, text, modality.words),) if text else ()
+
+        (token,) = ids(processor.token)
+        self.words = modality.words
+        self.marks = Marks(token, ids(processor.begin), ids(processor.end))
+        self.placeholder = processor.placeholder
+        self.known = Remembered(cache_bytes)
+        self.loader = loader_of(modality)
         self._processor = processor
 
-    def process(
-        self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
-    ) -> ProcessedVideo:
-        """RequestError for what is no video, or exceeds a bound."""
-        files = (data,) if isinstance(data, bytes) else data
-        hashes = [sha256(file).digest() for file in files]
-        given = (type(data), hashes, choice, max_tokens, max_frame_tokens)
-        key = sha256(repr(given).encode()).digest()
-        video = self.known.get(key)
-        if video is None:
-            video = self.decode(data, choice, max_tokens, max_frame_tokens)
-            self.known.put(key, video, video.nbytes)
-        return video
+    def decode(self, data: Data, options: Options, sizes: Sizes) -> Medium:
+        """Of a file's bytes; RequestError where it is none of this kind, or exceeds a bound."""
+        with self.loader.opened(data, options) as opened:
+            return self._processor.limited(sizes).process(opened)
 
-    def process_frames(
-        self,
-        frames: Pixels,
-        fps: float,
-        num_frames: int | None,
-        max_tokens: int,
-        max_frame_tokens: int,
-    ) -> ProcessedVideo:
-        """Of all `frames` or so many of them; nothing is remembered. RequestError for too many."""
-        processor = self._processor.limited(max_tokens, max_frame_tokens)
-        indices = list(range(len(frames)))
-        if num_frames is not None:
-            indices = processor.choose(len(frames), fps, FrameChoice(num_frames=num_frames))
-        _check_count(len(indices), processor)
-        return processor.process(iter(frames[indices][:, None]), indices, fps)
+    def take(self, given: Any, options: Options, sizes: Sizes) -> Medium:
+        """Of an object that a script has, a file's path, or a data URL, which is decoded once while
+        it is remembered."""
+        if isinstance(given, Path):
+            return self.decode(_read(given, self.loader.max_bytes), options, sizes)
+        if not isinstance(given, str):
+            opened = self.loader.given(given, options)
+            return self._processor.limited(sizes).process(opened)
+        key = media_key(given, options, sizes)
+        medium = self.known.get(key)
+        if medium is None:
+            medium = self.decode(self.loader.data(given), options, sizes)
+            self.known.put(key, medium)
+        return medium
 
-    def text(self, prompt: str, videos: Sequence[ProcessedVideo]) -> str:
-        """`prompt` with the times of the videos' frames, and one token for each of those.
+    def write(self, prompt: str, media: Sequence[Medium]) -> str:
+        """`prompt` with what takes the place of each medium's one token there.
 
-        RequestError unless it has one token for each video.
+        RequestError unless it has one token for each, where any is replaced by text.
         """
-        parts = prompt.split(self._processor.token)
-        if len(parts) - 1 != len(videos):
-            raise _miscounted(len(parts) - 1, len(videos), "videos")
-        texts = [*map(self._processor.text, videos), ""]
-        return "".join(part + text for part, text in zip(parts, texts, strict=True))
-
-    def decode(
-        self, data: VideoData, choice: FrameChoice, max_tokens: int, max_frame_tokens: int
-    ) -> ProcessedVideo:
-        """As `process`, and nothing is remembered."""
-        processor = self._processor.limited(max_tokens, max_frame_tokens)
-        if not isinstance(data, bytes):
-            stills = Stills(data[: choice.num_frames], choice.fps or _STILLS_PER_SECOND)
-            _check_count(stills.num_frames, processor)
-            indices = range(stills.num_frames)
-            return processor.process(stills.frames(indices), indices, stills.fps)
-        with open_film(data) as film:
-            chosen = processor.choose(film.num_frames, film.fps, choice)
-            return processor.process(film.frames(chosen), chosen, film.fps)
+        if all(medium.text is None for medium in media):
+            return prompt
+        token = self._processor.token
+        parts = prompt.split(token)
+        if len(parts) - 1 != len(media):
+            raise _miscounted(len(parts) - 1, len(media), self.words)
+        texts = [token if medium.text is None else medium.text for medium in media]
+        return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))
 
 
-def _check_count(num_frames: int, processor: VideoProcessor) -> None:
-    if num_frames > processor.max_frames:
-        raise RequestError(
-            f"A video has {num_frames} frames, and this model takes at most "
-            f"{processor.max_frames}; send fewer, or a video file of which it chooses."
-        )
+def media_key(given: str | bytes, options: Options, sizes: Sizes) -> bytes:
+    """Of a medium as it came: a known one is not even decoded from base64."""
+    data = given.encode() if isinstance(given, str) else given
+    form = (sorted(options.items()), sorted(sizes.items()))
+    return sha256(sha256(data).digest() + repr(form).encode()).digest()
 
 
-def _single(tokenizer: Tokenizer, text: str) -> int:
+def _read(path: Path, max_bytes: int) -> bytes:
+    """A byte more than a file may have tells the loader that it is too large."""
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise RequestError(f"{path} can't be read: {error.strerror}.", "prompts") from error
+
+
+def _single(tokenizer: Tokenizer, text: str, words: str) -> int:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
         raise CheckpointError(
-            f"The tokenizer has no token {text!r}, which stands for pictures in this model's "
+            f"The tokenizer has no token {text!r}, which stands for {words} in this model's "
             "prompts. It belongs to another model; fetch the files again."
         )
     return ids[0]
 
 
-def place_media(
-    ids: list[int], found: Mapping[Marks, Sequence[ProcessedImage]]
-) -> tuple[list[int], list[PlacedImage]]:
-    """A prompt in which each picture's one token has become as many as the picture has, between
-    what begins and ends one.
+Found = Mapping[MediaInput, Sequence[Medium]]
+"""Media of a prompt, each kind's in its order."""
+
+
+def write_media(prompt: str, found: Found) -> str:
+    """`MediaInput.write` of all kinds."""
+    for media_input, media in found.items():
+        prompt = media_input.write(prompt, media)
+    return prompt
+
+
+def place_media(ids: list[int], found: Found) -> tuple[list[int], list[Placed]]:
+    """A prompt in which each piece's one token has become as many as the piece has, between what
+    begins and ends one.
 
     RequestError unless there is one for each: who writes the token's text into a message must not
-    move pictures.
+    move media.
     """
-    for marks, images in found.items():
-        if ids.count(marks.token) != len(images):
-            raise _miscounted(ids.count(marks.token), len(images), "pictures")
-    left = {marks.token: (marks, iter(images)) for marks, images in found.items() if images}
+    if not found:
+        return ids, []
+    left: dict[int, tuple[Marks, Iterator[Piece]]] = {}
+    for media_input, media in found.items():
+        marks, pieces = media_input.marks, [piece for medium in media for piece in medium.pieces]
+        if ids.count(marks.token) != len(pieces):
+            raise _miscounted(ids.count(marks.token), len(pieces), media_input.words)
+        left[marks.token] = marks, iter(pieces)
     expanded: list[int] = []
-    placed: list[PlacedImage] = []
+    placed: list[Placed] = []
     for index in ids:
         if index not in left:
             expanded.append(index)
             continue
-        marks, images_left = left[index]
-        image = next(images_left)
+        marks, pieces_left = left[index]
+        piece = next(pieces_left)
         expanded += marks.begin
-        placed.append(PlacedImage(image, len(expanded)))
-        expanded += [index] * image.num_tokens
+        placed.append(Placed(piece, len(expanded)))
+        expanded += [index] * piece.num_tokens
         expanded += marks.end
     return expanded, placed
-
-
-def _marks(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    return (_single(tokenizer, text),) if text else ()
 
 
 def _miscounted(places: int, given: int, what: str) -> RequestError:
@@ -232,31 +198,43 @@ def _miscounted(places: int, given: int, what: str) -> RequestError:
     )
 
 
-def media_items(images: Sequence[PlacedImage]) -> list[MediaItem]:
-    """As the engine gets them; their payloads are `MediaFiles`' business."""
-    return [
-        MediaItem(
-            content_hash=placed.image.content_hash,
-            start=placed.start,
-            length=placed.image.num_tokens,
-            payload="",
-            grid=None if placed.image.in_a_row else placed.image.grid,
+def attach_media(request: AddRequest, placed: Sequence[Placed]) -> None:
+    """Give a request its media, whose payloads are `MediaFiles`' business; RequestError for one
+    whose prompt is cut."""
+    if placed and request.sampling.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "truncate_prompt_tokens would cut pictures; leave it out, or leave them out.",
+            "truncate_prompt_tokens",
         )
-        for placed in images
+    request.media = [
+        MediaItem(
+            content_hash=place.piece.content_hash,
+            start=place.start,
+            length=place.piece.num_tokens,
+            payload="",
+            grid=place.piece.grid,
+            encoder=place.piece.encoder,
+        )
+        for place in placed
     ]
 
 
-class MediaFiles:
-    """One file for each picture that running requests have, in a folder that ends with the engine.
+def payloads(placed: Iterable[Placed]) -> dict[str, Values]:
+    """What `MediaFiles` writes, by content hash."""
+    return {place.piece.content_hash: place.piece.values for place in placed}
 
-    A picture's file goes with the last request that has it.
+
+class MediaFiles:
+    """One file for each piece that running requests have, in a folder that ends with the engine.
+
+    A piece's file goes with the last request that has it.
     """
 
     def __init__(self) -> None:
         self._files: dict[str, list[Path]] = {}
         self._users: dict[Path, int] = {}
 
-    def hold(self, request: AddRequest, folder: Path, pixels: Mapping[str, Pixels]) -> None:
+    def hold(self, request: AddRequest, folder: Path, values: Mapping[str, Values]) -> None:
         """Write what is not there yet, and tell the request where it is."""
         for item in request.media:
             path = folder / f"{item.content_hash}.npy"
@@ -266,7 +244,7 @@ class MediaFiles:
             if self._users[path] > 1:
                 continue
             try:
-                np.save(path, pixels[item.content_hash], allow_pickle=False)
+                np.save(path, values[item.content_hash], allow_pickle=False)
             except BaseException as error:
                 self.release(request.req_id)
                 if isinstance(error, OSError):
@@ -278,7 +256,7 @@ class MediaFiles:
                 raise
 
     def release(self, req_id: str) -> None:
-        """A request has ended; those without pictures are fine."""
+        """A request has ended; those without media are fine."""
         for path in self._files.pop(req_id, ()):
             self._users[path] -= 1
             if not self._users[path]:

@@ -19,9 +19,10 @@ from pagoda.core.kvcache.spec import kv_groups
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
 from pagoda.engine.libraries import import_torch
-from pagoda.engine.model_files import checkpoint_of, dummy_in, spec_of
+from pagoda.engine.model_files import checkpoint_of, spec_of
 from pagoda.engine.process import leave
 from pagoda.engine.rank_link import (
+    RankDevice,
     RankDied,
     RankDone,
     RankEnd,
@@ -31,8 +32,9 @@ from pagoda.engine.rank_link import (
     RankUp,
 )
 from pagoda.engine.watchdog import Watchdog
+from pagoda.planner.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
-from pagoda.text.images.select import image_processor_for
+from pagoda.text.media.select import processors_for
 from pagoda.weights.files import open_model
 
 if TYPE_CHECKING:
@@ -85,7 +87,10 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     from pagoda.runtime.device import make_device
     from pagoda.runtime.rank_group import RankGroup
 
-    device = make_device(launch.config.device.device, launch.rank)
+    watchdog.beat(None)
+    chosen = end.receive()
+    assert isinstance(chosen, RankDevice)
+    device = make_device(chosen.name, launch.rank)
     facts = device.facts()
     end.send(RankUp(launch.rank, facts.total_memory, facts.free_memory))
     watchdog.beat(None)
@@ -135,10 +140,10 @@ def _make_runner(
 
     config = setup.config
     watchdog.beat("load weights")
-    device.set_threads(int(config.device.threads), packed=setup.packed)
+    device.set_threads(config.device.threads, packed=setup.packed)
     attend_by_torch(setup.attend_by_torch)
-    files = open_model(Path(launch.model_path), config.model.mmproj)
-    spec = spec_of(files, config.model)
+    files = open_model(Path(launch.model_path), launch.config.model.mmproj)
+    spec = spec_of(files, launch.config.model)
     model = build_model(
         spec,
         checkpoint_of(files, spec, config.model),
@@ -146,7 +151,7 @@ def _make_runner(
         device=device.place_of(setup.in_host),
         parallel=group.parallel,
         progress=lambda done, total: watchdog.beat("load weights"),
-        dummy=dummy_in(files, spec, config.model),
+        dummy=dummy_of(spec, files.config) if config.model.dummy else None,
         packed=setup.packed,
     )
     watchdog.beat("reserve KV cache")
@@ -157,11 +162,11 @@ def _make_runner(
         kv_groups(own, config.cache.block_size, config.cache.kv_cache_dtype),
         num_slabs=setup.num_slabs,
         device=device,
-        max_num_reqs=int(config.scheduler.max_num_seqs),
-        max_num_batched_tokens=int(config.scheduler.max_num_batched_tokens),
-        max_model_len=int(config.model.max_model_len or 0),
+        max_num_reqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=config.model.max_model_len,
         seed=config.model.seed,
-        images=None if spec.vision is None else image_processor_for(files),
+        processors=processors_for(files),
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
         group=group,

@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from pagoda.base.facts import DeviceName
 from pagoda.config.engine import EngineConfig
+from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCall, RankCapture, RankStep
 from pagoda.engine.transport import receiver, sender
+from pagoda.planner.resolved import ResolvedConfig
 
 # A last message (RankDied) may take so long to leave before the process does.
 _LINGER_MS = 500
@@ -30,11 +33,16 @@ class RankLaunch(msgspec.Struct):
     log_format: str = "text"
 
 
+class RankDevice(msgspec.Struct, tag=True):
+    """Where all ranks run."""
+
+    name: DeviceName
+
+
 class RankSetup(msgspec.Struct, tag=True):
     """What rank 0 planned for all."""
 
-    config: EngineConfig
-    """Without any "auto"."""
+    config: ResolvedConfig
     num_slabs: int
     packed: bool
     attend_by_torch: bool = False
@@ -75,11 +83,11 @@ class RankDied(msgspec.Struct, tag=True):
     """It ended because another rank did not answer."""
 
 
-ToRank = RankSetup | RankStep | RankCapture | RankCall
+ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankCall
 FromRank = RankUp | RankReady | RankDone | RankDied
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=pack_column)
+_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=unpack_column)
 _FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,13 +22,14 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
 from pagoda.base.machine import oom_kills
 from pagoda.config.engine import EngineConfig
-from pagoda.core.plan import StepPlan, StepResult
+from pagoda.core.plan import StepPlan
 from pagoda.core.ranks import RankCall
 from pagoda.engine.child import exit_cause, private_folder
 from pagoda.engine.core import describe
-from pagoda.engine.executor import Awaited, LocalExecutor, Runner
+from pagoda.engine.executor import LocalExecutor, Runner, StartedStep
 from pagoda.engine.rank_link import (
     LeaderEnd,
+    RankDevice,
     RankDied,
     RankDone,
     RankLaunch,
@@ -108,6 +108,7 @@ class Ranks:
     ) -> tuple[EngineConfig, DeviceFacts]:
         """What each rank may count on, of rank 0's facts: ranks on a CPU share it, and each GPU
         rank has its own of `num_devices`. ConfigError where they are too few."""
+        self._link.send(RankDevice(facts.device))
         if facts.device == "cpu":
             log.warning(
                 "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
@@ -255,20 +256,21 @@ class Ranks:
 
 class RanksExecutor(LocalExecutor):
     """The runner of rank 0 in this process, which the other ranks follow. A step that fails ends
-    them all and raises, now or from its future: they no longer are at the same place."""
+    them all and raises, now or once it is waited for: they no longer are at the same place."""
 
     def __init__(self, runner: Runner, ranks: Ranks, *, runs_ahead: bool):
         super().__init__(runner)
         self._ranks = ranks
         self.steps_in_flight = 2 if runs_ahead else 1
 
-    def execute(self, plan: StepPlan) -> Future[StepResult]:
+    def execute(self, plan: StepPlan) -> StartedStep:
         with self._ranks.in_step():
             if self.steps_in_flight > 1:
-                return Awaited(partial(self._ranks.together, self._there().launch(plan)))
-            future = super().execute(plan)
-            future.result()
-        return future
+                return StartedStep(partial(self._ranks.together, self.runner.launch(plan)))
+            step = super().execute(plan)
+            if step.error is not None:
+                raise step.error
+        return step
 
     def sleep(self) -> None:
         self._ranks.call(RankCall("sleep"), super().sleep)

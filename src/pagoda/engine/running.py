@@ -9,7 +9,7 @@ from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.engine.inbox import Inbox
 from pagoda.engine.media import MediaFiles
 from pagoda.engine.queue_limit import QueueLimit
-from pagoda.text.images.base import Pixels
+from pagoda.text.media.base import Values
 
 log = get_logger(__name__)
 
@@ -35,13 +35,13 @@ class RunningRequests:
         return req_id in self._inboxes
 
     def add(
-        self, requests: Sequence[AddRequest], pixels: Mapping[str, Pixels], folder: Path
+        self, requests: Sequence[AddRequest], media: Mapping[str, Values], folder: Path
     ) -> Inbox:
         """Keep requests, and write their pictures to `folder`. OSError where that fails; `forget`
         them then."""
         inbox = Inbox()
         for request in requests:
-            self.media.hold(request, folder, pixels)
+            self.media.hold(request, folder, media)
         for request in requests:
             self._inboxes[request.req_id] = inbox
             self._unheard[request.req_id] = request

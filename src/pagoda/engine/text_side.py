@@ -1,7 +1,7 @@
 """What a model needs outside the engine: tokenizer, template, parser, sampling defaults."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -9,30 +9,26 @@ from typing import Any, cast
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
+from pagoda.config.modality import MODALITIES
+from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
-from pagoda.engine.media import ImageInput, VideoInput
-from pagoda.text.chat_template import ChatTemplate, ContentFormatName, load_chat_template
-from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.engine.media import MediaInput
+from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.template.chat import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.hub.progress import terminal_progress
 from pagoda.weights.jsonfile import read_json
-from pagoda.weights.progress import terminal_progress
 from pagoda.weights.source import resolve_model
 
 log = get_logger(__name__)
 
 # generation_config.json: its name -> ours.
 _SAMPLING_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
+    **{number.name: number.name for number in NUMBERS},
     "max_new_tokens": "max_tokens",
     "max_tokens": "max_tokens",
 }
@@ -48,9 +44,8 @@ class TextSide:
     parser: ParserFamily
     defaults: dict[str, Any]
     """Sampling defaults, by SamplingParams' names."""
-    images: ImageInput | None = None
-    """None where the model reads text only."""
-    videos: VideoInput | None = None
+    media: dict[str, MediaInput] = field(default_factory=dict)
+    """By kind; empty where the model reads text only."""
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
@@ -91,17 +86,16 @@ def load_text_side(config: ModelConfig) -> TextSide:
     path = resolve_model(config.model, download_dir=config.download_dir)
     files = open_model(path, config.mmproj)
     tokenizer = tokenizer_of(config, files)
-    processor = image_processor_for(files)
-    images = None if processor is None else ImageInput(processor, tokenizer)
-    film = video_processor_for(files)
-    videos = None if film is None else VideoInput(film, tokenizer)
+    media = {
+        kind: MediaInput(MODALITIES[kind], processor, tokenizer)
+        for kind, processor in processors_for(files).items()
+    }
     template = load_chat_template(
         _tokenizer_files(config, files),
         tokenizer,
         override=config.chat_template,
         content_format=cast(ContentFormatName, config.chat_template_content_format),
-        image_placeholder=None if processor is None else processor.placeholder,
-        video_placeholder=None if film is None else film.placeholder,
+        placeholders={kind: found.placeholder for kind, found in media.items()},
         variables=config.default_chat_template_kwargs,
     )
     parser = parser_for(
@@ -111,7 +105,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
     )
     log.info("Thought and tool calls are parsed as: %s.", parser.name)
     defaults = sampling_defaults(config, files)
-    return TextSide(files, tokenizer, template, parser, defaults, images, videos)
+    return TextSide(files, tokenizer, template, parser, defaults, media)
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:

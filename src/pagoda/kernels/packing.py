@@ -7,8 +7,8 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu import experts, packed
-from pagoda.kernels.triton.layouts import kept_here
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.products.layouts import kept_here
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 
 Tensor = torch.Tensor
 
@@ -66,9 +66,9 @@ def packed_matmul(
 ) -> Tensor:
     """x [tokens, columns] times all matrices' rows, side by side, plus bias [rows]; summed in
     fp32, returned in x's dtype or `out_dtype`. What it computes: on a CPU `ref.packed`, on a GPU
-    `kernels.triton.gemm`."""
+    `kernels.triton.products.gemm`."""
     if on_gpu(matrices[0]):
-        from pagoda.kernels.triton import gemm
+        from pagoda.kernels.triton.products import gemm
 
         return gemm.matmul(x, matrices, bias, out_dtype)
     return packed.matmul(x, matrices, bias, out_dtype)
@@ -77,7 +77,7 @@ def packed_matmul(
 def packed_rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
     """Decoded rows of a packed matrix by int64 index [tokens]: [tokens, columns]."""
     if on_gpu(matrix):
-        from pagoda.kernels.triton import gemm
+        from pagoda.kernels.triton.products import gemm
 
         return gemm.rows(index, matrix, dtype)
     return packed.rows(index, matrix, dtype)

@@ -8,13 +8,23 @@ import torch
 
 from pagoda.base.log import get_logger
 from pagoda.kernels import cpu
+from pagoda.kernels.protocol import Ops
+from pagoda.kernels.ref import ops as reference
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
 
 log = get_logger(__name__)
 
+_REFERENCE: Ops = reference
 _attention_by_torch = False
+
+
+def form(x: torch.Tensor) -> Ops:
+    """The fastest ops on activations like `x`."""
+    if x.is_cpu:
+        return (cpu.native_ops() if x.dtype == torch.float32 else None) or _REFERENCE
+    return _gpu_ops(x.device, x.dtype) or _REFERENCE
 
 
 def native(x: torch.Tensor) -> "CpuOps | Any | None":
@@ -37,7 +47,7 @@ def attend_by_torch(chosen: bool) -> None:
 
 
 @cache
-def _gpu_ops(device: torch.device, dtype: torch.dtype) -> Any | None:
+def _gpu_ops(device: torch.device, dtype: torch.dtype) -> Ops | None:
     if device.type != "cuda":
         return None
     if find_spec("triton") is None:

@@ -113,7 +113,8 @@ class DeltaNet(nn.Module):
             tiled=self.spec.tiled,
         )
         normed = ops.gated_rms_norm(out, gate, self.norm.weight, self._eps)
-        return self.output(normed)
+        result: torch.Tensor = self.output(normed)
+        return result
 
 
 def _shard(heads: int, part: slice, size: int) -> Shard:

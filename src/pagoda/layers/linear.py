@@ -23,7 +23,8 @@ class Shard:
 
     @property
     def local_rows(self) -> int:
-        return self.part.stop - self.part.start
+        out: int = self.part.stop - self.part.start
+        return out
 
 
 class Linear(WeightedLayer):

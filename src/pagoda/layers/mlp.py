@@ -22,7 +22,8 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        return self.down(ops.activate_and_mul(self.gate_up(x), self.activation))
+        out: torch.Tensor = self.down(ops.activate_and_mul(self.gate_up(x), self.activation))
+        return out
 
 
 class Mlp(nn.Module):
@@ -38,4 +39,5 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        return self.down(ops.activate(self.up(x), self.activation))
+        out: torch.Tensor = self.down(ops.activate(self.up(x), self.activation))
+        return out

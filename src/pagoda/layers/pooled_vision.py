@@ -105,7 +105,8 @@ class PooledBlock(nn.Module):
         attended = ops.encoder_attention(q, k, v, picture, scale=1.0)
         x = x + self.attention_result_norm(self.output(attended.flatten(1)))
         inner = ops.activate_and_mul(self.gate_up(self.mlp_norm(x)), self.activation)
-        return x + self.result_norm(self.down(inner))
+        out: torch.Tensor = x + self.result_norm(self.down(inner))
+        return out
 
 
 class PooledVisionTower(nn.Module):
@@ -146,13 +147,14 @@ class PooledVisionTower(nn.Module):
         tokens = self._pooled(x, num_rows, num_columns)
         ones = torch.ones(self.spec.hidden_size, device=device)
         normed = ops.rms_norm(tokens.to(dtype), ones, self.spec.norm_eps)
-        return self.projection(normed)[None]
+        embeddings: torch.Tensor = self.projection(normed)
+        return embeddings[None]
 
     def _pooled(self, x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """fp32 [tokens, hidden]; in fp16 the factor could overflow."""
         merge, hidden = self.spec.merge, self.spec.hidden_size
         squares = x.float().view(rows // merge, merge, columns // merge, merge, hidden)
-        tokens = squares.mean((1, 3)).flatten(0, 1) * hidden**0.5
+        tokens: torch.Tensor = squares.mean((1, 3)).flatten(0, 1) * hidden**0.5
         if self.spec.standardized:
             tokens = (tokens - self.token_mean.weight) * self.token_scale.weight
         return tokens

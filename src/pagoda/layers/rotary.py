@@ -109,8 +109,10 @@ class RotaryTables:
         return self._scales[spec]
 
     def reserve(self, length: int) -> None:
-        for table in (*self.tables.values(), *self._scales.values()):
+        for table in self.tables.values():
             table.reserve(length)
+        for scales in self._scales.values():
+            scales.reserve(length)
 
 
 def _vector(values: tuple[float, ...]) -> torch.Tensor | None:

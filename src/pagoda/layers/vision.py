@@ -106,7 +106,8 @@ class VisionBlock(nn.Module):
         """Of what is attended and x, side by side."""
         attended, x = both.tensor_split(2, dim=1)
         x = x + self.output(attended.contiguous())
-        return x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))
+        out: torch.Tensor = x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))
+        return out
 
 
 class PatchMerger(nn.Module):
@@ -136,7 +137,8 @@ class PatchMerger(nn.Module):
             x = self.norm(x)
         else:
             x = self.norm(x.reshape(-1, self.hidden_size)).reshape(-1, self.width)
-        return self.down(ops.activate(self.up(x), "gelu"))
+        out: torch.Tensor = self.down(ops.activate(self.up(x), "gelu"))
+        return out
 
 
 class VisionTower(nn.Module):
@@ -169,9 +171,11 @@ class VisionTower(nn.Module):
         frames = torch.arange(0, (grid[0] + 1) * size, size, dtype=torch.int32, device=device)
         deeper = []
         for index, block in enumerate(self.blocks):
+            assert isinstance(block, VisionBlock)
             x = yield from block.slices(x, rotation, frames, unit)
             if index in self.spec.deepstack:
                 merger = self.deepstack[self.spec.deepstack.index(index)]
+                assert isinstance(merger, PatchMerger)
                 deeper.append((yield from merger.slices(x, unit)))
         merged = yield from self.merger.slices(x, unit)
         return torch.stack([merged, *deeper])

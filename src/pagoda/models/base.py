@@ -1,6 +1,6 @@
 """What models offer to the runner."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -13,6 +13,14 @@ from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import RMSNorm
+from pagoda.layers.vision import Grid, Slices
+
+Encode = Callable[[torch.Tensor, Grid], Slices]
+"""fp32 [patches, values] of `grid` (frames, rows and columns of patches) -> [1 + layers, tokens,
+hidden_size]: the embeddings of a medium's tokens, and what `ForwardBatch.layer_embeds` adds to
+them."""
+Encoders = Mapping[str, Encode]
+"""By kind of medium."""
 
 
 class DecoderLayer(nn.Module):
@@ -50,14 +58,10 @@ class Model(nn.Module):
         [texts, labels]."""
         raise NotImplementedError
 
-    def image_slices(
-        self, patches: torch.Tensor, grid: tuple[int, int, int]
-    ) -> Generator[None, None, torch.Tensor]:
-        """Of a model that sees: fp32 [patches, values] of a picture of `grid` (frames, rows and
-        columns of patches) -> [1 + layers, tokens, hidden_size]: the embeddings of its tokens,
-        and what `ForwardBatch.layer_embeds` adds to them. Other work may be done between slices;
-        the last one returns them."""
-        raise NotImplementedError
+    @property
+    def encoders(self) -> Encoders:
+        """Of the kinds of media that it takes, on the rank that encodes them."""
+        return {}
 
     def reserve(self, max_model_len: int) -> None:
         """Make all that grows with the context now, so that its address stays the same."""
@@ -96,6 +100,7 @@ class CausalLM(Model):
             hidden_states, residual = layer(hidden_states, residual, batch)
             if index < len(batch.layer_embeds):
                 residual = residual + batch.layer_embeds[index]
+        assert residual is not None
         return self.norm.add(hidden_states, residual)[0]
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:
@@ -117,7 +122,8 @@ class CausalLM(Model):
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         if self.spec.pooling.answers is None:
-            return self.score(pooled)
+            out: torch.Tensor = self.score(pooled)
+            return out
         yes, no = self.spec.pooling.answers
         logits = self.compute_logits(pooled)
         scores = logits[:, yes] if no is None else logits[:, yes] - logits[:, no]

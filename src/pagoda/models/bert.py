@@ -28,7 +28,8 @@ class BertLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         x = self.attention_norm(self.attention(x, batch), x)
-        return self.mlp_norm(self.mlp(x), x)
+        out: torch.Tensor = self.mlp_norm(self.mlp(x), x)
+        return out
 
 
 class Bert(Model):
@@ -51,11 +52,14 @@ class Bert(Model):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the last layer."""
         assert batch.token_types is not None
-        x = self.embed(batch.token_ids) + self.positions(batch.positions + self.offset)
+        x: torch.Tensor = self.embed(batch.token_ids) + self.positions(
+            batch.positions + self.offset
+        )
         x = self.embed_norm(x + self.types(batch.token_types.clamp(max=self.last_type)))
         for layer in self.layers:
             x = layer(x, batch)
         return x
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
-        return self.classifier(torch.tanh(self.dense(pooled)))
+        out: torch.Tensor = self.classifier(torch.tanh(self.dense(pooled)))
+        return out

@@ -68,7 +68,7 @@ class DummyCheckpoint:
         if in_blocks:
             nbytes = FORMATS[info.type].nbytes
             start, stop, _ = (columns or slice(None)).indices(shape[-1])
-            return values[:, nbytes(start) : nbytes(stop)]
+            return values[:, nbytes(start) : nbytes(stop)].view(np.uint8)
         values = values[:, columns or slice(None)]
         # In place: a large model's token table has gigabytes.
         values -= np.float32(0.5)

@@ -13,8 +13,7 @@ from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
 from pagoda.layers.pooled_vision import PooledVisionTower
-from pagoda.layers.vision import Grid, Slices
-from pagoda.models.base import CausalLM, DecoderLayer
+from pagoda.models.base import CausalLM, DecoderLayer, Encoders
 
 
 class Scalar(Vector):
@@ -87,8 +86,9 @@ class Gemma4(CausalLM):
         if spec.vision is not None and context.parallel.sees:
             self.vision = PooledVisionTower(context.whole, spec.vision, spec.hidden_size)
 
-    def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
-        return self.vision.slices(patches, grid)
+    @property
+    def encoders(self) -> Encoders:
+        return {} if self.spec.vision is None else {"image": self.vision.slices}
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""

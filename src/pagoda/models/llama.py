@@ -30,7 +30,8 @@ class LlamaLayer(DecoderLayer):
         self.attention = Attention(context, layer.mixer, spec.hidden_size, spec.norm_eps, index)
 
     def mix(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        return self.attention(hidden_states, batch)
+        out: torch.Tensor = self.attention(hidden_states, batch)
+        return out
 
     def forward(
         self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch

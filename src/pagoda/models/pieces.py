@@ -6,6 +6,7 @@ from itertools import accumulate
 from math import prod
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
 from pagoda.kernels import ops
@@ -37,12 +38,12 @@ class Piece:
         """
         if self.expert is not None and len(self.shape) == 2:  # one of a stack of vectors
             span = slice(self.expert, self.expert + 1)
-            vector = torch.from_dlpack(checkpoint.read(info.name, span))
+            vector = from_dlpack(checkpoint.read(info.name, span))
             return _chosen(vector.reshape(self.shape[1], -1), self.rows)
         is_vector = len(info.shape) == 1
         together = None if is_vector else self._together(target)
         columns = None if is_vector else target.columns
-        raw = torch.from_dlpack(checkpoint.read(info.name, self._span(together, info), columns))
+        raw = from_dlpack(checkpoint.read(info.name, self._span(together, info), columns))
         raw = raw.reshape(self.shape[0], -1) if is_vector else self._flat(raw, info)
         if together is None:
             raw = _chosen(raw, self.rows)[target.rows or slice(None)]
@@ -136,7 +137,8 @@ def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
     if piece is None:
         return rows
     blocks = rows.unflatten(0, (-1, piece.period))
-    return blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+    out: torch.Tensor = blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
+    return out
 
 
 def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -144,4 +146,5 @@ def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
     The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    out: torch.Tensor = rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    return out

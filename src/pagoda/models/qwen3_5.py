@@ -25,7 +25,8 @@ class Qwen35Layer(LlamaLayer):
 
     def mix(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         mixer = self.delta_net if self.is_delta_net else self.attention
-        return mixer(hidden_states, batch)
+        out: torch.Tensor = mixer(hidden_states, batch)
+        return out
 
 
 class Qwen35ForCausalLM(CausalLM):

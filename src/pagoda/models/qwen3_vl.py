@@ -1,12 +1,10 @@
 """Qwen3-VL (arXiv 2511.21631): Qwen3's layers, with or without experts, behind a vision
 transformer."""
 
-import torch
-
 from pagoda.arch.spec import ModelSpec
 from pagoda.layers.context import LayerContext
-from pagoda.layers.vision import Grid, Slices, VisionTower
-from pagoda.models.base import CausalLM
+from pagoda.layers.vision import VisionTower
+from pagoda.models.base import CausalLM, Encoders
 from pagoda.models.llama import LlamaLayer
 
 
@@ -19,5 +17,6 @@ class Qwen3VL(CausalLM):
         if context.parallel.sees:
             self.vision = VisionTower(context.whole, spec.vision, spec.hidden_size)
 
-    def image_slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
-        return self.vision.slices(patches, grid)
+    @property
+    def encoders(self) -> Encoders:
+        return {"image": self.vision.slices}

@@ -33,9 +33,9 @@ def resolve_offload(
     plan: MemoryPlan,
     facts: DeviceFacts,
     reasons: list[Reason],
-) -> tuple[EngineConfig, MemoryPlan]:
+) -> tuple[float, MemoryPlan]:
     """`plan`, whose weights are all on the device, with those in the host's memory that flags put
-    there; or, without such flags, those that must be there; and `config` with how many.
+    there; or, without such flags, those that must be there, and how many GiB these are.
 
     ConfigError for flags that contradict each other, CapacityError where the host's memory does not
     suffice for them. Where nothing fits, the plan is returned as it is.
@@ -45,25 +45,24 @@ def resolve_offload(
         for name in given:
             value = getattr(config.device, name)
             reasons.append(Reason(name, value, "without effect: the model runs on the CPU"))
-        return config, plan
+        return 0.0, plan
     search = _Search(config, spec, held, plan, facts)
     if given:
         chosen = search.asked(config.device, given)
         search.check_host(chosen, given[0])
         why = f"{_words(chosen, spec)} in the host's memory"
         reasons.append(Reason(given[0], getattr(config.device, given[0]), why))
-        return config, search.plan_with(chosen)
+        return 0.0, search.plan_with(chosen)
     if search.fits(plan, search.least_context, 0):
-        return config, plan
+        return 0.0, plan
     found = search.smallest()
     if found is None:
-        return config, plan
+        return 0.0, plan
     # Rounded up, so that the flag gives the same.
     gib = -(-100 * found.nbytes // _GIB) / 100
     why = f"{_words(found, spec)} in the host's memory, for the device's is too small for all"
     reasons.append(Reason("cpu_offload_gb", gib, why))
-    device = replace(config.device, cpu_offload_gb=gib)
-    return replace(config, device=device), search.plan_with(found)
+    return gib, search.plan_with(found)
 
 
 class _Search:

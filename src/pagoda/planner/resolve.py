@@ -3,16 +3,16 @@
 Nothing else in Pagoda decides a default that depends on the model or the machine.
 """
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.base.facts import DeviceFacts
+from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
-from pagoda.config.engine import EngineConfig
+from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.planner import memory
 from pagoda.planner.attention import choose_attention
@@ -21,21 +21,34 @@ from pagoda.planner.memory import MemoryPlan
 from pagoda.planner.offload import resolve_offload
 from pagoda.planner.parallel import rank_spec
 from pagoda.planner.parameters import parameter_count
+from pagoda.planner.pool import check_chosen_pool, pool_limit, with_pool
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
+from pagoda.planner.resolved import (
+    CacheDType,
+    DType,
+    ResolvedCache,
+    ResolvedConfig,
+    ResolvedDevice,
+    ResolvedMedia,
+    ResolvedModel,
+    ResolvedScheduler,
+)
 from pagoda.planner.storage import quantization_reason
 from pagoda.planner.vision import encoder_bytes, resolve_media
 from pagoda.planner.weights import HeldWeight, held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
-_DTYPES = {"half": "float16", "float": "float32"}
+_DTYPES: dict[str, DType] = {
+    "half": "float16", "float16": "float16", "bfloat16": "bfloat16",
+    "float": "float32", "float32": "float32",
+}  # fmt: skip
 _ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
-_KV_DTYPES = {"int8_per_token_head": "int8", "fp8": "int8", "fp8_e4m3": "int8"}
-# On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
-# more than this, and less where less is free.
-_CPU_POOL_CAP = 4 << 30
-CPU_RESERVE = 512 << 20
+_KV_DTYPES: dict[str, CacheDType] = {
+    "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "int8": "int8",
+    "int8_per_token_head": "int8", "fp8": "int8", "fp8_e4m3": "int8",
+}  # fmt: skip
 # Beside a long prompt the slowest steps of running replies are to stay within three times their
 # own. Single steps miss their prediction by up to a third, those of the p99 by a fifth.
 _STEP_BOUND = "2.2x"
@@ -43,8 +56,7 @@ _STEP_BOUND = "2.2x"
 
 @dataclass(frozen=True)
 class Resolution:
-    config: EngineConfig
-    """Without any "auto"."""
+    config: ResolvedConfig
     plan: MemoryPlan
     reasons: list[Reason]
     packed: bool = False
@@ -76,31 +88,51 @@ def resolve(
         tensors = quantized_tensors(spec, tensors, config.model.quantization)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
-    config = _resolve_types(config, spec, storage, facts, reasons)
-    published = quantization_reason(spec, tensors, facts.packed_storages, config.model.dtype)
+    dtype, kv_dtype = _resolve_types(config, spec, storage, facts, reasons)
+    device = _resolve_device(config, facts, reasons)
+    config = replace(config, device=replace(config.device, device=device.device))
+    published = quantization_reason(spec, tensors, facts.packed_storages, dtype)
     if published is not None:
         reasons.append(published)
-    attention = choose_attention(
-        spec, config.device.attention_backend, config.model.dtype, facts, reasons
-    )
+    attention = choose_attention(spec, config.device.attention_backend, dtype, facts, reasons)
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
-    config = resolve_media(_resolve_scheduler(config, facts, reasons), spec, reasons)
-    held = _held(config, spec, tensors, facts)
-    plan = _empty_plan(config, spec, held, facts)
-    if facts.device != "cpu" and spec.encoder is None and _captures(config, attention):
-        reqs, ranks = int(config.scheduler.max_num_seqs), config.parallel.tensor_parallel_size
-        own, dtype = rank_spec(spec, ranks), config.model.dtype
-        plan = replace(plan, captured=memory.captured_bytes(own, dtype, reqs, ranks))
-    config, plan = resolve_offload(config, spec, held, plan, facts, reasons)
-    limit = _pool_limit(config, plan, facts)
-    if not plan.groups:
-        return Resolution(config, plan, reasons, packed, limit, attention)
-    config = _resolve_length(config, spec, plan, limit, reasons)
-    plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
-    plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
-    _check_chosen_pool(config, plan, facts)
-    return Resolution(config, plan, reasons, packed, limit, attention)
+    scheduler = _resolve_scheduler(config.scheduler, facts, reasons)
+    length, cache = config.model.max_model_len, config.cache
+    chosen = ResolvedConfig(
+        ResolvedModel(
+            dtype,
+            config.model.quantization,
+            config.model.load_format == "dummy",
+            length if isinstance(length, int) else spec.max_position,
+            config.model.seed,
+        ),
+        ResolvedCache(
+            cache.block_size,
+            kv_dtype,
+            cache.enable_prefix_caching,
+            cache.kv_disk,
+            cache.kv_disk_size,
+        ),
+        scheduler,
+        config.parallel,
+        device,
+        _resolve_media(config, spec, scheduler, reasons),
+    )
+    held = _held(chosen, spec, tensors, facts)
+    plan = _empty_plan(chosen, spec, held, facts)
+    if not on_cpu and spec.encoder is None and _captures(chosen, attention):
+        reqs, ranks = scheduler.max_num_seqs, config.parallel.tensor_parallel_size
+        plan = replace(
+            plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, reqs, ranks)
+        )
+    gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
+    chosen = replace(chosen, device=replace(device, offload_gib=gib))
+    limit = pool_limit(config, plan, facts)
+    if plan.groups:
+        chosen, plan = with_pool(config, chosen, spec, plan, limit, reasons)
+        check_chosen_pool(config, plan, facts)
+    return Resolution(chosen, plan, reasons, packed, limit, attention)
 
 
 def refit(
@@ -120,14 +152,22 @@ def refit(
             f"({format_bytes(activations + plan.captured)}) and the KV cache. Free memory on the "
             "device, or lower --max-num-seqs and --max-num-batched-tokens."
         )
-    model = replace(made.config.model, max_model_len=asked.model.max_model_len)
-    config = _resolve_length(replace(made.config, model=model), spec, plan, limit, reasons)
-    plan = replace(plan, max_model_len=int(config.model.max_model_len or 0))
-    plan = replace(plan, num_slabs=_num_slabs(config, plan, limit, reasons))
+    config, plan = with_pool(asked, made.config, spec, plan, limit, reasons)
     return replace(made, config=config, plan=plan, reasons=reasons, pool_limit=limit)
 
 
-def _captures(config: EngineConfig, attention: str) -> bool:
+def device_name(asked: str, has_gpu: Callable[[], bool]) -> DeviceName:
+    """`auto` is the GPU where there is one that can be used; else that is not asked. ConfigError
+    for an unknown name."""
+    match asked:
+        case "auto":
+            return "cuda" if has_gpu() else "cpu"
+        case "cpu" | "cuda":
+            return asked
+    raise ConfigError(f"Device {asked!r} is not known; choose auto, cpu or cuda.")
+
+
+def _captures(config: ResolvedConfig, attention: str) -> bool:
     """Torch's attention asks the device for lengths, which no captured step can."""
     return not config.device.enforce_eager and attention != "torch"
 
@@ -167,21 +207,25 @@ def _resolve_types(
     storage: str,
     facts: DeviceFacts,
     reasons: list[Reason],
-) -> EngineConfig:
-    dtype = _DTYPES.get(config.model.dtype, config.model.dtype)
-    cached = dtype
-    if dtype == "auto" and facts.packed_storages and facts.device == "cpu":
+) -> tuple[DType, CacheDType]:
+    """Of the activations and of cached keys and values."""
+    asked, asked_kv = config.model.dtype, config.cache.kv_cache_dtype
+    dtype: DType
+    cached: DType
+    if asked != "auto":
+        dtype = cached = _DTYPES[asked]
+    elif facts.packed_storages and facts.device == "cpu":
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
         kept = _kept(config, storage, facts)
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
-    elif dtype == "auto" and spec.encoder is not None and storage == "F32":
+    elif spec.encoder is not None and storage == "F32":
         dtype = cached = "float32" if facts.device == "cpu" else "float16"
         reasons.append(Reason("dtype", dtype, DTYPE_REASON))
-    elif dtype == "auto":
+    else:
         dtype = "float16" if storage == "F16" else "bfloat16"
         if storage in PUBLISHED and spec.dtype == "float16":
-            dtype = spec.dtype
+            dtype = "float16"
         expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
         if held_as(storage, 0, facts.packed_storages) in facts.packed_storages or (
             config.model.quantization != "none"
@@ -192,21 +236,16 @@ def _resolve_types(
             dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
-    kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
-    if config.cache.kv_cache_dtype.startswith("fp8"):
-        why = "in place of fp8: as many bits, and closer with its scale per token and head"
-        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
-    if kv_dtype == "auto":
-        kv_dtype = cached
+    if asked_kv == "auto":
         why = "as the activations" if cached == dtype else "half the bytes of float32"
         if spec.encoder is None:
-            reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
-    return replace(
-        config,
-        model=replace(config.model, dtype=dtype),
-        cache=replace(config.cache, kv_cache_dtype=kv_dtype),
-        device=_resolve_device(config, facts, reasons),
-    )
+            reasons.append(Reason("kv_cache_dtype", cached, why))
+        return dtype, cached
+    kv_dtype = _KV_DTYPES[asked_kv]
+    if asked_kv.startswith("fp8"):
+        why = "in place of fp8: as many bits, and closer with its scale per token and head"
+        reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
+    return dtype, kv_dtype
 
 
 def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:
@@ -217,49 +256,71 @@ def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:
     return f"stay {held}" if held == storage else f"become {held}, for which there are kernels"
 
 
-def _resolve_device(config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]) -> Any:
+def _resolve_device(
+    config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]
+) -> ResolvedDevice:
     threads = config.device.threads
-    if threads == "auto":
+    if not isinstance(threads, int):
         threads = facts.num_threads
         reasons.append(Reason("threads", threads, "affinity and container quota"))
-    return replace(config.device, device=facts.device, threads=threads)
+    return ResolvedDevice(facts.device, threads, config.device.enforce_eager, offload_gib=0.0)
 
 
 def _resolve_scheduler(
-    config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]
-) -> EngineConfig:
+    asked: SchedulerConfig, facts: DeviceFacts, reasons: list[Reason]
+) -> ResolvedScheduler:
     on_cpu = facts.device == "cpu"
-    reqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-    if reqs == "auto":
+    reqs, tokens, bound = asked.max_num_seqs, asked.max_num_batched_tokens, asked.max_step_ms
+    if not isinstance(reqs, int):
         reqs = 64 if on_cpu else 256
         reasons.append(Reason("max_num_seqs", reqs, f"default on {facts.device}"))
-    if tokens == "auto":
+    if not isinstance(tokens, int):
         # Long enough for matrix products to reach their speed, short enough that a long prompt
         # does not hold up running streams.
-        tokens = max(512 if on_cpu else 2048, int(reqs))
+        tokens = max(512 if on_cpu else 2048, reqs)
         reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
-    if int(tokens) < int(reqs):
+    if tokens < reqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {reqs}; "
             "every running request needs one token per step."
         )
-    bound = config.scheduler.max_step_ms
     if bound == "auto":
         bound = _STEP_BOUND
         reasons.append(Reason("max_step_ms", bound, "a prompt slows running replies by no more"))
-    scheduler = replace(
-        config.scheduler, max_num_seqs=reqs, max_num_batched_tokens=tokens, max_step_ms=bound
+    seconds = growth = math.inf
+    if isinstance(bound, str):
+        growth = float(bound.removesuffix("x"))
+    elif bound:
+        seconds = bound / 1000
+    return ResolvedScheduler(
+        reqs,
+        tokens,
+        asked.enable_chunked_prefill,
+        asked.long_prefill_token_threshold,
+        seconds,
+        growth,
+        asked.scheduling_policy,
     )
-    return replace(config, scheduler=scheduler)
 
 
-def _own(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+def _resolve_media(
+    config: EngineConfig, spec: ModelSpec, scheduler: ResolvedScheduler, reasons: list[Reason]
+) -> ResolvedMedia:
+    step = replace(config.scheduler, max_num_batched_tokens=scheduler.max_num_batched_tokens)
+    media = resolve_media(replace(config, scheduler=step), spec, reasons).media
+    image, video = media.image_max_tokens, media.video_max_tokens
+    return ResolvedMedia(
+        image if isinstance(image, int) else 0, video if isinstance(video, int) else 0
+    )
+
+
+def _own(config: ResolvedConfig, spec: ModelSpec) -> ModelSpec:
     parallel = config.parallel
     return rank_spec(spec, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
 
 
 def _held(
-    config: EngineConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts
+    config: ResolvedConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts
 ) -> list[HeldWeight]:
     """The weights of one device."""
     return held_weights(
@@ -272,177 +333,22 @@ def _held(
 
 
 def _empty_plan(
-    config: EngineConfig, spec: ModelSpec, held: Sequence[HeldWeight], facts: DeviceFacts
+    config: ResolvedConfig, spec: ModelSpec, held: Sequence[HeldWeight], facts: DeviceFacts
 ) -> MemoryPlan:
     dtype, scheduler = config.model.dtype, config.scheduler
     own = _own(config, spec)
     activations = memory.activation_bytes(
-        own, dtype, int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs)
+        own, dtype, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
     )
     if spec.vision is not None:
         width = memory.DTYPE_BYTES[dtype]
-        most = int(config.media.image_max_tokens)
+        most = config.media.image_max_tokens
         activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     return MemoryPlan(
         weights=round(sum(part.nbytes for part in held)),
         activations=activations,
         process=memory.PROCESS_BYTES[facts.device],
-        groups=tuple(kv_groups(own, config.cache.block_size, str(config.cache.kv_cache_dtype))),
-        max_chunk=int(scheduler.max_num_batched_tokens),
+        groups=tuple(kv_groups(own, config.cache.block_size, config.cache.kv_cache_dtype)),
+        max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
     )
-
-
-def _pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
-    if config.cache.kv_cache_memory_bytes is not None:
-        if config.cache.num_gpu_blocks_override is not None:
-            raise ConfigError(
-                "--kv-cache-memory-bytes and --num-gpu-blocks-override both say how large the KV "
-                "cache is; leave out one of them."
-            )
-        return config.cache.kv_cache_memory_bytes
-    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
-    reserve = CPU_RESERVE if facts.device == "cpu" else 0
-    usable = min(share, facts.free_memory - reserve)
-    limit = usable - plan.weights - plan.beside_weights
-    least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
-    if limit < least and config.cache.num_gpu_blocks_override is None:
-        host = ""
-        if facts.host_memory is not None:
-            host = f", with {format_bytes(facts.host_memory)} of the host's memory beside it"
-        raise CapacityError(
-            f"The model needs {format_bytes(plan.weights)} for weights and "
-            f"{format_bytes(plan.beside_weights)} to run, and "
-            f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
-            f"({format_bytes(facts.free_memory)} free){host}. Free memory, choose a smaller "
-            "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
-        )
-    return limit
-
-
-def _resolve_length(
-    config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, limit: int, reasons: list[Reason]
-) -> EngineConfig:
-    wanted = config.model.max_model_len
-    if isinstance(wanted, int):
-        if wanted < 1:
-            raise ConfigError(f"--max-model-len {wanted} must be at least 1.")
-        if wanted > spec.max_position:
-            reasons.append(
-                Reason("max_model_len", wanted, f"beyond the trained {spec.max_position:,}")
-            )
-        return config
-    pool = limit
-    why = "the largest that fits in memory"
-    capped = config.device.device == "cpu" and config.cache.kv_cache_memory_bytes is None
-    if wanted is None and capped and limit > _CPU_POOL_CAP:
-        pool = _CPU_POOL_CAP
-        why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
-    length = plan.longest(_fitting_slabs(config, plan, pool), spec.max_position)
-    if not cache_is_chosen(config):
-        length = min(length, plan.longest_within(limit, spec.max_position))
-    if not length:
-        raise CapacityError(_too_few_slabs(config, plan))
-    if length == spec.max_position:
-        why = "the model's own"
-    reasons.append(Reason("max_model_len", length, why))
-    return replace(config, model=replace(config.model, max_model_len=length))
-
-
-def _fitting_slabs(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
-    """Slabs in a pool of so many bytes, unless their number is given; the first included."""
-    override = config.cache.num_gpu_blocks_override
-    return pool // plan.slab_bytes if override is None else override
-
-
-def cache_is_chosen(config: EngineConfig) -> bool:
-    """The flags say how large the KV pool is, whatever else takes memory."""
-    cache = config.cache
-    return cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
-
-
-def room_for_pool(plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Bytes that a pool whose size is asked for may have beside the rest of the plan.
-
-    Neither the share of `--gpu-memory-utilization` nor a reserve bounds it: only what is there.
-    """
-    return facts.free_memory - plan.weights - _to_run(plan, facts)
-
-
-def _to_run(plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Bytes beside weights and pool."""
-    # A GPU's context is there already where its free memory is asked for.
-    there = plan.process if facts.device != "cpu" else 0
-    return plan.total - plan.weights - plan.kv_pool - there
-
-
-def _check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
-    """CapacityError for a pool whose size was asked for and that cannot be free beside the rest."""
-    to_run = _to_run(plan, facts)
-    beyond = plan.kv_pool - room_for_pool(plan, facts)
-    if not cache_is_chosen(config) or beyond <= 0:
-        return
-    flag, room = "--kv-cache-memory-bytes", max(0, plan.kv_pool - beyond)
-    fits, least = f"{room >> 20}M", plan.slab_bytes * plan.slabs_for(1)
-    if config.cache.num_gpu_blocks_override is not None:
-        flag, fits = "--num-gpu-blocks-override", str(room // plan.slab_bytes)
-    advice = f"lower {flag} to at most {fits}, or free memory"
-    if room < max(least, 1 << 20):
-        advice = "free memory, or choose a smaller quantization"
-    raise CapacityError(
-        f"{flag} asks for {format_bytes(plan.kv_pool)} of KV cache, which beside "
-        f"{format_bytes(plan.weights)} of weights and {format_bytes(to_run)} to run is "
-        f"{format_bytes(beyond)} more than the {format_bytes(facts.free_memory)} that are free: "
-        f"{advice}."
-    )
-
-
-def _more_cache(config: EngineConfig) -> str:
-    if config.cache.num_gpu_blocks_override is not None:
-        return "raise --num-gpu-blocks-override"
-    if config.cache.kv_cache_memory_bytes is not None:
-        return "raise --kv-cache-memory-bytes"
-    return "free memory"
-
-
-def _too_few_slabs(config: EngineConfig, plan: MemoryPlan) -> str:
-    size = config.cache.block_size
-    return (
-        f"The KV cache needs two blocks of {size} tokens at least, one of them spare: "
-        f"{format_bytes(plan.slabs_for(1) * plan.slab_bytes)} for this model; "
-        f"{_more_cache(config)}, or lower --block-size."
-    )
-
-
-def _num_slabs(config: EngineConfig, plan: MemoryPlan, limit: int, reasons: list[Reason]) -> int:
-    """Slabs of the pool, the first included; CapacityError if one request would not fit."""
-    length = plan.max_model_len
-    alone = plan.slabs_for(length)
-    needed = f"{format_bytes(alone * plan.slab_bytes)} of KV cache"
-    if cache_is_chosen(config):
-        fits = _fitting_slabs(config, plan, limit)
-        longest, available = plan.longest(fits, length), fits * plan.slab_bytes
-    else:
-        fits = (limit - plan.tables) // plan.slab_bytes
-        longest, available = plan.longest_within(limit, length), limit
-        if plan.tables:
-            needed += f" and {format_bytes(plan.tables)} for positions,"
-    if not longest:
-        raise CapacityError(_too_few_slabs(config, plan))
-    if longest < length:
-        raise CapacityError(
-            f"One request of {length:,} tokens needs {needed} and {format_bytes(available)} is "
-            f"available: lower --max-model-len to at most {longest:,}, or {_more_cache(config)}."
-        )
-    if cache_is_chosen(config):
-        return fits
-    useful = plan.slabs_for(length, int(config.scheduler.max_num_seqs))
-    slabs, why = min(fits, useful), "every running request at full length"
-    cap = max(_CPU_POOL_CAP // plan.slab_bytes, alone)
-    if config.device.device == "cpu" and slabs > cap:
-        slabs, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
-    elif slabs < useful:
-        why = "all memory that is left"
-    reasons.append(Reason("kv_cache_memory_bytes", slabs * plan.slab_bytes, why))
-    return slabs

@@ -84,7 +84,7 @@ def _as_stored(tensor: ModelTensor, storage: str, elements: float) -> HeldWeight
 
 
 def _gpu_block(storage: str, columns: int, group: int) -> float:
-    """Bytes of a block of such rows as `kernels.triton.matrix` keeps it: scales that following
+    """Bytes of a block of such rows as `triton.products.matrix` keeps it: scales that following
     blocks share are there once, for all of a row or for eight, four or two blocks."""
     nbytes = FORMATS[storage].block_bytes
     if storage not in _SCALE_BYTES:

@@ -17,7 +17,7 @@ from pagoda.quant.select import linear_format, packs
 class ExpertSizes(NamedTuple):
     """`count` experts with `parts` matrices [rows, columns] each."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's count of equals
     parts: int
     rows: int
     columns: int

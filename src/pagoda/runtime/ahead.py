@@ -36,27 +36,26 @@ class StepAhead:
         self._rows: Ints = scheduled.rows
         if not places.one_each:
             self._rows = scheduled.rows[places.owners]
-        # A DecodeRun moves its step's arrays on in place.
-        self._positions: Ints = places.positions.copy()
+        self._positions: Ints = places.positions
         self._departed: Ints = states.departed[self._rows]
         self._left_out: dict[str, Fault] = {}
         if len(scheduled.req_ids) < len(self.plan.req_ids):
-            left_out = set(self.plan.req_ids).difference(scheduled.req_ids)
-            self._left_out = {req_id: states.fault(req_id) for req_id in left_out}
+            computed = set(scheduled.req_ids)
+            self._left_out = {
+                req_id: states.fault(row)
+                for req_id, row in zip(self.plan.req_ids, self.plan.rows.tolist(), strict=True)
+                if req_id not in computed
+            }
         states.promise(self._rows, self._positions)
 
     @property
     def settled(self) -> bool:
         return self._result is not None
 
-    def fills(self, step: PreparedStep) -> bool:
-        """Whether `fill` gives that step, of a DecodeRun, all its tokens."""
-        return not self.settled and step is self.step
-
     def fill(self, token_ids: torch.Tensor, step: PreparedStep) -> None:
         """Put the tokens into int64 token_ids [tokens] of the next step, where the host has none
         yet."""
-        if step is self.step:  # of a DecodeRun: the same requests, a token further
+        if step.follows:
             token_ids.copy_(self.tokens)
             return
         scheduled, departed = step.plan, self.states.departed
@@ -102,7 +101,7 @@ class StepAhead:
             if row in faults:
                 results[req_id].error, results[req_id].bad_request = faults[row]
                 if alive[row]:
-                    states.faults[req_id] = faults[row]
+                    states.faults[int(self._rows[row])] = faults[row]
             else:
                 results[req_id].token_ids = [token]
         return StepResult(step_id=plan.step_id, results=list(results.values()))

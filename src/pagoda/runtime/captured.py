@@ -20,7 +20,7 @@ from pagoda.planner.memory import captured_sizes
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.graphs import Graph, GraphMaker
-from pagoda.runtime.inputs import GroupArrays, Ints32, StateArrays, StepArrays
+from pagoda.runtime.inputs import StateArrays, StepArrays, first_blocks
 from pagoda.runtime.model import Model
 from pagoda.runtime.program import Computed, Inputs, StepLimits
 from pagoda.runtime.sampler import FirstMax
@@ -102,11 +102,12 @@ class _DeviceInputs(Inputs):
         self._grown: dict[int, int] = {}
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
+        self._num_reqs = 0
+        """Of the last step."""
         self._token_ids_there = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
-        if arrays is not self._adopted:
-            self._clear_behind(arrays.num_reqs)
+        self._clear_behind(arrays.num_reqs)
         super().load(arrays, samples)
         self._arena.upload()
         for group, count in self._grown.items():
@@ -115,18 +116,21 @@ class _DeviceInputs(Inputs):
         self._grown.clear()
 
     def _clear_behind(self, count: int) -> None:
+        gone, self._num_reqs = slice(count, self._num_reqs), count
+        if gone.start >= gone.stop:
+            return
         for array in (self.token_ids, self.positions, self.kv_lens):
-            array[count:] = 0
+            array[gone] = 0
         for group in self.groups:
-            group.slot_mapping[count:] = 0
+            group.slot_mapping[gone] = 0
         if self.states is not None:
-            self.states.read[count:] = self.states.write[count:] = 0
+            self.states.read[gone] = self.states.write[gone] = 0
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         rows, width = table.shape
         self._tables[group][:rows, :width] = to_tensor(table, self._device)
 
-    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints32) -> None:
+    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints) -> None:
         count, (places, entries) = len(rows), self._entries[group]
         places[:count] = rows * self._tables[group].shape[1] + columns
         entries[:count] = blocks
@@ -200,10 +204,6 @@ class CapturedSteps:
         self._needed[size] = None
         return False
 
-    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
-        """As `StepProgram.adopt`."""
-        self._ready_inputs().adopt(arrays, samples)
-
     def run(
         self,
         arrays: StepArrays,
@@ -229,7 +229,7 @@ class CapturedSteps:
 
     def capture_needed(self) -> bool:
         """Between steps: capture the size that was needed first, if that does not hold up the
-        steps for too long in all. Whether it did, and adopted arrays are lost."""
+        steps for too long in all. Whether it did."""
         begun = time.perf_counter()
         if self._given_up or begun < self._pause_until:
             return False
@@ -357,7 +357,7 @@ class CapturedSteps:
             query_start=np.arange(size + 1, dtype=np.int32),
             kv_lens=np.ones(size, np.int32),
             max_query_len=1,
-            groups=[GroupArrays(none[:, None], zeros) for _ in self.block_sizes],
+            groups=[first_blocks(np.arange(size), zeros) for _ in self.block_sizes],
             states=StateArrays(none, none) if self.has_states else None,
         )
 

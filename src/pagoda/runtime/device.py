@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from pagoda.base.errors import ConfigError
-from pagoda.base.facts import DeviceFacts
-from pagoda.base.log import get_logger
+from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
 from pagoda.kernels import cpu, ops
 from pagoda.kernels.transfer import copy_to as copy_to
@@ -25,13 +24,9 @@ if TYPE_CHECKING:  # these need Triton
     from pagoda.runtime.triton.kernel_log import KernelLog
     from pagoda.runtime.triton.tiles import TileTuning
 
-logger = get_logger(__name__)
-
 _DTYPES = {
-    "half": torch.float16,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
-    "float": torch.float32,
     "float32": torch.float32,
     "int8": torch.int8,
 }
@@ -46,8 +41,7 @@ Fetch = Callable[[], list[np.ndarray]]
 class Device(ABC):
     """One place to compute on; `make_device` chooses it."""
 
-    name: str
-    """`cpu` or `cuda`."""
+    name: DeviceName
     torch_device: torch.device
     runs_ahead = False
     """Calls only queue work, and return before it is done."""
@@ -58,13 +52,7 @@ class Device(ABC):
 
     def dtype(self, name: str) -> torch.dtype:
         """The torch type of a name as in `--dtype` or `--kv-cache-dtype`; ConfigError for an
-        unknown one.
-
-        `auto` is bfloat16 where the device has it, else float16.
-        """
-        if name == "auto":
-            name = "bfloat16" if self.facts().supports_bf16 else "float16"
-            logger.info("dtype auto is %s on %s.", name, self.name)
+        unknown one."""
         if name not in _DTYPES:
             raise ConfigError(f"dtype {name!r} is not known; choose one of {', '.join(_DTYPES)}.")
         return _DTYPES[name]
@@ -291,23 +279,20 @@ class _Registered:
         self._memory = memory
 
     def __del__(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
+        runtime = torch.cuda.cudart()
+        runtime.cudaHostUnregister(self._memory.data_ptr())
 
 
-def make_device(name: str, index: int = 0) -> Device:
-    """`cpu`, `cuda`, or `auto`: the GPU if torch can use one, the one with this `index`.
+def has_gpu() -> bool:
+    """Whether torch can use one."""
+    return torch.cuda.is_available()
 
-    ConfigError for `cuda` where there is none.
-    """
-    has_gpu = torch.cuda.is_available()
-    if name == "auto":
-        name = "cuda" if has_gpu else "cpu"
-        logger.info("Device auto is %s.", name)
+
+def make_device(name: DeviceName, index: int = 0) -> Device:
+    """The CPU, or the GPU with this `index`; ConfigError where there is none."""
     if name == "cpu":
         return CpuDevice()
-    if name != "cuda":
-        raise ConfigError(f"Device {name!r} is not known; choose auto, cpu or cuda.")
-    if not has_gpu:
+    if not has_gpu():
         raise ConfigError(
             "--device cuda was asked for, but torch finds no usable NVIDIA GPU here; check the "
             "driver and that torch is a CUDA build, or use --device cpu."

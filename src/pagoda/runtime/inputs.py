@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagoda.core.batch import NEVER
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
@@ -17,29 +18,19 @@ Ints32 = npt.NDArray[np.int32]
 
 @dataclass
 class GroupArrays:
-    """`GroupInputs` in numpy."""
+    """`GroupInputs` in numpy; the block table is gathered where it is needed as a whole."""
 
-    block_table: Ints32
-    """As long as it is the same array, it changes by `grow` alone."""
+    table: BlockTable
+    rows: Ints
+    """The requests', in the table."""
     slot_mapping: Ints
-    growths: int = 0
-    """How often it grew."""
-    grown: tuple[Ints, Ints, Ints32] | None = None
-    """Rows and columns of the entries that the last time brought, and their blocks."""
 
-    @staticmethod
-    def table_of(table: BlockTable, reqs: Ints, spare: int = 0) -> Ints32:
-        """With room for so many blocks more."""
-        return table.entries[:, : table.used[reqs].max() + spare].take(reqs, axis=0)
 
-    def grow(self, rows: Ints, columns: Ints, blocks: Ints32) -> bool:
-        """Take in new entries; False, with nothing changed, where the table is too narrow."""
-        if columns.max() >= self.block_table.shape[1]:
-            return False
-        self.block_table[rows, columns] = blocks
-        self.growths += 1
-        self.grown = rows, columns, blocks
-        return True
+def first_blocks(rows: Ints, slot_mapping: Ints) -> GroupArrays:
+    """Of requests that have block 0 alone."""
+    table = BlockTable(1, len(rows), 1)
+    table.used[:] = 1
+    return GroupArrays(table, rows, slot_mapping)
 
 
 @dataclass
@@ -52,7 +43,7 @@ class StateArrays:
 
 @dataclass
 class StepArrays:
-    """What changes from step to step of a ForwardBatch, in numpy."""
+    """What changes from step to step of a ForwardBatch, in numpy; nobody else has these arrays."""
 
     token_ids: Ints
     positions: Ints
@@ -67,6 +58,8 @@ class StepArrays:
     """Where a model has them."""
     media: list[MediaRows] = field(default_factory=list)
     """The pictures' tokens among the step's."""
+    steps_left: int = 0
+    """With so many steps of one token each, some request enters its next block."""
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +69,27 @@ class StepArrays:
     def num_reqs(self) -> int:
         return len(self.kv_lens)
 
+    def move_on(self, plan: Scheduled, states: RequestStates) -> None:
+        """Be those of the next step, of the same requests with one token each; the tokens aside."""
+        self.positions += 1
+        self.kv_lens += 1
+        self.steps_left -= 1
+        if self.steps_left > 0:
+            for group in self.groups:
+                group.slot_mapping += 1
+        else:
+            self._enter_blocks(plan)
+        if self.states is not None:
+            self.states = StateArrays(*plan.states.T)
+
+    def _enter_blocks(self, plan: Scheduled) -> None:
+        for group in self.groups:
+            group.slot_mapping = group.table.slots(plan.rows, plan.starts)
+        sizes = [group.table.block_size for group in self.groups]
+        self.steps_left = min(
+            (size - int((plan.starts % size).max()) for size in sizes), default=NEVER
+        )
+
 
 def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     """Requests in the plan's order, end to end."""
@@ -84,7 +98,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     np.cumsum(lens, out=query_start[1:])
     num_tokens = int(query_start[-1])
     if num_tokens == len(lens):
-        rows, positions = plan.rows, plan.starts
+        rows, positions = plan.rows, plan.starts.copy()
     else:
         rows = np.repeat(plan.rows, lens)
         positions = np.arange(num_tokens) + np.repeat(plan.starts - query_start[:-1], lens)
@@ -95,7 +109,9 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         query_start=query_start.astype(np.int32),
         kv_lens=plan.ends.astype(np.int32),
         max_query_len=int(lens.max()),
-        groups=[_group(table, plan.rows, rows, positions) for table in states.tables],
+        groups=[
+            GroupArrays(table, plan.rows, table.slots(rows, positions)) for table in states.tables
+        ],
         states=StateArrays(*plan.states.T) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
         media=media,
@@ -106,7 +122,7 @@ def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) ->
     """Each array is moved to the device once."""
     types, states = arrays.token_types, arrays.states
     groups: list[GroupInputs | StateInputs] = [
-        GroupInputs(to_tensor(x.block_table, device), to_tensor(x.slot_mapping, device))
+        GroupInputs(to_tensor(x.table.of_rows(x.rows), device), to_tensor(x.slot_mapping, device))
         for x in arrays.groups
     ]
     if states is not None:
@@ -159,11 +175,3 @@ def _token_types(states: RequestStates, rows: Ints, positions: Ints) -> Ints:
     """1 from where a pair's second text begins."""
     second = states.params["pair_start"][rows]
     return ((second > 0) & (positions >= second)).astype(np.int64)
-
-
-def _group(table: BlockTable, reqs: Ints, rows: Ints, positions: Ints) -> GroupArrays:
-    blocks = table.entries[rows, positions // table.block_size].astype(np.int64)
-    return GroupArrays(
-        block_table=GroupArrays.table_of(table, reqs),
-        slot_mapping=blocks * table.block_size + positions % table.block_size,
-    )

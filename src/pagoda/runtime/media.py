@@ -1,9 +1,9 @@
-"""Pictures in prompts: where they stand, and the embeddings that stand for them."""
+"""Media in prompts: where they stand, and the embeddings that stand for them."""
 
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ import torch
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import MediaItem
 from pagoda.layers.batch import ForwardBatch
-from pagoda.text.images.base import Grid, ImageProcessor
+from pagoda.layers.vision import Slices
+from pagoda.models.base import Encoders
+from pagoda.text.media.base import Processor
 
 Ints = npt.NDArray[np.int64]
-Slices = Generator[None, None, torch.Tensor]
-Encode = Callable[[torch.Tensor, Grid], Slices]
 
 
 def check_media(items: Sequence[MediaItem], prompt_len: int) -> None:
@@ -107,17 +107,17 @@ class MediaEncoder:
 
     def __init__(
         self,
-        encode: Encode,
-        processor: ImageProcessor,
+        encoders: Callable[[], Encoders],
+        processors: Mapping[str, Processor],
         budget: int,
         *,
         both_ways: bool = False,
         synchronize: Callable[[], None] = lambda: None,
     ):
-        """`encode` as `Model.image_slices`, `both_ways` as in VisionSpec; `synchronize` waits for
-        the device."""
-        self._tower = encode
-        self._processor = processor
+        """`encoders` gives `Model.encoders`; `processors` by kind; `both_ways` as in VisionSpec;
+        `synchronize` waits for the device."""
+        self._encoders = encoders
+        self._processors = processors
         self._budget = budget
         self._both_ways = both_ways
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -209,10 +209,10 @@ class MediaEncoder:
         return self._unfinished[1]
 
     def _slices(self, item: MediaItem) -> Slices:
-        pixels = np.load(item.payload, allow_pickle=False)
-        patches, grid = self._processor.patches(pixels)
+        values = np.load(item.payload, allow_pickle=False)
+        patches, grid = self._processors[item.encoder].patches(values)
         yield
-        encoded = yield from self._tower(torch.from_numpy(patches), grid)
+        encoded = yield from self._encoders()[item.encoder](torch.from_numpy(patches), grid)
         self.num_encoded += 1
         if encoded.shape[1] != item.length:
             raise ValueError(f"it makes {encoded.shape[1]} tokens, and {item.length} were sent")

@@ -1,16 +1,16 @@
 """What a model offers the runner."""
 
-from collections.abc import Generator
 from typing import Protocol
 
 import torch
 
 from pagoda.layers.batch import ForwardBatch
+from pagoda.models.base import Encoders
 
 
 class Model(Protocol):
-    """`compute_logits` if it writes text, `classify` if it has labels, `image_slices` if it sees
-    pictures."""
+    """`compute_logits` if it writes text, `classify` if it has labels, `encoders` if it takes
+    media."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden]."""
@@ -33,10 +33,7 @@ class Model(Protocol):
         """Bytes of all weights."""
         ...
 
-    def image_slices(
-        self, patches: torch.Tensor, grid: tuple[int, int, int]
-    ) -> Generator[None, None, torch.Tensor]:
-        """fp32 patches [patches, values] of a picture of `grid` (frames, rows and columns of
-        patches) -> [1 + layers, tokens, hidden]: the embeddings of its tokens, and what is added
-        to them behind each of the first layers. In slices of a few milliseconds, if it can."""
+    @property
+    def encoders(self) -> Encoders:
+        """Of media, by kind."""
         ...

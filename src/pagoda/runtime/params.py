@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.base.errors import RequestError
+from pagoda.config.sampling import NUMBERS, neutral
 from pagoda.core.messages import POOLING_TASKS, AddRequest
 from pagoda.core.sampling import MAX_LOGIT_BIAS
 
@@ -17,13 +18,7 @@ RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR = (1 << i for
 PARAMS = np.dtype(
     [
         ("seed", np.uint64),
-        ("top_p", np.float64),
-        ("temperature", np.float32),
-        ("min_p", np.float32),
-        ("repetition", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("top_k", np.int32),
+        *((number.name, number.column) for number in NUMBERS),
         ("logprobs", np.int32),
         ("prompt_logprobs", np.int32),
         ("prompt_len", np.int32),
@@ -37,6 +32,7 @@ PARAMS = np.dtype(
 
 
 _SEEDS = (1 << 64) - 1
+_NO_PENALTIES = neutral("penalties")
 
 
 @dataclass
@@ -65,16 +61,13 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
     """One record of PARAMS (an array without dimensions), `flags` without RULES."""
     sampling = request.sampling
     record = np.zeros((), PARAMS)
-    limits = {
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k if 0 < sampling.top_k < vocab_size else 0,
-        "min_p": sampling.min_p,
-    }
-    penalties = {
-        "repetition": sampling.repetition_penalty,
-        "presence": sampling.presence_penalty,
-        "frequency": sampling.frequency_penalty,
-    }
+    numbers = {number.name: getattr(sampling, number.name) for number in NUMBERS}
+    if not 0 < sampling.top_k < vocab_size:
+        numbers["top_k"] = 0
+    if sampling.greedy:
+        numbers["temperature"] = 0.0
+    for name, value in numbers.items():
+        record[name] = value
     flags = 0
     if request.kind == "pool":
         flags |= POOL
@@ -82,16 +75,13 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= RANDOM
     if request.grammar is not None:
         flags |= GRAMMAR
-    if penalties != {"repetition": 1.0, "presence": 0.0, "frequency": 0.0}:
+    if any(numbers[name] != value for name, value in _NO_PENALTIES.items()):
         flags |= PENALTIES
     for name, flag in (("logprobs", LOGPROBS), ("prompt_logprobs", PROMPT_LOGPROBS)):
         count = getattr(sampling, name)
         if count is not None:
             flags |= flag
             record[name] = vocab_size if count == -1 else min(count, vocab_size)
-    for name, value in (limits | penalties).items():
-        record[name] = value
-    record["temperature"] = 0.0 if sampling.greedy else sampling.temperature
     record["seed"] = request_seed(sampling.seed, engine_seed, request.req_id)
     record["prompt_len"] = len(request.prompt_token_ids)
     if request.pooling is not None:

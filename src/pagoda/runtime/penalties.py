@@ -8,7 +8,7 @@ import torch
 
 from pagoda.runtime.device import to_tensor
 
-_NAMES = ("repetition", "frequency", "presence")
+_NAMES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class TokenCounts:

@@ -12,6 +12,7 @@ from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import Device
 from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays, build_batch
 from pagoda.runtime.model import Model
+from pagoda.runtime.states import BlockTable
 
 _PROMPT = 512
 
@@ -59,12 +60,20 @@ def largest_step(
         max_query_len=_PROMPT,
         groups=[
             GroupArrays(
-                np.zeros((len(lens), -(-max(max_model_len, _PROMPT) // size)), np.int32),
+                _full_table(group.block_size, len(lens), max(max_model_len, _PROMPT)),
+                np.arange(len(lens)),
                 np.zeros(count, np.int64),
             )
-            for size in (group.block_size for group in attention_groups(groups))
+            for group in attention_groups(groups)
         ],
         states=StateArrays(none, none) if state_groups(groups) else None,
     )
     hidden_states = model.forward(build_batch(arrays, cache, device.torch_device))
     ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_reqs)]))
+
+
+def _full_table(block_size: int, num_rows: int, max_tokens: int) -> BlockTable:
+    """Block 0 wherever a token may be."""
+    table = BlockTable(block_size, num_rows, max_tokens)
+    table.used[:] = table.entries.shape[1]
+    return table

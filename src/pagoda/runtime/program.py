@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import CacheMemory
-from pagoda.runtime.inputs import GroupArrays, Ints32, StateArrays, StepArrays
+from pagoda.runtime.inputs import GroupArrays, Ints32, StateArrays, StepArrays, first_blocks
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampler import FirstMax
 from pagoda.runtime.states import Ints
@@ -47,6 +47,44 @@ class Computed:
     """Of the logits, where it is known."""
 
 
+class _Group(NamedTuple):
+    block_table: Ints32
+    slot_mapping: Ints
+
+
+class _Loaded:
+    """Of which requests a group's block table lies in the inputs, and as of when."""
+
+    def __init__(self, group: GroupArrays):
+        self._table, self._rows, self._changes = group.table, group.rows, group.table.changes
+        self._places: Ints | None = None
+
+    def take(self, inputs: "Inputs", index: int, group: GroupArrays) -> bool:
+        """Bring it to where the group's is; False where that takes the whole table."""
+        table = group.table
+        if table is not self._table or group.rows is not self._rows:
+            return False
+        missing, self._changes = table.changes - self._changes, table.changes
+        if not missing:
+            return True
+        if missing > 1 or table.last_change is None:
+            return False
+        rows, columns, blocks = table.last_change
+        places = self._places_of(rows)
+        mine = places >= 0
+        if mine.sum() > len(self._rows):
+            return False
+        inputs.take_blocks(index, places[mine], columns[mine], blocks[mine])
+        return True
+
+    def _places_of(self, rows: Ints) -> Ints:
+        """Among the requests; -1 for those of others."""
+        if self._places is None:
+            self._places = np.full(len(self._table.used), -1)
+            self._places[self._rows] = np.arange(len(self._rows))
+        return self._places[rows]
+
+
 class Inputs:
     """The memory from which every replay reads its inputs."""
 
@@ -64,7 +102,7 @@ class Inputs:
         self.kv_lens = zeros(limits.max_reqs, np.int32)
         self.samples = zeros(limits.max_reqs, np.int64)
         self.groups = [
-            GroupArrays(
+            _Group(
                 np.zeros((limits.max_reqs, -(-limits.max_model_len // size)), np.int32),
                 zeros(limits.max_tokens, np.int64),
             )
@@ -75,38 +113,26 @@ class Inputs:
             self.states = StateArrays(
                 zeros(limits.max_reqs, np.int32), zeros(limits.max_reqs, np.int32)
             )
-        self._loaded: list[tuple[object, int]] = [(None, 0)] * len(self.groups)
-        """Of each group, the block table that lies here, and how often it had grown."""
-        self._adopted: StepArrays | None = None
-
-    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
-        """Load `arrays` and let them lie here from now on: who changes them in place changes the
-        next replay. Block tables stay where they are."""
-        self.load(arrays, samples)
-        num_tokens = arrays.num_tokens
-        arrays.kv_lens = self.kv_lens[: arrays.num_reqs]
-        arrays.token_ids = self.token_ids[:num_tokens]
-        arrays.positions = self.positions[:num_tokens]
-        for theirs, mine in zip(arrays.groups, self.groups, strict=True):
-            theirs.slot_mapping = mine.slot_mapping[:num_tokens]
-        if self.states is not None:
-            num_reqs = arrays.num_reqs
-            arrays.states = StateArrays(self.states.read[:num_reqs], self.states.write[:num_reqs])
-        self._adopted = arrays
+        self._loaded: list[_Loaded | None] = [None] * len(self.groups)
+        """Of each group, the block table that lies here."""
+        self._query_start: Ints32 | None = None
+        self._samples: Ints | None = None
+        """The arrays that were copied last; steps in a row share them."""
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
         self._load_tables(arrays)
-        if arrays is self._adopted:
-            return
-        self._adopted = None
         num_tokens, num_reqs = arrays.num_tokens, arrays.num_reqs
         self.token_ids[:num_tokens] = arrays.token_ids
         self.positions[:num_tokens] = arrays.positions
-        self.query_start[: num_reqs + 1] = arrays.query_start
-        # Whoever starts behind the last token is not there.
-        self.query_start[num_reqs + 1 :] = num_tokens
+        if arrays.query_start is not self._query_start:
+            self.query_start[: num_reqs + 1] = arrays.query_start
+            # Whoever starts behind the last token is not there.
+            self.query_start[num_reqs + 1 :] = num_tokens
+            self._query_start = arrays.query_start
         self.kv_lens[:num_reqs] = arrays.kv_lens
-        self.samples[: len(samples)] = samples
+        if samples is not self._samples:
+            self.samples[: len(samples)] = samples
+            self._samples = samples
         for theirs, mine in zip(arrays.groups, self.groups, strict=True):
             mine.slot_mapping[:num_tokens] = theirs.slot_mapping
         if self.states is not None and arrays.states is not None:
@@ -117,18 +143,17 @@ class Inputs:
         """A group's block table is another."""
         self.groups[group].block_table[: len(table), : table.shape[1]] = table
 
-    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints32) -> None:
+    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints) -> None:
         """A group's block table has new entries."""
         self.groups[group].block_table[rows, columns] = blocks
 
     def _load_tables(self, arrays: StepArrays) -> None:
+        """A table that lies here for the same requests changes by what is new in it."""
         for index, group in enumerate(arrays.groups):
-            table, growths = self._loaded[index]
-            if table is not group.block_table or growths + 1 < group.growths:
-                self.take_table(index, group.block_table)
-            elif growths < group.growths and group.grown is not None:
-                self.take_blocks(index, *group.grown)
-            self._loaded[index] = group.block_table, group.growths
+            loaded = self._loaded[index]
+            if loaded is None or not loaded.take(self, index, group):
+                self.take_table(index, group.table.of_rows(group.rows))
+                self._loaded[index] = _Loaded(group)
 
     def batch(self, num_tokens: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """Per request everything, per token the first `num_tokens`; no copies."""
@@ -207,11 +232,6 @@ class StepProgram:
             and num_samples <= limits.max_reqs
         )
 
-    def adopt(self, arrays: StepArrays, samples: Ints) -> None:
-        """Let `arrays` lie where replays read them, so that the steps which change them in place
-        and run with the same `samples` need no copies. Until another step runs."""
-        self._inputs.adopt(arrays, samples)
-
     def run(self, arrays: StepArrays, samples: Ints) -> Computed:
         """Compute a step; logits are those of the hidden states' rows `samples`."""
         self._inputs.load(arrays, samples)
@@ -277,6 +297,6 @@ def _meaningless(num_tokens: int, num_groups: int, has_states: bool) -> StepArra
         query_start=np.array([0, num_tokens], np.int32),
         kv_lens=np.array([num_tokens], np.int32),
         max_query_len=num_tokens,
-        groups=[GroupArrays(np.zeros((1, 1), np.int32), ids) for _ in range(num_groups)],
+        groups=[first_blocks(np.zeros(1, np.int64), ids) for _ in range(num_groups)],
         states=StateArrays(*np.zeros((2, 1), np.int32)) if has_states else None,
     )

@@ -119,9 +119,10 @@ class LeadingRunner(_RankRunner):
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         step = super()._prepare(plan)
         computed = [] if step is None else step.plan.req_ids
-        left_out: list[str] = []
+        left_out: list[int] = []
         if len(computed) < len(plan.req_ids):
-            left_out = [req_id for req_id in plan.req_ids if req_id not in set(computed)]
+            known = set(computed)
+            left_out = [i for i, req_id in enumerate(plan.req_ids) if req_id not in known]
         # fp32 holds the bits of every dtype of activations.
         pictures = {} if step is None else {k: x.float() for k, x in step.encoded.items()}
         shapes = [(name, list(picture.shape)) for name, picture in pictures.items()]
@@ -162,13 +163,10 @@ class FollowingRunner(_RankRunner):
         """Compute what rank 0 computes. Any error leaves the ranks at different places."""
         self._take_sampled(step)
         self._pictures = step.pictures
-        plan, left_out = step.plan, set(step.left_out)
-        for row in plan.rows:
+        plan = step.plan.without(step.left_out) if step.left_out else step.plan
+        for row in plan.new_rows:
             if row.request is not None:
                 row.request.grammar = None
-        if left_out:
-            kept = [req for req in plan.requests if req.req_id not in left_out]
-            plan = StepPlan.of(plan.step_id, kept, plan.rows, plan.freed)
         if not self.device.runs_ahead:
             self.execute(plan)
             return
@@ -179,7 +177,6 @@ class FollowingRunner(_RankRunner):
         """Capture what rank 0 captures; any error is as one of `follow`."""
         assert isinstance(self.program, CapturedSteps)
         self.program.capture(size)
-        self._run = None  # as in `_capture_needed`
 
     def _capture_needed(self) -> None:
         """Rank 0 says when."""
@@ -189,8 +186,6 @@ class FollowingRunner(_RankRunner):
         if last is None:
             return
         faulty = {int(last.places.owners[row]) for row in step.faulty}
-        if faulty:
-            self._run = None
         self.states.accept(last.plan, last.places, np.array(step.sampled, np.int64), faulty)
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
@@ -235,5 +230,5 @@ class FollowingRunner(_RankRunner):
             self.group.broadcast(ids)
         return FirstMax(torch.zeros_like(ids, dtype=torch.float32), ids), {}
 
-    def _fail(self, result: RequestResult, fault: Fault) -> None:
+    def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
         """Whether a request can go on is for rank 0 to say."""

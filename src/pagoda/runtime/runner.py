@@ -1,22 +1,18 @@
 """Executes step plans: rows, batch, model, sampler. One class for all devices."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
-from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
-from pagoda.planner.memory import PROMPT_LOGITS
 from pagoda.runtime import params as need
 from pagoda.runtime.ahead import StepAhead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
@@ -24,16 +20,15 @@ from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.graphs import GraphMaker
 from pagoda.runtime.inputs import build_batch
-from pagoda.runtime.logprobs import token_logprobs
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
-from pagoda.runtime.prepared import DecodeRun, PreparedStep, encoded_step
+from pagoda.runtime.prepared import PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.program import Computed, StepLimits, StepProgram
+from pagoda.runtime.reports import Reports
 from pagoda.runtime.sampler import (
     CHANGES,
-    NOT_A_NUMBER,
     FirstMax,
     Sampled,
     choose,
@@ -43,7 +38,7 @@ from pagoda.runtime.sampler import (
 from pagoda.runtime.sleep import PutAway, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.runtime.warm_up import first_plans
-from pagoda.text.images.base import ImageProcessor
+from pagoda.text.media.base import Processor
 
 logger = get_logger(__name__)
 
@@ -71,10 +66,10 @@ class ModelRunner:
     seed: int = 0
     grammars: Grammars | None = None
     """None: requests with a grammar are refused."""
-    images: ImageProcessor | None = None
-    """None: requests with pictures are refused."""
-    kept_image_bytes: int = 0
-    """Of pictures' embeddings that are kept for later steps and requests."""
+    processors: Mapping[str, Processor] = field(default_factory=dict)
+    """Of media, by kind; none: requests with media are refused."""
+    kept_media_bytes: int = 0
+    """Of media's embeddings that are kept for later steps and requests."""
     eager: bool = False
     """Run steps op by op."""
     captured_bytes: int = 0
@@ -83,27 +78,23 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | CapturedSteps | None = None
-        self._run: DecodeRun | None = None
+        self._step: PreparedStep | None = None
+        """The last one."""
         self._ahead: StepAhead | None = None
         """The last step, where its tokens were not waited for."""
         self._away: PutAway | None = None
         """The weights, while they are not on the device."""
         self.media: MediaEncoder | None = None
-        if self.images is not None:
+        if self.processors:
             vision = self.spec.vision
             self.media = MediaEncoder(
-                self.model.image_slices,
-                self.images,
-                self.kept_image_bytes,
+                lambda: self.model.encoders,
+                self.processors,
+                self.kept_media_bytes,
                 both_ways=vision is not None and vision.both_ways,
                 synchronize=self.device.synchronize,
             )
         self.model.reserve(self.max_model_len)
-        self.pooler = Pooler(
-            self.spec.pooling.method,
-            self.model.classify if self.spec.pooling.labels else None,
-            whole=self.spec.encoder is not None,
-        )
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
@@ -116,6 +107,12 @@ class ModelRunner:
             grammars=self.grammars,
             takes_media=self.media is not None,
         )
+        pooler = Pooler(
+            self.spec.pooling.method,
+            self.model.classify if self.spec.pooling.labels else None,
+            whole=self.spec.encoder is not None,
+        )
+        self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -174,8 +171,10 @@ class ModelRunner:
         computed = step.plan.req_ids if step is not None else []
         tokens = self._compute(step, results) if step is not None else []
         if len(computed) < len(plan.req_ids):
-            for req_id in set(plan.req_ids).difference(computed):
-                self._fail(results[req_id], self.states.fault(req_id))
+            known = set(computed)
+            for req_id, row in zip(plan.req_ids, plan.rows.tolist(), strict=True):
+                if req_id not in known:
+                    self._fail(results[req_id], row, self.states.fault(row))
         result = StepResult(step_id=plan.step_id, tokens=tokens)
         if results or not tokens:
             for req_id, token in zip(computed, tokens, strict=False):
@@ -190,7 +189,7 @@ class ModelRunner:
     def sleep(self) -> None:
         """Give back the memory of the caches, and that of a GPU's weights, which wait on the host.
         No request is known, and nothing is computed until `wake_up`."""
-        self._run = self._ahead = None
+        self._step = self._ahead = None
         self.device.synchronize()
         self.drop_captured()
         if self.media is not None:
@@ -206,13 +205,12 @@ class ModelRunner:
         self.cache.restore()
 
     def _capture_needed(self) -> None:
-        if isinstance(self.program, CapturedSteps) and self.program.capture_needed():
-            self._run = None  # its arrays may lie where captured steps read
+        if isinstance(self.program, CapturedSteps):
+            self.program.capture_needed()
 
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
         (seconds where experts' tiles are measured). False when nothing is left to do."""
-        self._run = None
         if self._tiles is not None:
             if self._tiles.go_on():
                 return True
@@ -229,7 +227,6 @@ class ModelRunner:
         if isinstance(self.program, CapturedSteps):
             self.program.drop()
             self.device.give_back()
-        self._run = None
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -310,18 +307,16 @@ class ModelRunner:
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         """What is to be computed of a plan; None if nothing is."""
-        if self._run is not None:
-            follow = self._ahead is not None and self._ahead.fills(self._run.step)
-            if self._run.advance(plan, follow):
-                return self._run.step
-        self._run = None
-        step = self._encoded(self.states.apply(plan))
-        if step is None:
-            return None
-        self._run = DecodeRun.begin(step, plan, self.states)
-        program = self._program_for(step)
-        if self._run is not None and program is not None:
-            program.adopt(step.arrays, step.places.hidden_rows)
+        last, self._step = self._step, None
+        self.states.update(plan)
+        tokens_follow = self._ahead is not None and not self._ahead.settled
+        if last is not None and last.advance(plan, self.states, tokens_follow):
+            step: PreparedStep | None = last
+        else:
+            step = self._encoded(self.states.schedule(plan))
+            if step is not None:
+                step.step_id = plan.step_id
+        self._step = step
         return step
 
     def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
@@ -332,13 +327,10 @@ class ModelRunner:
         computed = self._timed_forward(step)
         self._settle()
         done = time.perf_counter()
-        plan, flags = step.plan, step.flags
-        if step.needs & need.PROMPT_LOGPROBS:
-            asking = np.flatnonzero(flags & need.PROMPT_LOGPROBS)
-            self._prompt_logprobs(plan, asking, computed.hidden_states, results)
-        if step.needs & need.POOL:
-            pooling = np.flatnonzero(plan.samples & ((flags & need.POOL) != 0))
-            self._pool(plan, pooling, computed.hidden_states, results)
+        if step.needs & (need.PROMPT_LOGPROBS | need.POOL):
+            for place, fault in self._reports.add(step, computed.hidden_states, results).items():
+                req_id, row = step.plan.req_ids[place], int(step.plan.rows[place])
+                self._fail(results[req_id], row, fault)
         tokens = self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
         return tokens
@@ -395,8 +387,7 @@ class ModelRunner:
         sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
-            self._fail(results[plan.req_ids[i]], fault)
-            self._run = None
+            self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
         tokens: list[int] = sampled.tokens.tolist()
         if places.one_each and not faulty and not sampled.logprobs:
@@ -417,71 +408,8 @@ class ModelRunner:
         rows = step.plan.rows[places.owners]
         return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
-    def _pool(
-        self,
-        plan: Scheduled,
-        pooling: Ints,
-        hidden_states: torch.Tensor,
-        results: dict[str, RequestResult],
-    ) -> None:
-        stops = np.cumsum(plan.ends - plan.starts)
-        tasks = self.states.params["task"][plan.rows]
-        for task, name in enumerate(POOLING_TASKS):
-            mine = pooling[tasks[pooling] == task].tolist()
-            refusal = self.pooler.refusal(name)
-            if refusal is not None:
-                for i in mine:
-                    self._fail(results[plan.req_ids[i]], Fault(refusal, bad_request=True))
-            elif mine:
-                lens = plan.ends - plan.starts
-                texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
-                for i, pooled in zip(mine, self.pooler.pool(name, texts), strict=True):
-                    if np.isfinite(pooled).all():
-                        results[plan.req_ids[i]].embedding = pooled.tobytes()
-                    else:
-                        self._fail(results[plan.req_ids[i]], NOT_A_NUMBER)
-
-    def _prompt_logprobs(
-        self,
-        plan: Scheduled,
-        asking: Ints,
-        hidden_states: torch.Tensor,
-        results: dict[str, RequestResult],
-    ) -> None:
-        """Score the prompt tokens whose logits this step computed, each of them once."""
-        query_start = np.cumsum(plan.ends - plan.starts) - (plan.ends - plan.starts)
-        for i in asking.tolist():
-            row, start = int(plan.rows[i]), int(plan.starts[i])
-            first, stop = self.states.prompt_to_score(row, start, int(plan.ends[i]))
-            entries: list[TokenLogprobs | None] = [None] if first == 0 else []
-            # The hidden state at a position scores the token behind it.
-            offset = int(query_start[i]) - start - 1
-            entries += self._score(
-                row, max(first, 1), stop, hidden_states[offset + max(first, 1) :]
-            )
-            result = results[plan.req_ids[i]]
-            if any(entry is not None and math.isnan(entry.logprob) for entry in entries):
-                self._fail(result, NOT_A_NUMBER)
-            elif entries:
-                result.prompt_logprobs = entries
-
-    def _score(
-        self, row: int, first: int, stop: int, hidden_states: torch.Tensor
-    ) -> list[TokenLogprobs]:
-        """Tokens `first .. stop` of a row by the hidden states in front of each."""
-        entries: list[TokenLogprobs] = []
-        chunk = max(1, PROMPT_LOGITS // self.spec.vocab_size)
-        count = int(self.states.params["prompt_logprobs"][row])
-        for start in range(first, stop, chunk):
-            token_ids = self.states.token_ids[row, start : min(start + chunk, stop)]
-            offset = start - first
-            logits = self.model.compute_logits(hidden_states[offset : offset + len(token_ids)])
-            counts = np.full(len(token_ids), count, np.int32)
-            entries += token_logprobs(logits, token_ids.astype(np.int64), counts)
-        return entries
-
-    def _fail(self, result: RequestResult, fault: Fault) -> None:
-        self.states.faults[result.req_id] = fault
+    def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
+        self.states.faults[row] = fault
         result.error, result.bad_request = fault
 
 

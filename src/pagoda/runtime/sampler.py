@@ -14,6 +14,7 @@ from pagoda.runtime import params as need
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.grammar import apply_grammars
 from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.near_top import keep_near_top
 from pagoda.runtime.penalties import apply_penalties
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.rules import apply_rules
@@ -72,7 +73,8 @@ def sample(
 
     `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
     log-probabilities are kept aside; rules, penalties, grammars change the logits; then greedy, or
-    temperature, min-p, top-k, top-p and the draw. A step does only what one of its rows needs.
+    top-n-sigma, temperature, min-p, top-k, top-p and the draw. A step does only what one of its
+    rows needs.
     """
     flags = states.params["flags"][rows]
     reporting = np.flatnonzero(flags & need.LOGPROBS)
@@ -112,7 +114,8 @@ def choose(
     known = greedy is not None and not needs & CHANGES
     best = greedy if known else FirstMax(*ops.first_max(logits))
     if needs & need.RANDOM:
-        columns = (params[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed"))
+        keep_near_top(logits, best.values, params["top_n_sigma"])
+        columns = (params[name] for name in ops.DrawParams._fields[:-1])
         ops.draw(best.ids, logits, best.values, ops.DrawParams(*columns, positions))
     return best, broken
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
-from pagoda.core.plan import NO_STATES, StepPlan
+from pagoda.core.plan import StepPlan
 from pagoda.runtime.media import RequestMedia, check_media
 from pagoda.runtime.params import (
     PARAMS,
@@ -51,26 +51,40 @@ class BlockTable:
         self.entries = np.zeros((num_rows, -(-max_tokens // block_size)), np.int32)
         self.used = np.zeros(num_rows, np.int64)
 
-    def append(self, row: int, block_ids: Sequence[int]) -> None:
-        start = int(self.used[row])
-        stop = start + len(block_ids)
-        if stop > self.entries.shape[1]:
-            # Lookahead past the context; nothing is ever computed there.
-            stop = self.entries.shape[1]
-            block_ids = block_ids[: stop - start]
-        self.entries[row, start:stop] = block_ids
-        self.used[row] = stop
+        self.changes = 0
+        """Moves on with each change."""
+        self.last_change: tuple[Ints, Ints, Ints] | None = None
+        """Rows, columns and blocks of the entries that were all of the last one."""
 
-    def append_one(self, rows: Ints, block_ids: npt.NDArray[np.int32]) -> Ints:
-        """A block to each of several rows; its columns."""
-        used = self.used[rows]
-        self.entries[rows, used] = block_ids
-        self.used[rows] = used + 1
-        return used
+    def append(self, rows: Ints, columns: Ints, blocks: Ints) -> None:
+        """Take in new entries, those of a row in rising order."""
+        width = self.entries.shape[1]
+        if len(columns) and columns.max() >= width:
+            # Lookahead past the context; nothing is ever computed there.
+            inside = columns < width
+            rows, columns, blocks = rows[inside], columns[inside], blocks[inside]
+        self.entries[rows, columns] = blocks
+        self.used[rows] = columns + 1
+        self.changes += 1
+        self.last_change = rows, columns, blocks
 
     def clear(self, row: int) -> None:
         self.entries[row, : self.used[row]] = 0
         self.used[row] = 0
+        self.changes += 1
+        self.last_change = None
+
+    def of_rows(self, rows: Ints) -> npt.NDArray[np.int32]:
+        """The table of these rows' requests, as wide as the longest."""
+        return self.entries[:, : self.used[rows].max()].take(rows, axis=0)
+
+    def have_room(self, rows: Ints, ends: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each row has blocks for so many tokens."""
+        return self.used[rows] * self.block_size >= ends
+
+    def slots(self, rows: Ints, positions: Ints) -> Ints:
+        blocks = positions // self.block_size
+        return (self.entries[rows, blocks] - blocks) * self.block_size + positions
 
     def grow(self, num_rows: int) -> None:
         self.entries = _grow(self.entries, num_rows, self.used)
@@ -92,6 +106,18 @@ class Scheduled:
     states: npt.NDArray[np.int32]
     """[requests, 2]: the state block that is read, and the one that is written."""
 
+    @classmethod
+    def of(cls, plan: StepPlan) -> "Scheduled":
+        rows = plan.rows
+        num_drafts = np.zeros_like(rows)
+        if plan.drafts:
+            num_drafts[:] = [len(plan.drafts.get(row, ())) for row in rows.tolist()]
+        samples = np.ones(len(rows), np.bool_)
+        if plan.unsampled:
+            samples[np.isin(rows, list(plan.unsampled))] = False
+        ends = plan.starts + plan.lens
+        return cls(plan.req_ids, rows, plan.starts, ends, num_drafts, samples, state_blocks(plan))
+
     @property
     def known(self) -> Ints:
         """Tokens whose value is certain at the end of the step's input: without drafts."""
@@ -107,6 +133,13 @@ class Scheduled:
             samples=self.samples[index],
             states=self.states[index],
         )
+
+
+def state_blocks(plan: StepPlan) -> npt.NDArray[np.int32]:
+    """`Scheduled.states`; zeros for a model without."""
+    if not plan.states:
+        return np.zeros((len(plan.rows), 2), np.int32)
+    return np.array(plan.states, np.int32)
 
 
 @dataclass
@@ -177,47 +210,54 @@ class RequestStates:
         """Of the rows whose output follows a grammar."""
         self.media: dict[int, RequestMedia] = {}
         """Of the rows whose prompt holds pictures."""
-        self.faults: dict[str, Fault] = {}
-        """Requests that cannot go on, with the reason; they stay so until freed."""
-        self._rows: dict[str, int] = {}
-        self._free = list(range(max_num_reqs))[::-1]
+        self.faults: dict[int, Fault] = {}
+        """Rows whose requests cannot go on, with the reason; they stay so until freed."""
+        self._held = np.zeros(max_num_reqs, np.bool_)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return int(self._held.sum())
 
-    def apply(self, plan: StepPlan) -> Scheduled:
-        """Bring the rows to where the plan has them. Faulty requests are left out."""
-        for req_id in plan.freed:
-            self.free(req_id)
-        for new in plan.rows:
+    def update(self, plan: StepPlan) -> None:
+        """Let rows come, go and grow as a plan has them."""
+        for row in plan.freed:
+            self.free(row)
+        for new in plan.new_rows:
             if new.request is not None:
-                self._add(new.request)
-            elif new.req_id in self._rows:
+                self._add(new.row, new.request)
+            else:
                 for table in self.tables:
-                    table.clear(self._rows[new.req_id])
-        scheduled = self._schedule(plan)
+                    table.clear(new.row)
+        for table, new_blocks in zip(self.tables, plan.new_blocks, strict=False):
+            if len(new_blocks.rows):
+                table.append(new_blocks.rows, new_blocks.columns, new_blocks.blocks)
+
+    def schedule(self, plan: StepPlan) -> Scheduled:
+        """The healthy requests of a plan that `update` has seen, their rows being where it has
+        them."""
+        scheduled = self._without_misfits(self._healthy(plan))
         self._truncate(scheduled)
         self._write_drafts(scheduled, plan)
         return scheduled
 
-    def fault(self, req_id: str) -> Fault:
-        """Why `apply` left a request out."""
-        return self.faults.get(req_id, _UNKNOWN)
+    def fault(self, row: int) -> Fault:
+        """Why `schedule` left a row out."""
+        return self.faults.get(row, _UNKNOWN)
 
-    def free(self, req_id: str) -> None:
+    def free(self, row: int) -> None:
         """Forget a request; one that never reached the runner is no error."""
-        self.faults.pop(req_id, None)
-        row = self._rows.pop(req_id, None)
-        if row is None:
+        if row >= len(self._held):
             return
-        self.departed[row] += 1
+        self.faults.pop(row, None)
         for table in self.tables:
             table.clear(row)
+        if not self._held[row]:
+            return
+        self._held[row] = False
+        self.departed[row] += 1
         self.rules.pop(row, None)
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
         self.media.pop(row, None)
-        self._free.append(row)
 
     def accept(
         self,
@@ -288,18 +328,18 @@ class RequestStates:
     def drafts_before(self, row: int, position: int) -> npt.NDArray[np.int32]:
         return self.token_ids[row, self.lengths[row] : position]
 
-    def _add(self, request: AddRequest) -> None:
-        self.free(request.req_id)
+    def _add(self, row: int, request: AddRequest) -> None:
+        while row >= len(self.lengths):
+            self._grow()
+        self.free(row)
         try:
             self._check(request)
             rules = compile_rules(request, self.vocab_size)
             matcher = self._matcher(request.grammar)
         except RequestError as error:
-            self.faults[request.req_id] = Fault(error.message, bad_request=True)
+            self.faults[row] = Fault(error.message, bad_request=True)
             return
-        if not self._free:
-            self._grow()
-        row = self._rows[request.req_id] = self._free.pop()
+        self._held[row] = True
         prompt = request.prompt_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.lengths[row] = len(prompt)
@@ -337,21 +377,14 @@ class RequestStates:
             raise RequestError("This model reads text only; leave the images out.", "messages")
         check_media(request.media, length)
 
-    def _schedule(self, plan: StepPlan) -> Scheduled:
-        rows = np.array([self._rows.get(req_id, -1) for req_id in plan.req_ids], np.int64)
+    def _healthy(self, plan: StepPlan) -> Scheduled:
+        rows = plan.rows
+        scheduled = Scheduled.of(plan)
+        good = rows < len(self._held)
+        good[good] = self._held[rows[good]]
         if self.faults:
-            rows[[req_id in self.faults for req_id in plan.req_ids]] = -1
-        for req_id, new_block_ids in plan.new_blocks.items():
-            row = self._rows.get(req_id)
-            if row is not None and req_id not in self.faults:
-                for table, block_ids in zip(self.tables, new_block_ids, strict=False):
-                    if block_ids:
-                        table.append(row, block_ids)
-        scheduled = _arrays(plan, rows)
-        good = rows >= 0
-        if not good.all():
-            scheduled = scheduled.select(np.flatnonzero(good))
-        return self._without_misfits(scheduled)
+            good &= ~np.isin(rows, list(self.faults))
+        return scheduled if good.all() else scheduled.select(np.flatnonzero(good))
 
     def _without_misfits(self, plan: Scheduled) -> Scheduled:
         """Leave out requests whose plan does not fit their row."""
@@ -359,13 +392,13 @@ class RequestStates:
         fits = (known <= self.lengths[rows]) & (plan.starts < known)
         fits &= plan.ends <= self.max_model_len
         for table in self.tables:
-            fits &= table.used[rows] * table.block_size >= plan.ends
+            fits &= table.have_room(rows, plan.ends)
         # Sampling inside the prompt would overwrite it.
         fits &= ~plan.samples | (known >= self.params["prompt_len"][rows])
         if fits.all():
             return plan
         for i in np.flatnonzero(~fits).tolist():
-            self.faults[plan.req_ids[i]] = Fault(
+            self.faults[int(rows[i])] = Fault(
                 f"The plan computes positions {plan.starts[i]} to {plan.ends[i]} with "
                 f"{plan.num_drafts[i]} drafts, which does not fit this request's "
                 f"{self.lengths[rows[i]]} tokens and blocks; please report this."
@@ -388,12 +421,11 @@ class RequestStates:
             return
         for i in np.flatnonzero(scheduled.num_drafts).tolist():
             known, end = scheduled.known[i], scheduled.ends[i]
-            self.token_ids[scheduled.rows[i], known:end] = plan.drafts[scheduled.req_ids[i]]
+            self.token_ids[scheduled.rows[i], known:end] = plan.drafts[int(scheduled.rows[i])]
 
     def _grow(self) -> None:
         """Preempted requests keep their rows, so there can be more rows than run at once."""
-        old = len(self.lengths)
-        num_rows = 2 * old
+        num_rows = 2 * len(self.lengths)
         self.token_ids = _grow(self.token_ids, num_rows, self.lengths)
         self.lengths = _grow(self.lengths, num_rows)
         self.scored = _grow(self.scored, num_rows)
@@ -401,26 +433,7 @@ class RequestStates:
         self.params = _grow(self.params, num_rows)
         for table in self.tables:
             table.grow(num_rows)
-        self._free = list(range(old, num_rows))[::-1]
-
-
-def _arrays(plan: StepPlan, rows: Ints) -> Scheduled:
-    starts = np.array(plan.starts, np.int64) + plan.ahead
-    num_drafts = np.zeros(len(rows), np.int64)
-    if plan.drafts:
-        num_drafts[:] = [len(plan.drafts.get(req_id, ())) for req_id in plan.req_ids]
-    samples = np.ones(len(rows), np.bool_)
-    if plan.unsampled:
-        samples[:] = [req_id not in plan.unsampled for req_id in plan.req_ids]
-    return Scheduled(
-        req_ids=plan.req_ids,
-        rows=rows,
-        starts=starts,
-        ends=starts + np.array(plan.lens, np.int64),
-        num_drafts=num_drafts,
-        samples=samples,
-        states=np.array(plan.states or [NO_STATES] * len(rows), np.int32).reshape(-1, 2),
-    )
+        self._held = _grow(self._held, num_rows)
 
 
 def _grow(old: np.ndarray, num_rows: int, used: Ints | None = None) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pagoda.arch.spec import ModelSpec
 from pagoda.core.messages import AddRequest, PoolingParams
-from pagoda.core.plan import NewRow, PlannedRequest, StepPlan
+from pagoda.core.plan import NewBlocks, NewRow, StepPlan
 from pagoda.core.sampling import SamplingParams
 
 _REQ_ID = "warm-up"
@@ -47,10 +49,12 @@ def _plans(
     plans = []
     length = len(request.prompt_token_ids)
     for start, num_tokens in parts:
-        blocks = [[] if start else [0] * (length // size + 1) for size in block_sizes]
-        planned = PlannedRequest(
-            req_id=_REQ_ID, num_computed_tokens=start, num_tokens=num_tokens, new_block_ids=blocks
-        )
-        rows = [] if start else [NewRow(request=request, req_id=_REQ_ID)]
-        plans.append(StepPlan.of(-1, [planned], rows))
-    return [*plans, StepPlan(step_id=-1, freed=[_REQ_ID])]
+        plan = StepPlan(step_id=-1, req_ids=[_REQ_ID], num_tokens=num_tokens)
+        plan.rows, plan.starts, plan.lens = np.array([[0], [start], [num_tokens]])
+        if not start:
+            plan.new_rows = [NewRow(row=0, req_id=_REQ_ID, request=request)]
+            # Room for the token behind it.
+            columns = [np.arange(length // size + 1) for size in block_sizes]
+            plan.new_blocks = [NewBlocks(0 * each, each, 0 * each) for each in columns]
+        plans.append(plan)
+    return [*plans, StepPlan(step_id=-1, freed=[0])]

@@ -9,16 +9,17 @@ from starlette.responses import Response
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
 from pagoda.engine.fleet import Fleet
-from pagoda.server.auth import AuthMiddleware, configured_keys
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.middleware import (
+from pagoda.server.http.auth import AuthMiddleware, configured_keys
+from pagoda.server.http.middleware import (
     BodyLimitMiddleware,
     HeadMiddleware,
     LeaseMiddleware,
     RequestLogMiddleware,
     RootPathMiddleware,
 )
+from pagoda.server.http.webguard import WebGuardMiddleware, allowed_hosts
 from pagoda.server.openapi import build_openapi
 from pagoda.server.responses.registry import Responses
 from pagoda.server.responses.store import ResponseStore
@@ -42,7 +43,6 @@ from pagoda.server.routes import (
     tokens,
     unserved,
 )
-from pagoda.server.webguard import WebGuardMiddleware, allowed_hosts
 
 _log = get_logger(__name__)
 

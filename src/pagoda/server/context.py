@@ -21,8 +21,8 @@ from pagoda.engine.directory import ServedModel
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet
 from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.generation import Generation
 from pagoda.server.metrics import Metrics
+from pagoda.server.replies.generation import Generation
 
 LEASES = "pagoda.leases"
 """Where a request's scope has the models that it keeps loaded."""

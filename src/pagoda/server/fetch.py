@@ -13,6 +13,7 @@ import httpx
 from pagoda.base.errors import RequestError
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import NO_DOMAIN
+from pagoda.config.modality import MODALITIES
 from pagoda.version import __version__
 
 MAX_REDIRECTS = 3
@@ -145,7 +146,7 @@ class MediaFetcher:
             headers={
                 "host": target.netloc.decode("ascii"),
                 "user-agent": f"Pagoda/{__version__}",
-                "accept": "image/*, video/*",
+                "accept": ", ".join(f"{kind}/*" for kind in MODALITIES),
                 "accept-encoding": "identity",
             },
             timeout=MAX_SECONDS,

@@ -179,9 +179,9 @@ class StreamingProtocol(H11Protocol):
         return True
 
     def _flush(self) -> None:
-        if self._chunks:
-            self.transport.write(self._chunks)
-            self._chunks = b""
+        chunks, self._chunks = self._chunks, b""
+        if chunks and not self.transport.is_closing():
+            self.transport.write(chunks)
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter:

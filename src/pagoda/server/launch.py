@@ -17,8 +17,8 @@ from pagoda.engine.supervision import SupervisionLimits
 from pagoda.engine.text_side import fetch_model
 from pagoda.engine.transport import MemoryRoom
 from pagoda.engine.watchdog import Watchdog
-from pagoda.server.listen import listening
-from pagoda.server.tls import tls_context
+from pagoda.server.http.listen import listening
+from pagoda.server.http.tls import tls_context
 
 _log = get_logger(__name__)
 

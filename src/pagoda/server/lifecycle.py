@@ -27,11 +27,11 @@ from pagoda.engine.progress import StartupDisplay
 from pagoda.engine.text_side import TextSide, load_text_side
 from pagoda.engine.watchdog import situation
 from pagoda.server.app import create_app
-from pagoda.server.auth import configured_keys
 from pagoda.server.context import Context
+from pagoda.server.http.auth import configured_keys
+from pagoda.server.http.listen import base_url, is_loopback
+from pagoda.server.http.looplag import LoopLag
 from pagoda.server.http1 import StreamingProtocol
-from pagoda.server.listen import base_url, is_loopback
-from pagoda.server.looplag import LoopLag
 from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
 

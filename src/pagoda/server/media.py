@@ -1,155 +1,123 @@
-"""Pictures and videos of a conversation: found, fetched where that is allowed, and decoded."""
+"""Media of a conversation: found, fetched where that is allowed, and decoded."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.engine.aside.jobs import DecodeImage, DecodeVideo, Rendered
+from pagoda.config.modality import MODALITIES, Modality, modality_of_part
+from pagoda.engine.aside.jobs import Decode, Rendered
 from pagoda.engine.directory import ServedModel
-from pagoda.engine.media import Marks, place_media
+from pagoda.engine.media import media_key, place_media, write_media
+from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.fetch import MediaFetcher
-from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.content_format import IMAGE_PARTS, VIDEO_PARTS
-from pagoda.text.images import film
-from pagoda.text.images.base import ProcessedImage
-from pagoda.text.images.dataurl import is_data_url
-from pagoda.text.images.decode import MAX_BYTES
-from pagoda.text.images.video import FrameChoice, ProcessedVideo
+from pagoda.text.media.base import Medium, Options
+from pagoda.text.media.dataurl import is_data_url
 
 # Each may have 32 MB on its way.
 _AT_ONCE = 2
 
 Encode = Callable[[str], Awaitable[list[int]]]
 """A prompt's text to its token ids."""
+Part = dict[str, Any]
 
 
 class MediaLoader:
     """Of one request: what it names several times, or looks at again, is loaded once."""
 
-    def __init__(self, served: ServedModel, choice: FrameChoice | None = None):
+    def __init__(self, served: ServedModel, options: Mapping[str, Options] | None = None):
+        """`options` by kind."""
         self._served = served
-        self._choice = choice or FrameChoice()
+        self._options = options or {}
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._images: dict[str, asyncio.Task[ProcessedImage]] = {}
-        self._videos: dict[str, asyncio.Task[ProcessedVideo]] = {}
+        self._loading: dict[tuple[str, str], asyncio.Task[Medium]] = {}
 
     async def prompt(
         self, shown: Rendered, messages: Sequence[ChatMessage], encode: Encode
     ) -> Prompt:
         """`messages`, rendered as `shown`, as the engine gets them: with as many tokens for each
-        picture and frame as it has.
+        medium as it has.
 
-        RequestError for too many, and for what is no picture or video or may not be fetched. A
-        model that reads text only has none: its template says so.
+        RequestError for too many, and for what is no medium or may not be fetched. A model that
+        reads text only has none: its template says so.
         """
-        images = await self._all("image", _urls(messages, IMAGE_PARTS), self._image)
-        videos = await self._all("video", _urls(messages, VIDEO_PARTS), self._video)
-        side, text = self._served.text, shown.text
-        found: dict[Marks, Sequence[ProcessedImage]] = {}
-        if images and side.images is not None:
-            found[side.images.marks] = images
-        if videos and side.videos is not None:
-            text = side.videos.text(text, videos)
-            found[side.videos.marks] = [frame for video in videos for frame in video.frames]
+        inputs = self._served.text.media
+        loaded = {
+            inputs[kind]: await self._all(modality, messages)
+            for kind, modality in MODALITIES.items()
+            if kind in self._served.modalities
+        }
+        found = {media_input: media for media_input, media in loaded.items() if media}
+        text = write_media(shown.text, found)
         if shown.ids is not None and text == shown.text:
             ids = shown.ids
         else:
             ids = await encode(text)
-        return Prompt(*place_media(ids, found)) if found else Prompt(ids)
+        return Prompt(*place_media(ids, found))
 
-    async def _all(
-        self, kind: str, urls: list[str], load: Callable[[str], Awaitable[Any]]
-    ) -> list[Any]:
-        if not urls or kind not in self._served.modalities:
-            return []
-        most = self._served.media.most(kind)
+    async def _all(self, modality: Modality, messages: Sequence[ChatMessage]) -> list[Medium]:
+        urls = [
+            _url(modality, part)
+            for message in messages
+            for part in _parts(message)
+            if modality_of_part(part["type"]) is modality
+        ]
+        most = self._served.media.most(modality.kind)
         if len(urls) > most:
             raise RequestError(
-                f"The messages hold {len(urls)} {kind}s, and at most {most} are taken; "
+                f"The messages hold {len(urls)} {modality.kind}s, and at most {most} are taken; "
                 "--limit-mm-per-prompt raises that.",
                 "messages",
             )
         try:
-            return list(await asyncio.gather(*map(load, urls)))
+            return list(await asyncio.gather(*(self._one(modality.kind, url) for url in urls)))
         except RequestError as error:
             raise RequestError(error.message, error.param or "messages") from error
 
-    def _image(self, url: str) -> Awaitable[ProcessedImage]:
-        if url not in self._images:
-            self._images[url] = asyncio.create_task(self._load_image(url))
-        return self._images[url]
+    def _one(self, kind: str, url: str) -> Awaitable[Medium]:
+        if (kind, url) not in self._loading:
+            self._loading[kind, url] = asyncio.create_task(self._load(kind, url))
+        return self._loading[kind, url]
 
-    def _video(self, url: str) -> Awaitable[ProcessedVideo]:
-        if url not in self._videos:
-            self._videos[url] = asyncio.create_task(self._load_video(url))
-        return self._videos[url]
-
-    async def _load_image(self, url: str) -> ProcessedImage:
-        images, limits = self._served.text.images, self._limits()
-        assert images is not None
-        async with self._gate:
-            file = None if is_data_url(url) else await self._fetched(url, MAX_BYTES)
-            job = DecodeImage(limits["image"], url if file is None else None)
-            key = await asyncio.to_thread(_key, url if file is None else file, limits["image"])
-            image = images.known.get(key)
-            if image is None:
-                image = await self._served.aside.image(job, file)
-                images.known.put(key, image, image.pixels.nbytes)
-            return image
-
-    async def _load_video(self, url: str) -> ProcessedVideo:
-        videos, limits = self._served.text.videos, self._limits()
-        assert videos is not None
-        async with self._gate:
-            file = None if is_data_url(url) else await self._fetched(url, film.MAX_BYTES)
-            given = (self._choice, limits["video"], limits["image"])
-            job = DecodeVideo(*given, url if file is None else None)
-            key = await asyncio.to_thread(_key, url if file is None else file, *given)
-            video = videos.known.get(key)
-            if video is None:
-                video = await self._served.aside.video(job, file)
-                videos.known.put(key, video, video.nbytes)
-            return video
-
-    async def _fetched(self, url: str, max_bytes: int) -> bytes:
-        return await MediaFetcher(self._served.media.allowed_media_domains, max_bytes).fetch(url)
-
-    def _limits(self) -> Mapping[str, int]:
-        ready = self._served.client.ready
+    async def _load(self, kind: str, url: str) -> Medium:
+        served, options = self._served, self._options.get(kind, {})
+        inputs, ready = served.text.media[kind], served.client.ready
         assert ready is not None  # else it has no modalities
-        return ready.media
-
-
-def _key(given: str | bytes, *options: object) -> bytes:
-    """Of what a request brought, as it came: a known picture is not even decoded from base64."""
-    data = given.encode() if isinstance(given, str) else given
-    return sha256(sha256(data).digest() + repr(options).encode()).digest()
+        async with self._gate:
+            inline = is_data_url(url)
+            if inline:
+                file = await asyncio.to_thread(url.encode)
+            else:
+                domains = served.media.allowed_media_domains
+                file = await MediaFetcher(domains, inputs.loader.max_bytes).fetch(url)
+            key = await asyncio.to_thread(media_key, file, options, ready.media)
+            medium = inputs.known.get(key)
+            if medium is None:
+                job = Decode(kind, dict(options), dict(ready.media), inline)
+                medium = await served.aside.decode(job, file)
+                inputs.known.put(key, medium)
+            return medium
 
 
 def has_media(messages: Sequence[ChatMessage]) -> bool:
-    return any(_parts(message, IMAGE_PARTS | VIDEO_PARTS) for message in messages)
+    return any(True for message in messages for _ in _parts(message))
 
 
-def _urls(messages: Sequence[ChatMessage], kinds: frozenset[str]) -> list[str]:
-    return [_url(part) for message in messages for part in _parts(message, kinds)]
-
-
-def _parts(message: ChatMessage, kinds: frozenset[str]) -> list[dict[str, Any]]:
+def _parts(message: ChatMessage) -> Iterator[Part]:
     content = message.fields()["content"]
-    parts = content if isinstance(content, list) else []
-    return [part for part in parts if isinstance(part, dict) and part["type"] in kinds]
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and modality_of_part(part["type"]) is not None:
+            yield part
 
 
-def _url(part: dict[str, Any]) -> str:
+def _url(modality: Modality, part: Part) -> str:
     """`{"url": ...}`, as OpenAI's chat API has it, or the URL itself."""
-    kind = "video" if part["type"] in VIDEO_PARTS else "image"
-    value = part.get(f"{kind}_url")
+    field = modality.url_part
+    value = part.get(field)
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str):
         raise RequestError(
-            f"A part of type {part['type']!r} needs a URL in {kind}_url.url.", "messages"
+            f"A part of type {part['type']!r} needs a URL in {field}.url.", "messages"
         )
     return url

@@ -3,10 +3,11 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.config.modality import modality_of_part
 from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.directory import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
-from pagoda.text.chat_template import RESERVED
+from pagoda.text.template.chat import RESERVED
 
 
 async def render_prompt(
@@ -30,7 +31,7 @@ async def render_prompt(
         raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
     return await served.aside.render(
         RenderChat(
-            [message.fields() for message in messages],
+            [_marked(message.fields()) for message in messages],
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -38,6 +39,20 @@ async def render_prompt(
             add_special_tokens=add_special_tokens,
         )
     )
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """With the types alone of parts that hold media: templates see no more of them."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    marked = [
+        {"type": part["type"]}
+        if isinstance(part, dict) and modality_of_part(part["type"]) is not None
+        else part
+        for part in content
+    ]
+    return {**message, "content": marked}
 
 
 def final_text(messages: list[ChatMessage]) -> str:

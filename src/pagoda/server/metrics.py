@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
 from pagoda.engine.client import EngineClient
 from pagoda.engine.directory import ServedModel
-from pagoda.server.looplag import LoopLag
+from pagoda.server.http.looplag import LoopLag
 
 Models = Callable[[], list[ServedModel]]
 

@@ -3,24 +3,16 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.config.sampling import NUMBERS, SAMPLERS, Number, neutral
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.prompts import MAX_PROMPTS, encode
 from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
-from pagoda.server.prompts import MAX_PROMPTS, encode
 from pagoda.server.protocol.native import NativeBody
 
-# What each of its samplers is where it does nothing, in the order in which they are applied.
-_SAMPLERS: dict[str, dict[str, float]] = {
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "temperature": {"temperature": 1.0},
-    "min_p": {"min_p": 0.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-}
-_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 
 Piece = str | int
@@ -58,20 +50,16 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
         raise RequestError(
             f"n_probs may be {served.max_logprobs} at most; --max-logprobs raises that.", "n_probs"
         )
+    sent = {number: getattr(body, number.native) for number in NUMBERS}
     values = with_defaults(
         {
-            "temperature": None if body.temperature is None else max(body.temperature, 0.0),
-            "top_k": None if body.top_k is None else max(body.top_k, 0),
-            "top_p": body.top_p,
-            "min_p": body.min_p,
-            "repetition_penalty": body.repeat_penalty,
-            "presence_penalty": body.presence_penalty,
-            "frequency_penalty": body.frequency_penalty,
+            number.name: None if value is None else _floored(number, value)
+            for number, value in sent.items()
         },
         served,
     )
-    for sampler in _SAMPLERS.keys() - _chosen(body.samplers):
-        values |= _SAMPLERS[sampler]
+    for sampler in SAMPLERS.keys() - _chosen(body.samplers):
+        values |= neutral(sampler)
     _apply_window(values, body)
     settings: dict[str, Any] = dict(values)
     return SamplingParams(
@@ -109,14 +97,8 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
     limit = -1 if sampling.max_tokens is None else sampling.max_tokens
     return {
         "seed": -1 if sampling.seed is None else sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": max(sampling.top_k, 0),
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
+        **{number.native: _floored(number, getattr(sampling, number.name)) for number in NUMBERS},
         "repeat_last_n": -1,
-        "repeat_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "stop": sampling.stop,
         "max_tokens": limit,
         "n_predict": limit,
@@ -127,9 +109,13 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
         ],
         "n_probs": sampling.logprobs or 0,
         "grammar": body.grammar if body is not None else "",
-        "samplers": list(_SAMPLERS),
+        "samplers": list(SAMPLERS),
         "timings_per_token": body.timings_per_token if body is not None else False,
     }
+
+
+def _floored(number: Number, value: float) -> float:
+    return value if number.floor is None else max(value, number.kind(0))
 
 
 def _is_prompt(items: list[Any]) -> bool:
@@ -156,18 +142,18 @@ def _pieces(item: Any) -> Prompt:
 
 def _chosen(samplers: str | list[str] | None) -> set[str]:
     if samplers is None:
-        return set(_SAMPLERS)
+        return set(SAMPLERS)
     if isinstance(samplers, str):
-        return {_LETTERS[letter] for letter in samplers if letter in _LETTERS}
+        return {sampler for sampler, letter in SAMPLERS.items() if letter in samplers}
     return set(samplers)
 
 
 def _apply_window(values: dict[str, float], body: NativeBody) -> None:
-    neutral = _SAMPLERS["penalties"]
+    off = neutral("penalties")
     if body.repeat_last_n == 0:
-        values |= neutral
+        values |= off
     elif body.repeat_last_n > 0 and any(
-        values.get(name, value) != value for name, value in neutral.items()
+        values.get(name, value) != value for name, value in off.items()
     ):
         raise RequestError(
             "Penalties look at the whole text here: with one of them, send repeat_last_n -1, or "

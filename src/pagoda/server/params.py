@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.structure import wanted_structure
 from pagoda.server.protocol.chat import ChatBody
 from pagoda.server.protocol.common import GenerationBody, SamplingFields
 from pagoda.server.protocol.completions import CompletionRequest
-from pagoda.server.structure import wanted_structure
 
 MAX_STOP_STRINGS = 64
 # Each is tokenized on arrival.
@@ -23,15 +24,10 @@ MAX_LISTED_IDS = 1 << 20
 
 STRUCTURE = "structured_outputs"
 """Among a model's defaults, what --grammar and --json-schema say."""
-_COPIED = (
-    "n", "seed", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos",
-    "min_tokens", "allowed_token_ids", "prompt_logprobs", "skip_special_tokens",
-    "spaces_between_special_tokens", "truncate_prompt_tokens",
-)  # fmt: skip
-_WITH_DEFAULTS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty",
-)  # fmt: skip
+_NUMBERS = [number.name for number in NUMBERS]
+_COPIED = (SamplingFields.model_fields.keys() & SamplingParams.__struct_fields__) - {
+    *_NUMBERS, "stop", "logit_bias",
+}  # fmt: skip
 
 
 def chat_params(body: ChatBody, served: ServedModel) -> SamplingParams:
@@ -88,7 +84,7 @@ def sampling_params(
     """The body's own over the model's; RequestError for what is out of range."""
     requests.check_generates(served.generates)
     values: dict[str, Any] = {name: getattr(body, name) for name in _COPIED}
-    values |= with_defaults({name: getattr(body, name) for name in _WITH_DEFAULTS}, served)
+    values |= with_defaults({name: getattr(body, name) for name in _NUMBERS}, served)
     stop = stop_strings(body.stop)
     if len(body.bad_words) > MAX_BAD_WORDS:
         raise RequestError(f"At most {MAX_BAD_WORDS} bad words are allowed.", "bad_words")

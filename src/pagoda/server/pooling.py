@@ -8,13 +8,13 @@ from pagoda.base.errors import RequestError
 from pagoda.core.messages import PoolingParams, RequestDelta
 from pagoda.core.vectors import Vector, cosine, embedding, scores
 from pagoda.engine.directory import ServedModel
+from pagoda.server.bodies.texts import PooledText, pair_ids, single_ids
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError
-from pagoda.server.generation import check_ready
 from pagoda.server.metrics import RequestTimer, Siblings
 from pagoda.server.protocol.pooling import PoolingBody
 from pagoda.server.protocol.vectors import PoolingUsage
-from pagoda.server.texts import PooledText, pair_ids, single_ids
+from pagoda.server.replies.generation import check_ready
 
 _serial = itertools.count()
 

@@ -3,7 +3,7 @@
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
 from pagoda.engine.outputs import OutputDelta
-from pagoda.server.generation import Generation
+from pagoda.server.replies.generation import Generation
 
 _log = get_logger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagoda.base.errors import CheckpointError, RequestError
-from pagoda.text.gguf_tokenizer import parts_from_gguf
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.json_tokenizer import parts_from_folder
 from pagoda.text.parts import TokenizerParts, library_faults
 from pagoda.weights.files import ModelFiles

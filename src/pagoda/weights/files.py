@@ -9,23 +9,18 @@ from typing import Any, Literal
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.choice import is_gguf_model
-from pagoda.weights.gguf import GgufCheckpoint, split_paths
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint, split_paths
+from pagoda.weights.gguf.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.pointer import START, refuse_pointer
-from pagoda.weights.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.published.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 from pagoda.weights.upright import UprightCheckpoint
 
-# llama.cpp's names of sampling defaults in a GGUF, and generation_config.json's.
-_GGUF_SAMPLING = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
+# Sampling defaults in a GGUF that generation_config.json has under other names.
+_GGUF_SAMPLING = "general.sampling."
+_RENAMED = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +73,12 @@ class ModelFiles:
 
         The file beside the weights wins over what a GGUF says in its metadata.
         """
-        found = {_GGUF_SAMPLING.get(key): value for key, value in self.metadata.items()}
-        inside = {key: value for key, value in found.items() if key is not None}
+        names = {
+            key: key.removeprefix(_GGUF_SAMPLING)
+            for key in self.metadata
+            if key.startswith(_GGUF_SAMPLING)
+        }
+        inside = {_RENAMED.get(name, name): self.metadata[key] for key, name in names.items()}
         path = self.folder / "generation_config.json"
         return inside | (read_json(path) if path.is_file() else {})
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from pagoda.base.errors import CheckpointError, SourceError
 from pagoda.base.units import format_bytes
 from pagoda.base.whole import whole_file
-from pagoda.weights.gguf import read_header
-from pagoda.weights.gguf_header import Cursor, CutShortError
+from pagoda.weights.gguf.checkpoint import read_header
+from pagoda.weights.gguf.header import Cursor, CutShortError
+from pagoda.weights.hub.ranges import RemoteBytes
 from pagoda.weights.jsonfile import check_size, parse_json, parse_value
-from pagoda.weights.ranges import RemoteBytes
 from pagoda.weights.safetensors import INDEX_NAME, header_end
 
 # One request is enough for most shards, whose entries take some 100 bytes a tensor.

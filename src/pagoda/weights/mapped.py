@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
-from pagoda.weights.store import is_headers_only
+from pagoda.weights.hub.store import is_headers_only
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
     import numpy as np

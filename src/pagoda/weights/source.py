@@ -9,10 +9,10 @@ from typing import Literal
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.base.near import nearest
-from pagoda.weights import huggingface, modelscope, wheel
 from pagoda.weights.choice import RemoteFile, choose_files, is_gguf_model
 from pagoda.weights.files import has_safetensors
-from pagoda.weights.store import Progress, models_dir
+from pagoda.weights.hub import huggingface, modelscope, wheel
+from pagoda.weights.hub.store import Progress, models_dir
 
 log = get_logger(__name__)
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from pagoda.kernels.triton.layouts import STORAGES
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton.products.layouts import STORAGES
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.weights.formats import FORMATS
 
 ALL = sorted(STORAGES)

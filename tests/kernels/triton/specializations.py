@@ -14,18 +14,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from pagoda.kernels import ops
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.triton import (
-    attention,
-    delta_net,
-    draw,
-    experts,
-    gemm,
-    kv_cache,
-    norm,
-    routing,
-    sampling,
-)
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.triton import attention, delta_net, draw, kv_cache, norm, sampling
+from pagoda.kernels.triton.products import experts, gemm, routing
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 
 SIZES = (2, 3, 5, 15, 16)
 HIDDEN, HEADS, HEAD, VOCAB, BLOCK = 256, 4, 64, 1000, 16

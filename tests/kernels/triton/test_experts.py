@@ -7,9 +7,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels import ops
 from pagoda.kernels.ref import experts as reference
-from pagoda.kernels.ref.dequant import dequantize
-from pagoda.kernels.triton import experts
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.ref.dequant.formats import dequantize
+from pagoda.kernels.triton.products import experts
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import assuming
 from tests.kernels.test_experts import expected_mix, random_experts
 from tests.kernels.triton.quantized import random_raw

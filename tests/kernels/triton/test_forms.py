@@ -7,8 +7,16 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton.runtime.errors import OutOfResources
 
 from pagoda.kernels import ops
-from pagoda.kernels.triton import experts, forms
-from pagoda.kernels.triton.forms import Case, Form, class_of, experts_form, form, measured, take
+from pagoda.kernels.triton.products import experts, forms
+from pagoda.kernels.triton.products.forms import (
+    Case,
+    Form,
+    class_of,
+    experts_form,
+    form,
+    measured,
+    take,
+)
 from tests.kernels.triton.test_experts import packed_experts, routed
 
 WHAT = Case(True, "Q4_K_4_8_32", "float16", 64, 256, 64)

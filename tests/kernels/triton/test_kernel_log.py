@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from pagoda.kernels.triton.layouts import layout_of
+from pagoda.kernels.triton.products.layouts import layout_of
 from pagoda.runtime.triton import kernel_notes
 from pagoda.runtime.triton.kernel_log import KernelLog
 

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from pagoda.kernels.ref import attention as ref
 from pagoda.kernels.ref.kv_cache import FP8, decode, encode, key_rows
-from pagoda.kernels.triton import fp8, kv_cache
+from pagoda.kernels.triton import kv_cache
+from pagoda.kernels.triton.products import fp8
 from tests.kernels.triton.paged import poisoned
 
 HALVES = (torch.float16, torch.bfloat16)

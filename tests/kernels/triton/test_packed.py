@@ -7,10 +7,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import ops
-from pagoda.kernels.ref.dequant import dequantize
-from pagoda.kernels.triton import gemm, scaled
-from pagoda.kernels.triton.layouts import STORAGES
-from pagoda.kernels.triton.matrix import GpuMatrix
+from pagoda.kernels.ref.dequant.formats import dequantize
+from pagoda.kernels.triton.products import gemm, scaled
+from pagoda.kernels.triton.products.layouts import STORAGES
+from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import assuming
 from pagoda.quant.base import ShardSource
 from pagoda.quant.packed import PackedLinear

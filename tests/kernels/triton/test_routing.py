@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref import experts as reference
-from pagoda.kernels.triton import routing
+from pagoda.kernels.triton.products import routing
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 

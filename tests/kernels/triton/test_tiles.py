@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from triton.errors import TritonError
 
-from pagoda.kernels.triton import experts, forms
-from pagoda.kernels.triton.forms import Form, experts_form
+from pagoda.kernels.triton.products import experts, forms
+from pagoda.kernels.triton.products.forms import Form, experts_form
 from pagoda.kernels.triton.target import assuming
 from pagoda.runtime.triton import kernel_notes, tiles
 from pagoda.runtime.triton.tiles import tile_tuning

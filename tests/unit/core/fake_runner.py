@@ -20,9 +20,10 @@ from pagoda.core.kvcache.spec import (
     state_groups,
 )
 from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
-from pagoda.core.plan import PlannedRequest, RequestResult, StepPlan, StepResult
+from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from tests.plans import Planned, shares
 
 VOCAB = 24
 EOS = 0
@@ -113,14 +114,20 @@ class FakeRunner:
     """Requests whose next sampling yields no token."""
     broken: set[str] = field(default_factory=set)
     """Requests whose next result is an error."""
-    last: StepPlan | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    """Of the rows."""
     terse: bool = True
     """Results that hold one token each and nothing else come as bare tokens."""
 
+    last: StepPlan | None = None
+
     def execute(self, plan: StepPlan) -> StepResult:
-        self._check_again(plan)
+        if plan.follows:
+            self._check_follows(plan)
+        self.last = plan
         self._take_rows(plan)
-        good = [planned for planned in plan.requests if self._prepare(planned)]
+        all_planned = shares(plan)
+        good = [planned for planned in all_planned if self._prepare(planned)]
         for planned in good:
             self._read_state(planned)
         written: set[tuple[int, int, int]] = set()
@@ -129,7 +136,7 @@ class FakeRunner:
         for planned in good:
             self._write_state(planned, good)
         results = {planned.req_id: self._attend_and_sample(planned) for planned in good}
-        empty = [RequestResult(req_id=planned.req_id) for planned in plan.requests]
+        empty = [RequestResult(req_id=planned.req_id) for planned in all_planned]
         result = StepResult(
             step_id=plan.step_id,
             results=[results.get(entry.req_id, entry) for entry in empty],
@@ -140,16 +147,28 @@ class FakeRunner:
             for entry in result.results
             if entry.token_ids
         ]
-        drafts = any(planned.draft_token_ids for planned in plan.requests)
+        drafts = any(planned.draft_token_ids for planned in all_planned)
         if self.terse and result.results == plain and not drafts:
             result.tokens = [entry.token_ids[0] for entry in plain]
             result.results = []
         return result
 
+    def _check_follows(self, plan: StepPlan) -> None:
+        """That of a plan whose predecessor failed is not known."""
+        last = self.last
+        if last is None or last.step_id + 1 != plan.step_id:
+            return
+        assert (plan.req_ids, plan.rows.tolist()) == (last.req_ids, last.rows.tolist())
+        assert {*plan.lens.tolist(), *last.lens.tolist()} == {1}
+        assert (plan.starts == last.starts + 1).all()
+        for one in (plan, last):
+            assert not (one.drafts or one.unsampled or one.new_rows)
+
     def _take_rows(self, plan: StepPlan) -> None:
-        for req_id in plan.freed:
-            del self.rows[req_id]
-        for new in plan.rows:
+        for row in plan.freed:
+            del self.rows[self.names.pop(row)]
+        for new in plan.new_rows:
+            assert self.names.setdefault(new.row, new.req_id) == new.req_id, "a row has two owners"
             tables: list[list[int]] = [[] for _ in attention_groups(self.groups)]
             if new.request is None:
                 self.rows[new.req_id].tables = tables
@@ -158,15 +177,6 @@ class FakeRunner:
                 tokens = list(new.request.prompt_token_ids)
                 self.rows[new.req_id] = Row(new.request, tokens, tables)
 
-    def _check_again(self, plan: StepPlan) -> None:
-        last, self.last = self.last, plan
-        if plan.again:
-            moved = [(one.req_id, one.num_computed_tokens + 1) for one in last.requests]
-            assert [(one.req_id, one.num_computed_tokens) for one in plan.requests] == moved
-            assert not plan.rows and not plan.freed
-            for one in (*last.requests, *plan.requests):
-                assert one.num_tokens == 1 and one.samples and not one.draft_token_ids
-
     def _encode(self, plan: StepPlan) -> list[str]:
         """Each item takes two steps."""
         hashes = [item.content_hash for item in plan.encode]
@@ -174,10 +184,12 @@ class FakeRunner:
         self.begun = {content for content in hashes if content not in done}
         return done
 
-    def _prepare(self, planned: PlannedRequest) -> bool:
+    def _prepare(self, planned: Planned) -> bool:
         """False for a plan that stands on a token that was never sampled (`mute`)."""
+        assert self.names[planned.row] == planned.req_id
         row = self.rows[planned.req_id]
         for table, blocks in zip(row.tables, planned.new_block_ids, strict=False):
+            assert len(table) == planned.column
             table.extend(blocks)
         assert planned.num_tokens >= 1
         known = planned.num_computed_tokens + planned.num_tokens - len(planned.draft_token_ids)
@@ -189,7 +201,7 @@ class FakeRunner:
             del row.tokens[known:]
         return True
 
-    def _inputs(self, planned: PlannedRequest) -> tuple[Row, int, int, list[bytes]]:
+    def _inputs(self, planned: Planned) -> tuple[Row, int, int, list[bytes]]:
         row = self.rows[planned.req_id]
         start = planned.num_computed_tokens
         end = start + planned.num_tokens
@@ -201,7 +213,7 @@ class FakeRunner:
         size = self.groups[group].block_size
         return group, row.tables[group][position // size], position % size
 
-    def _write(self, planned: PlannedRequest, written: set[tuple[int, int, int]]) -> None:
+    def _write(self, planned: Planned, written: set[tuple[int, int, int]]) -> None:
         row, start, end, content = self._inputs(planned)
         for group in range(len(attention_groups(self.groups))):
             for position in range(start, end):
@@ -224,14 +236,14 @@ class FakeRunner:
             self.memory[place] = (group, block)
         self.kv[entry] = content
 
-    def _read_state(self, planned: PlannedRequest) -> None:
+    def _read_state(self, planned: Planned) -> None:
         if not state_groups(self.groups) or not planned.num_computed_tokens:
             return
         _, start, _, content = self._inputs(planned)
         found = self.kv.get((len(self.groups) - 1, planned.states[0], 0))
         assert found == content[start - 1], f"{planned.req_id} goes on at {start} from wrong state"
 
-    def _write_state(self, planned: PlannedRequest, good: list[PlannedRequest]) -> None:
+    def _write_state(self, planned: Planned, good: list[Planned]) -> None:
         if not state_groups(self.groups):
             return
         _, _, end, content = self._inputs(planned)
@@ -240,7 +252,7 @@ class FakeRunner:
             assert other is planned or block not in other.states, "a state has two users"
         self._store((len(self.groups) - 1, block, 0), content[end - 1])
 
-    def _attend_and_sample(self, planned: PlannedRequest) -> RequestResult:
+    def _attend_and_sample(self, planned: Planned) -> RequestResult:
         row, start, end, content = self._inputs(planned)
         for group, spec in enumerate(attention_groups(self.groups)):
             first = 0 if spec.window is None else max(0, start - spec.window + 1)
@@ -271,7 +283,7 @@ class FakeRunner:
             result.prompt_logprobs = [entry if entry.logprob else None for entry in entries[first:]]
             row.scored = stop
 
-    def _sample(self, row: Row, planned: PlannedRequest, result: RequestResult) -> None:
+    def _sample(self, row: Row, planned: Planned, result: RequestResult) -> None:
         if row.message.kind == "pool":
             result.embedding = row.digests.last(row.tokens)
             return
@@ -360,4 +372,4 @@ def tokens_of(deltas: list[RequestDelta]) -> list[int]:
 
 def planned_tokens(plan: StepPlan | None) -> dict[str, int]:
     """Tokens that each request computes in a plan."""
-    return {entry.req_id: entry.num_tokens for entry in plan.requests} if plan else {}
+    return {entry.req_id: entry.num_tokens for entry in shares(plan)} if plan else {}

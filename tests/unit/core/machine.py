@@ -4,6 +4,7 @@ import random
 
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.step_time import StepCost, size_of
+from tests.plans import shares
 
 from .fake_runner import add_request, make_scheduler, planned_tokens
 
@@ -31,7 +32,7 @@ class Machine:
         seconds = self.cost.seconds(size_of(plan)) * self.chance.lognormvariate(0, self.noise)
         results = [
             RequestResult(req_id=planned.req_id, token_ids=[1] if planned.samples else [])
-            for planned in plan.requests
+            for planned in shares(plan)
         ]
         self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results), seconds)
         return plan, seconds

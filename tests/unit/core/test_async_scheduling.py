@@ -5,6 +5,7 @@ import pytest
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import RequestResult, StepResult
 from pagoda.core.sampling import SamplingParams
+from tests.plans import shares
 
 from .fake_runner import (
     VOCAB,
@@ -34,7 +35,7 @@ def test_result_one_step_late():
     output, pending, starts = [], None, []
     while scheduler.has_work() or pending:
         plan = scheduler.schedule()
-        starts += [entry.num_computed_tokens for entry in plan.requests] if plan else []
+        starts += [entry.num_computed_tokens for entry in shares(plan)] if plan else []
         if pending:
             output += tokens_of(scheduler.commit(*pending))
         pending = (plan, runner.execute(plan)) if plan else None
@@ -55,7 +56,7 @@ def test_plan_behind_a_stop_token_is_ignored_and_its_block_may_go_to_another():
     assert delta.finish_reason == "stop" and delta.token_ids == [first]
     add_request(scheduler, "b", [8] * 9, max_tokens=7)  # Needs blocks that `a` just held.
     plan = scheduler.schedule()
-    assert plan.freed == ["a"]
+    assert plan.freed == [0]
     result = runner.execute(plan)
     assert list(scheduler.commit(plans[1], results[1])) == []
     deltas = list(scheduler.commit(plan, result))
@@ -84,7 +85,7 @@ def test_token_of_a_request_preempted_in_flight_is_delivered_once():
     deltas = list(scheduler.commit(plan, result))
     assert tokens_of(deltas) == expected(PROMPT, 1)
     plan, more = run_step(scheduler, runner)
-    assert plan.rows[0].request is None, "the runner kept the row and its tokens"
+    assert plan.new_rows[0].request is None, "the runner kept the row and its tokens"
     assert planned_tokens(plan) == {"a": 8}
     deltas += more + run_all(scheduler, runner)["a"]
     assert tokens_of(deltas) == expected(PROMPT, 4)
@@ -110,11 +111,11 @@ def test_drafts_are_verified_and_rejected_ones_rolled_back(right):
     run_step(scheduler, runner)
     scheduler.propose("a", drafts)
     plan, [delta] = run_step(scheduler, runner)
-    [planned] = plan.requests
+    [planned] = shares(plan)
     assert (planned.num_tokens, planned.draft_token_ids) == (4, drafts)
     assert delta.token_ids == output[1 : 2 + right]
     plan = scheduler.schedule()
-    assert plan.requests[0].num_computed_tokens == len(PROMPT) + 1 + right
+    assert shares(plan)[0].num_computed_tokens == len(PROMPT) + 1 + right
     deltas = list(scheduler.commit(plan, runner.execute(plan)))
     assert tokens_of(deltas + run_all(scheduler, runner)["a"]) == output[2 + right :]
 
@@ -140,7 +141,7 @@ def test_drafts_stay_within_the_tokens_asked_for_and_the_budget():
     add_request(scheduler, "a", PROMPT, max_tokens=3)
     run_step(scheduler, runner)
     scheduler.propose("a", [1, 2, 3, 4, 5])
-    assert len(scheduler.schedule().requests[0].draft_token_ids) == 1
+    assert len(shares(scheduler.schedule())[0].draft_token_ids) == 1
     add_request(scheduler, "b", PROMPT[::-1], max_tokens=50)
     scheduler.propose("b", [1])  # Not running yet: nothing to guess from.
     assert planned_tokens(scheduler.schedule()) == {"b": 7}
@@ -179,7 +180,7 @@ def test_step_without_a_token_is_repeated_and_later_plans_are_dropped():
     results = [runner.execute(plan) for plan in plans]
     assert [list(scheduler.commit(*pair)) for pair in zip(plans, results, strict=True)] == [[], []]
     plan = scheduler.schedule()
-    assert plan.requests[0].num_computed_tokens == len(PROMPT) - 1
+    assert shares(plan)[0].num_computed_tokens == len(PROMPT) - 1
     deltas = list(scheduler.commit(plan, runner.execute(plan)))
     assert tokens_of(deltas + run_all(scheduler, runner)["a"]) == expected(PROMPT, 4)
 

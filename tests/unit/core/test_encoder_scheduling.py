@@ -6,6 +6,7 @@ from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from tests.plans import shares
 
 from .fake_runner import FakeRunner, planned_tokens, run_all, run_step
 
@@ -30,7 +31,7 @@ def test_many_texts_share_a_step_and_none_is_split():
         add(scheduler, f"t{index}", length)
     plan, deltas = run_step(scheduler, runner)
     assert planned_tokens(plan) == {"t0": 20, "t1": 30}
-    assert all(request.new_block_ids == [] for request in plan.requests)
+    assert all(request.new_block_ids == [] for request in shares(plan))
     assert [delta.finish_reason for delta in deltas] == ["stop", "stop"]
     assert all(delta.embedding for delta in deltas)
     plan, _ = run_step(scheduler, runner)
@@ -45,7 +46,7 @@ def test_as_many_texts_as_the_runner_has_rows():
     sizes = []
     while scheduler.has_work():
         plan, _ = run_step(scheduler, runner)
-        sizes.append(len(plan.requests))
+        sizes.append(len(shares(plan)))
     assert sizes == [3, 3, 2]
 
 

@@ -67,7 +67,7 @@ def test_a_step_costs_no_more_without_tokens_than_the_shortest_one_seen():
         times.observe(StepSize().plus(start, tokens), seconds)
     assert times.cost().base > 2 * 0.003
     limits = SchedulerLimits(8, 512, 8192, max_step_growth=2.2)
-    room = PromptRoom(limits, times, [], 512)
+    room = PromptRoom(limits, times, StepSize(), 512)
     tokens = room.most(0, 512)
     assert tokens >= 32
     room.take(0, tokens)

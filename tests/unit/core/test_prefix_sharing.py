@@ -3,6 +3,7 @@
 import pytest
 
 from pagoda.core.messages import MediaItem
+from tests.plans import shares
 
 from .fake_runner import add_request, make_scheduler, planned_tokens, run_all, run_step
 
@@ -100,7 +101,7 @@ def test_waiting_for_a_prefix_ends_when_its_owner_is_gone():
     scheduler.abort(["a"])
     plan, _ = run_step(scheduler, runner)
     assert planned_tokens(plan) == {"b": 4}
-    assert plan.requests[0].num_computed_tokens == 4, "what the owner finished is used"
+    assert shares(plan)[0].num_computed_tokens == 4, "what the owner finished is used"
 
 
 def test_waiting_for_a_prefix_ends_when_its_owner_is_held():
@@ -129,7 +130,7 @@ def test_sliding_window_groups_share_their_last_window():
     add_request(scheduler, "b", [*PROMPT, 1], max_tokens=1)
     plan, [delta] = run_step(scheduler, runner)
     assert delta.num_cached_tokens == 12
-    full, sliding = plan.requests[0].new_block_ids
+    full, sliding = shares(plan)[0].new_block_ids
     assert 0 not in full and sliding[:2] == [0, 0] and 0 not in sliding[2:]
 
 

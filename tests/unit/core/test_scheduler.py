@@ -7,6 +7,7 @@ from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.planner.memory import MemoryPlan
+from tests.plans import shares
 
 from .fake_runner import (
     add_request,
@@ -31,11 +32,11 @@ def test_request_runs_from_prompt_to_length():
     scheduler, runner = make_scheduler()
     add_request(scheduler, "a", PROMPT)
     plan, deltas = run_step(scheduler, runner)
-    assert [row.req_id for row in plan.rows] == ["a"]
-    assert planned_tokens(plan) == {"a": 10} and plan.requests[0].samples
+    assert [row.req_id for row in plan.new_rows] == ["a"]
+    assert planned_tokens(plan) == {"a": 10} and shares(plan)[0].samples
     assert deltas[0].num_cached_tokens == 0
     plan, _ = run_step(scheduler, runner)
-    assert plan.rows == [] and planned_tokens(plan) == {"a": 1}
+    assert plan.new_rows == [] and planned_tokens(plan) == {"a": 1}
     rest = run_all(scheduler, runner)["a"]
     assert rest[-1].finish_reason == "length"
     assert [d.num_cached_tokens for d in rest] == [None, None]
@@ -57,7 +58,7 @@ def test_prompt_is_computed_in_chunks_and_sampled_at_its_end():
     add_request(scheduler, "a", PROMPT)
     plans = [run_step(scheduler, runner) for _ in range(3)]
     assert [planned_tokens(plan)["a"] for plan, _ in plans] == [4, 4, 2]
-    assert [plan.requests[0].samples for plan, _ in plans] == [False, False, True]
+    assert [shares(plan)[0].samples for plan, _ in plans] == [False, False, True]
     assert [len(deltas) for _, deltas in plans] == [0, 0, 1]
 
 
@@ -113,7 +114,7 @@ def test_priority_preempts_the_worst():
     resumed, finished = [], []
     while scheduler.has_work():
         plan, deltas = run_step(scheduler, runner)
-        resumed += [row.req_id for row in plan.rows if row.request is None]
+        resumed += [row.req_id for row in plan.new_rows if row.request is None]
         finished += [delta.req_id for delta in deltas if delta.finish_reason]
     assert set(resumed) == {"low"}
     assert finished == ["high", "low"]
@@ -129,7 +130,7 @@ def test_fcfs_preempts_the_latest_and_resumes_it_with_the_same_output():
         plans.append(plan)
         for delta in deltas:
             outputs[delta.req_id] += delta.token_ids
-    resumed = [row for plan in plans for row in plan.rows if row.request is None]
+    resumed = [row for plan in plans for row in plan.new_rows if row.request is None]
     assert {row.req_id for row in resumed} == {"b"}
     assert outputs["a"] == expected([1] * 5, max_tokens=15)
     assert outputs["b"] == expected([2] * 5, max_tokens=15)
@@ -146,7 +147,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     add_request(scheduler, "c", [3], max_tokens=1)
     while scheduler.stats().num_preemptions == 0:
         plan, _ = run_step(scheduler, runner)
-    assert planned_tokens(plan) == {"a": 1} and plan.rows == []
+    assert planned_tokens(plan) == {"a": 1} and plan.new_rows == []
 
 
 def test_small_request_behind_one_that_does_not_fit_waits():
@@ -248,7 +249,7 @@ def test_pooling_ends_with_the_embedding_of_the_whole_prompt():
     scheduler, runner = make_scheduler(max_num_batched_tokens=4)
     add_request(scheduler, "a", PROMPT, kind="pool")
     plans = [run_step(scheduler, runner) for _ in range(3)]
-    assert [plan.requests[0].samples for plan, _ in plans] == [False, False, True]
+    assert [shares(plan)[0].samples for plan, _ in plans] == [False, False, True]
     [delta] = plans[-1][1]
     assert delta.embedding is not None and delta.finish_reason == "stop"
     assert not scheduler.has_work()
@@ -277,8 +278,8 @@ def test_abort_frees_blocks_and_reports_the_row_in_the_next_plan():
     assert scheduler.schedule() is None
     add_request(scheduler, "a", [1])  # The id is free again; its old row goes first.
     plan, _ = run_step(scheduler, runner)
-    assert plan.freed == ["a"]  # b never had a row: it was waiting for a's blocks
-    assert [row.req_id for row in plan.rows] == ["a"]
+    assert plan.freed == [0]  # b never had a row: it was waiting for a's blocks
+    assert [row.req_id for row in plan.new_rows] == ["a"]
 
 
 def test_logprobs_travel_with_their_tokens():

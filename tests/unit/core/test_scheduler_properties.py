@@ -21,6 +21,7 @@ from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem, RequestDelta
 from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
+from tests.plans import shares
 
 from .fake_runner import EOS, VOCAB, expected_output, make_scheduler
 
@@ -221,11 +222,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         limits = self.scheduler.limits
         assert plan.num_tokens <= limits.max_num_batched_tokens
         assert plan.num_tokens > 0 or plan.encode
-        assert len(plan.requests) <= limits.max_num_reqs
-        assert len({planned.req_id for planned in plan.requests}) == len(plan.requests)
+        assert len(shares(plan)) <= limits.max_num_reqs
+        assert len({planned.req_id for planned in shares(plan)}) == len(shares(plan))
         held = {req_id for req_id, _ in self.held}
-        assert held.isdisjoint(planned.req_id for planned in plan.requests)
-        for planned in plan.requests:
+        assert held.isdisjoint(planned.req_id for planned in shares(plan))
+        for planned in shares(plan):
             assert planned.num_computed_tokens + planned.num_tokens <= limits.max_model_len
 
     def deliver(self, deltas: list[RequestDelta]):

@@ -7,6 +7,7 @@ import pytest
 from pagoda.core.kvcache.checkpoints import MOST_SHARE, wanted_positions
 from pagoda.core.kvcache.layout import SlabLayout, slab_bytes
 from pagoda.core.kvcache.spec import KVGroupSpec, StateGroupSpec
+from tests.plans import shares
 
 from .fake_runner import EOS, add_request, make_scheduler, run_all, run_step
 
@@ -96,7 +97,7 @@ def test_drafts_are_not_verified():
     run_step(scheduler, runner)
     scheduler.propose("r", [1, 2])
     plan, _ = run_step(scheduler, runner)
-    assert plan.requests[0].draft_token_ids == []
+    assert shares(plan)[0].draft_token_ids == []
 
 
 def test_wanted_positions():

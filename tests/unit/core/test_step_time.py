@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.core.plan import PlannedRequest, StepPlan
+from pagoda.core.plan import StepPlan
 from pagoda.core.step_time import StepCost, StepSize, StepTimes, only_decodes, size_of
+from tests.plans import Planned, plan_of
 
 LAPTOP = StepCost(per_token=2.6e-4, base=1.9e-3, per_pair=6e-8)
 SIZES = [StepSize(n, n * context) for n in (1, 8, 40, 200, 512) for context in (30, 500, 3000)]
@@ -29,9 +30,9 @@ def worst_error(times: StepTimes, cost: StepCost) -> float:
 
 
 def test_the_size_of_a_plan():
-    prompt = PlannedRequest(req_id="a", num_computed_tokens=0, num_tokens=3, new_block_ids=[])
-    stream = PlannedRequest(req_id="b", num_computed_tokens=9, num_tokens=1, new_block_ids=[])
-    plan = StepPlan.of(1, [prompt, stream])
+    prompt = Planned(req_id="a", num_computed_tokens=0, num_tokens=3, new_block_ids=[])
+    stream = Planned(req_id="b", num_computed_tokens=9, num_tokens=1, new_block_ids=[])
+    plan = plan_of(1, [prompt, stream])
     # Token i of a prompt attends to i keys, itself included.
     assert size_of(plan) == StepSize(4, (1 + 2 + 3) + 10)
     assert StepSize().plus(0, 3).plus(9, 1) == size_of(plan)

@@ -4,6 +4,7 @@ import pytest
 
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import MediaItem
+from tests.plans import shares
 
 from .fake_runner import add_request, make_scheduler, planned_tokens, run_all, run_step
 
@@ -71,7 +72,7 @@ def test_a_cached_prefix_may_end_in_a_picture():
     # Blocks of 4: four are full and the same.
     add(scheduler, "again", [*range(17), *[9] * 23], media=media)
     plan, _ = run_step(scheduler, runner)
-    assert plan.requests[0].num_computed_tokens == 16
+    assert shares(plan)[0].num_computed_tokens == 16
     run_all(scheduler, runner)
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from pagoda.doctor.disk import Disk
-from pagoda.doctor.gpus import GpuFacts, Gpus
-from pagoda.doctor.probe import Cache, Cpu, Kernels, Machine, Memory, Software
+from pagoda.doctor.machine.disk import Disk
+from pagoda.doctor.machine.gpus import GpuFacts, Gpus
+from pagoda.doctor.machine.probe import Cache, Cpu, Kernels, Machine, Memory, Software
 
 GIB = 1 << 30
 

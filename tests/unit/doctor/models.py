@@ -6,7 +6,7 @@ from typing import Any
 
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig, ModelConfig
-from pagoda.doctor.hardware import Hardware
+from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject, find_subject
 
 GIB = 1 << 30

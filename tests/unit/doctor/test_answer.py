@@ -13,9 +13,9 @@ from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig, Sche
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import differences, serve_command
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
-from pagoda.doctor.remedies import remedies
+from pagoda.doctor.remedies.search import remedies
 from pagoda.doctor.users import Users, parse_users
 from tests.unit.doctor.models import GIB, GPT_OSS, LLAMA, QWEN3_5, QWEN3_MOE, asked, box, subject_of
 

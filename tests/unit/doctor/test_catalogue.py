@@ -33,7 +33,7 @@ def no_network(monkeypatch):
     def fetch(ref, **_):
         raise SourceError(f"{ref} could not be fetched from the hub.")
 
-    monkeypatch.setattr("pagoda.weights.remote.fetch_headers", fetch)
+    monkeypatch.setattr("pagoda.weights.hub.remote.fetch_headers", fetch)
 
 
 @pytest.mark.parametrize("name", names())

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.doctor.checks import checkpoint_findings, findings
-from pagoda.doctor.disk import Disk
-from pagoda.doctor.probe import Machine
+from pagoda.doctor.machine.checks import checkpoint_findings, findings
+from pagoda.doctor.machine.disk import Disk
+from pagoda.doctor.machine.probe import Machine
 from tests.unit.doctor.machines import GIB, LAPTOP, laptop
 
 # What makes a reader of a line believe that something is broken.

@@ -13,7 +13,7 @@ from pagoda.doctor import after
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import serving_words
 from pagoda.doctor.model_report import lines
-from pagoda.doctor.remedies import remedies
+from pagoda.doctor.remedies.search import remedies
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import GIB, LLAMA, asked, box, subject_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.doctor import disk
+from pagoda.doctor.machine import disk
 
 MIB = 1 << 20
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pagoda.doctor.checks import findings
-from pagoda.doctor.gpus import GpuProcess
+from pagoda.doctor.machine.checks import findings
+from pagoda.doctor.machine.gpus import GpuProcess
 from tests.unit.doctor.machines import GIB, H100, RTX_2080_TI, V100, laptop, with_gpus
 
 

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from pagoda.base import machine
-from pagoda.doctor.gpus import GpuProcess, Gpus, probe_gpus
+from pagoda.doctor.machine.gpus import GpuProcess, Gpus, probe_gpus
 from tests.unit.doctor.fake_nvml import NOT_AVAILABLE, NOT_SUPPORTED, FakeNvml
 
 GIB = 1 << 30

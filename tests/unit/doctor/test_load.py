@@ -1,7 +1,7 @@
 """Speeds measured beside other programs say so."""
 
-from pagoda.doctor import load
-from pagoda.doctor.load import Ticks, load_findings, others_share, ticks
+from pagoda.doctor.machine import load
+from pagoda.doctor.machine.load import Ticks, load_findings, others_share, ticks
 
 
 def test_the_counters_are_those_of_proc_stat(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pagoda.cli.main import parse_command
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import fields_of
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
 from pagoda.doctor.users import Users
 from tests.unit.doctor.models import LLAMA, QWEN3_5, asked, box, subject_of
@@ -32,7 +32,8 @@ def test_the_flags_are_read_as_they_are_printed(tmp_path):
         text = lines(made, [], False, 100_000)
         flags = next(line for line in text if line.startswith("flags,")).partition("reasons): ")[2]
         _, args = parse_command("serve", [made.subject.ref, *shlex.split(flags)])
-        read, meant = fields_of(engine_config(args)), fields_of(made.resolution.config)
+        read, chosen = fields_of(engine_config(args)), {f.name: f.value for f in made.flags()}
+        meant = {**fields_of(made.config), **chosen}
         left = {"device", "threads"} if not hardware.here else {"device"}
         assert {name for name in read if read[name] != meant[name]} <= left
 

@@ -10,10 +10,10 @@ import pytest
 from pagoda.cli.main import main, parse_command
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import answer
-from pagoda.doctor.engines import other_engine
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
+from pagoda.doctor.others.engines import other_engine
 from pagoda.doctor.users import Users
-from pagoda.planner.gpus import find_gpus
+from pagoda.planner.devices.gpus import find_gpus
 from pagoda.planner.vllm.plan import plan_vllm
 from pagoda.planner.vllm.setup import VllmSetup
 from tests.unit.doctor.models import GIB, LLAMA, QWEN3_5, QWEN3_MOE, asked, subject_of

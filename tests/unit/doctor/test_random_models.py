@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda.doctor.answer import answer
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.subject import find_subject
 from pagoda.planner.resolve import resolve
 from tests.unit.doctor.models import GPT_OSS, LLAMA, QWEN3_5, QWEN3_MOE, box

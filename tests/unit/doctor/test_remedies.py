@@ -11,10 +11,10 @@ from pagoda.cli.main import parse_command
 from pagoda.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
 from pagoda.doctor.answer import Answer, answer
-from pagoda.doctor.condensed import condensed
-from pagoda.doctor.hardware import elsewhere
+from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import lines
-from pagoda.doctor.remedies import Remedy, remedies
+from pagoda.doctor.remedies.condensed import condensed
+from pagoda.doctor.remedies.search import Remedy, remedies
 from pagoda.doctor.users import Users
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo

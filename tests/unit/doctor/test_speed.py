@@ -8,13 +8,13 @@ import pytest
 from pagoda.arch.registry import spec_for
 from pagoda.config.engine import DeviceConfig, ParallelConfig
 from pagoda.doctor.answer import answer, with_speed
-from pagoda.doctor.hardware import elsewhere
-from pagoda.doctor.measure import Measuring
+from pagoda.doctor.machine.hardware import elsewhere
+from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.model_report import lines
 from pagoda.doctor.users import Users
 from pagoda.kernels import cpu
-from pagoda.planner.gpu_speed import launches
-from pagoda.planner.speed import DeviceSpeed, ProductSpeed
+from pagoda.planner.devices.gpu_speed import launches
+from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
 from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
 from tests.unit.doctor.models import LLAMA, QWEN3_MOE, asked, box, subject_of

@@ -1,7 +1,7 @@
 import pytest
 
 from pagoda.base.errors import ConfigError
-from pagoda.planner.gpus import GPUS, find_gpus
+from pagoda.planner.devices.gpus import GPUS, find_gpus
 
 GIB = 1 << 30
 

@@ -58,7 +58,7 @@ def test_what_fits_stays_on_the_device():
     for spec in (DENSE, SPARSE):
         found = resolve(configure(), spec, {}, gpu(24))
         assert found.plan.placement.nbytes == found.plan.placement.staging == 0
-        assert found.config.device.cpu_offload_gb is None
+        assert found.config.device.offload_gib == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 99])
@@ -125,7 +125,7 @@ def test_a_small_device_gets_what_fits_and_says_why():
         plan = found.plan
         assert plan.total <= total * GIB and plan.kv_tokens >= 4096
         (reason,) = (r for r in found.reasons if r.field == "cpu_offload_gb")
-        assert reason.value == found.config.device.cpu_offload_gb
+        assert reason.value == found.config.device.offload_gib
         assert "the device's is too small for all" in reason.why
         # As the flag, it asks for the same.
         again = resolve(configure(cpu_offload_gb=reason.value), spec, {}, gpu(total, None)).plan

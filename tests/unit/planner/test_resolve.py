@@ -1,3 +1,4 @@
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -52,7 +53,7 @@ def test_defaults_on_a_laptop():
     assert plan.kv_tokens >= 8192
     named = {reason.field for reason in resolution.reasons}
     assert {"dtype", "kv_cache_dtype", "threads", "max_num_seqs", "max_model_len"} <= named
-    assert config.scheduler.max_step_ms == "2.2x" and "max_step_ms" in named
+    assert config.scheduler.max_step_growth == 2.2 and "max_step_ms" in named
 
 
 def test_a_long_context_model_does_not_reserve_all_of_it_by_default():
@@ -161,7 +162,9 @@ def test_what_the_user_sets_stays():
     resolution = resolve(config, smollm2(), {}, machine())
     assert resolution.config.model.dtype == "float16"
     assert resolution.config.model.max_model_len == 1000
-    assert resolution.config.scheduler == config.scheduler
+    scheduler = resolution.config.scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (3, 77)
+    assert scheduler.max_step_seconds == scheduler.max_step_growth == math.inf
     assert resolution.plan.kv_pool <= 100 << 20
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
-from pagoda.planner.gpus import find_gpus
+from pagoda.planner.devices.gpus import find_gpus
 from pagoda.planner.vllm.activations import graph_count, profiled_encoder
 from pagoda.planner.vllm.cache import pool
 from pagoda.planner.vllm.plan import VllmPlan, plan_vllm

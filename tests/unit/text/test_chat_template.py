@@ -11,8 +11,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
-from pagoda.text import template_budget
-from pagoda.text.chat_template import ChatTemplate, load_chat_template
+from pagoda.text.template import budget as template_budget
+from pagoda.text.template.chat import ChatTemplate, load_chat_template
 from tests.unit.text.templates import CHATML, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

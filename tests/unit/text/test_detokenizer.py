@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.text.detokenizer import Detokenizer
-from pagoda.text.gguf_tokenizer import parts_from_gguf
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import CORPUS, byte_level_metadata, spm_metadata
 

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.base.errors import CheckpointError, RequestError, UnsupportedModelError
-from pagoda.text.gguf_tokenizer import parts_from_gguf
-from pagoda.text.pretokenizers import PRE_TOKENIZERS
+from pagoda.text.gguf.pretokenizers import PRE_TOKENIZERS
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import (
     CONTROL,

@@ -132,19 +132,20 @@ def test_sizes_are_whole_tokens_within_bounds():
 
 
 def test_fewer_tokens_where_asked():
-    processor = from_config(Reader({}, "x")).limited(100)
-    image = processor.process(np.zeros((1, 2000, 1500, 3), np.uint8))
+    processor = from_config(Reader({}, "x")).limited({"image": 100})
+    (image,) = processor.process(np.zeros((1, 2000, 1500, 3), np.uint8)).pieces
     assert 80 <= image.num_tokens <= 100
-    assert image.pixels.shape == (1, image.grid[1] * 32, image.grid[2] * 32, 3)
+    assert image.values.shape == (1, image.grid[1] * 32, image.grid[2] * 32, 3)
 
 
 def test_hashes_tell_shapes_apart():
     """The same bytes in two shapes are two pictures (CVE-2025-46722)."""
     processor = from_config(Reader({"size": {"shortest_edge": 1, "longest_edge": 1 << 20}}, "x"))
     wide, high = (
-        processor.process(np.zeros((1, h, w, 3), np.uint8)) for h, w in ((32, 64), (64, 32))
+        processor.process(np.zeros((1, h, w, 3), np.uint8)).pieces[0]
+        for h, w in ((32, 64), (64, 32))
     )
-    assert wide.pixels.tobytes() == high.pixels.tobytes()
+    assert wide.values.tobytes() == high.values.tobytes()
     assert wide.content_hash != high.content_hash
 
 

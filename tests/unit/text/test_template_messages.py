@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from pagoda.text.content_format import ContentFormat, detect_content_format
-from pagoda.text.template_messages import template_messages
+from pagoda.text.template.content_format import ContentFormat, detect_content_format
+from pagoda.text.template.messages import template_messages
 
 STRING = ContentFormat("string")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
-from pagoda.weights.gguf import GgufCheckpoint
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 
 
 def write_sample(path: Path) -> dict[str, np.ndarray]:

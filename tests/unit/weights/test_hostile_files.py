@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, PagodaError, RequestError
 from pagoda.config.engine import ModelConfig
+from pagoda.config.modality import MODALITIES
 from pagoda.core.sampling import SamplingParams
 from pagoda.doctor.subject import find_subject
 from pagoda.engine.text_side import load_text_side
-from pagoda.text.gguf_tokenizer import parts_from_gguf
-from pagoda.text.images.select import image_processor_for, video_processor_for
+from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.json_tokenizer import parts_from_folder
+from pagoda.text.media.select import processor_for
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.weights.files import open_model
 from pagoda.weights.jsonfile import parse_json
@@ -223,8 +224,8 @@ def test_any_preprocessor(tmp_path, pictures):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
     with contextlib.suppress(PagodaError):
         files = open_model(tmp_path)
-        assert image_processor_for(files).placeholder
-        assert video_processor_for(files).placeholder
+        for kind in MODALITIES:
+            assert processor_for(files, kind).placeholder
 
 
 GGUF = {

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pagoda.weights.progress import terminal_progress
+from pagoda.weights.hub.progress import terminal_progress
 
 
 class Terminal(io.StringIO):

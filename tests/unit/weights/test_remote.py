@@ -15,13 +15,13 @@ from huggingface_hub import constants
 from safetensors.numpy import save
 
 from pagoda.base.errors import CheckpointError, SourceError
-from pagoda.weights import cache
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import open_model
+from pagoda.weights.hub import models as cache
+from pagoda.weights.hub.remote import fetch_headers
+from pagoda.weights.hub.store import headers_dir
 from pagoda.weights.published.checkpoint import PublishedCheckpoint
-from pagoda.weights.remote import fetch_headers
 from pagoda.weights.source import resolve_model
-from pagoda.weights.store import headers_dir
 from tests.unit.weights.hub_server import COMMIT, File, Server, serve
 
 GIB = 1 << 30
@@ -91,7 +91,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server
         monkeypatch.delenv(name, raising=False)
     point_to(servers[0][1], monkeypatch)
     kind.other_host = servers[1][1]
-    monkeypatch.setattr("pagoda.weights.ranges.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("pagoda.weights.hub.ranges.time.sleep", lambda seconds: None)
     yield kind
     huggingface_hub.close_session()
     for server, _ in servers:

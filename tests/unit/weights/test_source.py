@@ -21,8 +21,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from pagoda.base.errors import SourceError
-from pagoda.weights import cache, wheel
 from pagoda.weights.files import open_model
+from pagoda.weights.hub import models as cache
+from pagoda.weights.hub import wheel
 from pagoda.weights.source import ModelRef, parse_ref, resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -144,12 +145,12 @@ CLOSED_PORT = "http://127.0.0.1:9"
 
 
 def in_child(*calls: list[object], **environment: str) -> list[object]:
-    """Call functions of `weights.cache` in a new process: the hub's library reads its variables
-    when it is imported. Replies are results, or the SourceError's message."""
+    """Call functions of `weights.hub.models` in a new process: the hub's library reads its
+    variables when it is imported. Replies are results, or the SourceError's message."""
     program = (
         "import json, sys\n"
         "from pagoda.base.errors import SourceError\n"
-        "from pagoda.weights import cache\n"
+        "from pagoda.weights.hub import models as cache\n"
         "replies = []\n"
         "for name, *args in json.load(sys.stdin):\n"
         "    done = []\n"

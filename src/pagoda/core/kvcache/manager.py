@@ -180,9 +180,9 @@ class KVCacheManager:
         self._open[id(tables)] = tables
         return added
 
-    def extend(self, tables: Sequence[BlockTables]) -> list[list[list[int]]] | None:
-        """One more block in each attention group for each of several full tables: what `allocate`
-        gives for each, or None when too few are free for all (then nothing changes)."""
+    def extend(self, tables: Sequence[BlockTables]) -> list[list[int]] | None:
+        """One more block in each attention group for each of several full tables: per group, a
+        block for each of them, or None when too few are free for all (then nothing changes)."""
         added: list[list[int]] = []
         for group in range(self._num_attention):
             blocks = self._pools.allocate(group, len(tables))
@@ -196,7 +196,7 @@ class KVCacheManager:
                 one.held[group] += 1
         for one in tables:
             one.capacity += self.block_size
-        return [[[block] for block in blocks] for blocks in zip(*added, strict=True)]
+        return added
 
     def _give_back(self, added: list[list[int]]) -> None:
         for group, blocks in enumerate(added):

@@ -7,8 +7,7 @@ from typing import cast
 from pagoda.engine.aside.jobs import (
     AnyJob,
     Constrain,
-    DecodeImage,
-    DecodeVideo,
+    Decode,
     Encode,
     RenderChat,
     Rendered,
@@ -17,10 +16,8 @@ from pagoda.engine.aside.jobs import (
     perform,
 )
 from pagoda.engine.constraint import Constraint
-from pagoda.engine.media import VideoData
 from pagoda.engine.text_side import TextSide
-from pagoda.text.images.base import ProcessedImage
-from pagoda.text.images.video import ProcessedVideo
+from pagoda.text.media.base import Medium
 
 
 class Aside(ABC):
@@ -36,14 +33,11 @@ class Aside(ABC):
     async def constrain(self, job: Constrain) -> Constraint:
         return cast(Constraint, await self.run(job))
 
-    async def image(self, job: DecodeImage, file: bytes | None = None) -> ProcessedImage:
-        return cast(ProcessedImage, await self.run(job, file))
-
-    async def video(self, job: DecodeVideo, file: VideoData | None = None) -> ProcessedVideo:
-        return cast(ProcessedVideo, await self.run(job, file))
+    async def decode(self, job: Decode, file: bytes) -> Medium:
+        return cast(Medium, await self.run(job, file))
 
     @abstractmethod
-    async def run(self, job: AnyJob, file: VideoData | None = None) -> Result: ...
+    async def run(self, job: AnyJob, file: bytes = b"") -> Result: ...
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -55,7 +49,7 @@ class Direct(Aside):
     def __init__(self, side: TextSide):
         self._side = side
 
-    async def run(self, job: AnyJob, file: VideoData | None = None) -> Result:
+    async def run(self, job: AnyJob, file: bytes = b"") -> Result:
         return cast(Result, await asyncio.to_thread(perform, self._side, job, file))
 
     async def close(self) -> None: ...

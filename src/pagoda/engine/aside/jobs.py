@@ -1,5 +1,5 @@
 """What is worked out aside from the server's event loop, since nobody knows how long it takes:
-templates, long texts, schemas, pictures and videos. A closed table of jobs, as plain data."""
+templates, long texts, schemas and media. A closed table of jobs, as plain data."""
 
 import math
 from collections.abc import Mapping
@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 
 from pagoda.base.errors import RequestError
+from pagoda.config.modality import MODALITIES
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.constraint import Constraint, ToolUse, chat_constraint, completion_constraint
-from pagoda.engine.media import VideoData
 from pagoda.engine.text_side import TextSide
-from pagoda.text.images.base import ProcessedImage
-from pagoda.text.images.dataurl import image_bytes, video_bytes
-from pagoda.text.images.video import FrameChoice, ProcessedVideo
+from pagoda.text.media.base import Medium
 
 SHORT_TEXT = 4000
 """Characters that are tokenized in about a millisecond, whatever they are."""
@@ -40,7 +38,8 @@ class Job(msgspec.Struct, tag=True):
 
 
 class RenderChat(Job):
-    """A conversation -> the prompt's text, and its token ids where that text is short."""
+    """A conversation -> the prompt's text, and its token ids where that text is short. Templates
+    see that a message holds a medium, never its data."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -75,23 +74,17 @@ class Constrain(Job):
     several: bool = True
 
 
-class DecodeImage(Job):
-    """A picture in the model's size, of a data URL, or of the file that comes beside the job."""
+class Decode(Job):
+    """The medium in the file that comes beside the job, in the model's size."""
 
-    max_tokens: int
-    url: str | None = None
-
-
-class DecodeVideo(Job):
-    """A video's frames, likewise."""
-
-    choice: FrameChoice
-    max_tokens: int
-    max_frame_tokens: int
-    url: str | None = None
+    kind: str
+    options: dict[str, Any]
+    sizes: dict[str, int]
+    is_url: bool = False
+    """The file is the text of a data URL."""
 
 
-AnyJob = RenderChat | RenderPair | Encode | Constrain | DecodeImage | DecodeVideo
+AnyJob = RenderChat | RenderPair | Encode | Constrain | Decode
 
 
 class Rendered(msgspec.Struct):
@@ -107,42 +100,51 @@ BOUNDS: Mapping[type[Job], Bounds] = {
     # 32 MB of text have millions of tokens, at 36 bytes each.
     Encode: Bounds(30, 2048 * _MIB, slow=True),
     Constrain: Bounds(20, 512 * _MIB, slow=True),
-    DecodeImage: Bounds(30, 1024 * _MIB, slow=True),
-    # Decoding has a limit of 120 s of its own, which gives the better error.
-    DecodeVideo: Bounds(150, 2048 * _MIB, slow=True),
 }
-"""Each kind's; the largest body that the server takes needs a small part of them."""
+"""Each kind's; the largest body that the server takes needs a small part of them. Media have those
+of their `Modality`."""
 
 _WORDS: Mapping[type[Job], tuple[str, str]] = {
     RenderChat: ("The chat template", "messages"),
     RenderPair: ("The template for pairs", "documents"),
     Encode: ("Tokenizing the text", "prompt"),
     Constrain: ("Compiling the schema, grammar or tools", "structured_outputs"),
-    DecodeImage: ("Decoding the image", "messages"),
-    DecodeVideo: ("Decoding the video", "messages"),
 }
 
 
+def bounds_of(job: Job, known: Mapping[type[Job], Bounds] = BOUNDS) -> Bounds:
+    if isinstance(job, Decode):
+        modality = MODALITIES[job.kind]
+        return Bounds(modality.seconds, modality.memory, slow=True)
+    return known[type(job)]
+
+
+def _words(job: Job) -> tuple[str, str]:
+    if isinstance(job, Decode):
+        return f"Decoding the {job.kind}", "messages"
+    return _WORDS[type(job)]
+
+
 def too_slow(job: Job, seconds: float) -> RequestError:
-    what, param = _WORDS[type(job)]
+    what, param = _words(job)
     return RequestError(f"{what} did not finish within {seconds:g} s. Send less at once.", param)
 
 
 def too_large(job: Job, memory: int) -> RequestError:
-    what, param = _WORDS[type(job)]
+    what, param = _words(job)
     bound = f"{memory // _MIB} MiB" if memory >= _MIB else f"{memory} bytes"
     return RequestError(f"{what} took more than {bound} of memory. Send less at once.", param)
 
 
 def crashed(job: Job) -> RequestError:
-    what, param = _WORDS[type(job)]
+    what, param = _words(job)
     return RequestError(f"{what} ended the process that worked on it. Send something else.", param)
 
 
-Result = Rendered | list[int] | Constraint | ProcessedImage | ProcessedVideo
+Result = Rendered | list[int] | Constraint | Medium
 
 
-def perform(side: TextSide, job: AnyJob, file: VideoData | None = None) -> Any:
+def perform(side: TextSide, job: AnyJob, file: bytes = b"") -> Any:
     """Do a job here and now. Raises RequestError for what the request got wrong."""
     match job:
         case RenderChat():
@@ -161,16 +163,10 @@ def perform(side: TextSide, job: AnyJob, file: VideoData | None = None) -> Any:
                 return completion_constraint(job.wanted)
             use = ToolUse(job.tools, job.required, job.several)
             return chat_constraint(side, job.prompt, job.wanted, use)
-        case DecodeImage():
-            assert side.images is not None
-            data = image_bytes(job.url) if job.url is not None else file
-            assert isinstance(data, bytes)
-            return side.images.decode(data, job.max_tokens)
-        case DecodeVideo():
-            assert side.videos is not None
-            film = video_bytes(job.url) if job.url is not None else file
-            assert film is not None
-            return side.videos.decode(film, job.choice, job.max_tokens, job.max_frame_tokens)
+        case Decode():
+            media = side.media[job.kind]
+            data = media.loader.data(file.decode()) if job.is_url else file
+            return media.decode(data, job.options, job.sizes)
 
 
 def _render(side: TextSide, job: RenderChat) -> Rendered:

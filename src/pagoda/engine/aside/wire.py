@@ -7,20 +7,20 @@ JSON, since what clients send may hold integers beyond 64 bits, which msgpack ha
 import contextlib
 import fcntl
 import functools
+import math
 import mmap
 import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from pagoda.engine.aside.jobs import AnyJob, Bounds, Rendered
 from pagoda.engine.constraint import Constraint
-from pagoda.text.images.base import Grid, Pixels, ProcessedImage
-from pagoda.text.images.video import ProcessedVideo
+from pagoda.text.media.base import Grid, Medium, Piece, Values
 
 HEAD = struct.Struct("!II")
 """Bytes of JSON and of what is raw."""
@@ -31,20 +31,25 @@ _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
 
 
 class Order(msgspec.Struct):
-    """To a worker. The bytes of `files`, each so long, follow the JSON."""
+    """To a worker. A file's bytes follow the JSON, where the job needs one."""
 
     job: AnyJob
     bounds: Bounds
-    files: list[int] = []
-    several: bool = False
-    """The files are stills of one video."""
 
 
-class Picture(msgspec.Struct):
-    shape: tuple[int, int, int, int]
-    grid: Grid
-    in_a_row: bool
+class Shape(msgspec.Struct):
+    """Of a piece's values, and the rest of it."""
+
+    dtype: Literal["|u1", "<i2", "<f4"]
+    shape: list[int]
+    num_tokens: int
+    grid: Grid | None
+    encoder: str
     content_hash: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Many(msgspec.Struct, tag=True):
@@ -66,10 +71,10 @@ class Held(msgspec.Struct, tag=True):
 
 
 class Shown(msgspec.Struct, tag=True):
-    """Pictures, whose pixels lie one behind the other in shared memory. `seconds` of a video."""
+    """A medium, the values of whose pieces lie one behind the other in shared memory."""
 
-    pictures: list[Picture]
-    seconds: list[float] | None = None
+    pieces: list[Shape]
+    text: str | None
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -93,10 +98,10 @@ Answer = Many | Few | Prompted | Held | Shown | Refused | Exhausted | Failed
 AnyT = TypeVar("AnyT")
 
 
-def frame(message: Any, files: Sequence[bytes] = ()) -> bytes:
+def frame(message: Any, file: bytes = b"") -> bytes:
     """Raises UnicodeEncodeError for text that is not Unicode."""
     text = msgspec.json.encode(message)
-    return b"".join((HEAD.pack(len(text), sum(map(len, files))), text, *files))
+    return b"".join((HEAD.pack(len(text), len(file)), text, file))
 
 
 def decoded(text: memoryview, kind: Any) -> Any:
@@ -119,11 +124,9 @@ def packed(result: Any) -> tuple[Answer, list[memoryview]]:
         if len(result) <= _MOST_INLINE:
             return Few(result), []
         return Many(len(result)), [np.asarray(result, np.int32).data.cast("B")]
-    images = result.frames if isinstance(result, ProcessedVideo) else [result]
-    seconds = list(result.seconds) if isinstance(result, ProcessedVideo) else None
-    pictures = [_picture(image) for image in images]
-    arrays = [np.ascontiguousarray(image.pixels).reshape(-1).data for image in images]
-    return Shown(pictures, seconds), arrays
+    arrays = [np.ascontiguousarray(piece.values).reshape(-1) for piece in result.pieces]
+    shown = Shown([_shape(piece) for piece in result.pieces], result.text)
+    return shown, [array.view(np.uint8).data for array in arrays]
 
 
 def shared(arrays: Sequence[memoryview]) -> int:
@@ -151,22 +154,21 @@ def mapped(file: int, size: int) -> mmap.mmap:
         os.close(file)
 
 
-def pictures(shown: Shown, file: int) -> ProcessedImage | ProcessedVideo:
+def medium(shown: Shown, file: int) -> Medium:
     """Of a worker's answer; takes the descriptor over."""
-    sizes = [int(np.prod(picture.shape)) for picture in shown.pictures]
-    memory, start, images = mapped(file, sum(sizes)), 0, []
-    for picture, size in zip(shown.pictures, sizes, strict=True):
-        pixels: Pixels = np.frombuffer(memory, np.uint8, size, start).reshape(picture.shape)
-        if sum(sizes) <= _MOST_COPIED:
-            pixels = pixels.copy()
-        image = ProcessedImage(pixels, picture.grid, picture.in_a_row)
-        # The worker has counted it already; it reads every pixel.
-        vars(image)["content_hash"] = picture.content_hash
-        images.append(image)
-        start += size
-    if shown.seconds is None:
-        return images[0]
-    return ProcessedVideo(tuple(images), tuple(shown.seconds))
+    total = sum(shape.nbytes for shape in shown.pieces)
+    memory, start, pieces = mapped(file, total), 0, []
+    for shape in shown.pieces:
+        values: Values = np.frombuffer(memory, np.uint8, shape.nbytes, start)
+        values = values.view(shape.dtype).reshape(shape.shape)
+        if total <= _MOST_COPIED:
+            values = values.copy()
+        piece = Piece(values, shape.num_tokens, shape.grid, shape.encoder)
+        # The worker has counted it already; it reads every value.
+        vars(piece)["content_hash"] = shape.content_hash
+        pieces.append(piece)
+        start += shape.nbytes
+    return Medium(tuple(pieces), shown.text)
 
 
 def receive(link: socket.socket, kind: type[AnyT]) -> tuple[AnyT, memoryview] | None:
@@ -209,5 +211,9 @@ def _exactly(link: socket.socket, size: int) -> bytearray | None:
     return None
 
 
-def _picture(image: ProcessedImage) -> Picture:
-    return Picture(image.pixels.shape, image.grid, image.in_a_row, image.content_hash)
+def _shape(piece: Piece) -> Shape:
+    values = piece.values
+    return Shape(
+        msgspec.convert(values.dtype.str, Literal["|u1", "<i2", "<f4"]),
+        list(values.shape), piece.num_tokens, piece.grid, piece.encoder, piece.content_hash,
+    )  # fmt: skip

@@ -25,13 +25,13 @@ from pagoda.engine.aside.jobs import (
     Bounds,
     Job,
     Result,
+    bounds_of,
     crashed,
     too_large,
     too_slow,
 )
 from pagoda.engine.aside.link import Link, LinkClosedError
 from pagoda.engine.aside.zygote import Forked
-from pagoda.engine.media import VideoData
 
 log = get_logger(__name__)
 
@@ -151,12 +151,10 @@ class Workers(Aside):
         zygote = [self._zygote.pid] if self._zygote is not None else []
         return zygote + [pid for worker in self._all if (pid := _pid(worker)) is not None]
 
-    async def run(self, job: AnyJob, file: VideoData | None = None) -> Result:
-        bounds = self._bounds[type(job)]
-        files = [file] if isinstance(file, bytes) else list(file or ())
-        order = wire.Order(job, bounds, [len(part) for part in files], isinstance(file, tuple))
+    async def run(self, job: AnyJob, file: bytes = b"") -> Result:
+        bounds = bounds_of(job, self._bounds)
         try:
-            question = wire.frame(order, files)
+            question = wire.frame(wire.Order(job, bounds), file)
         except UnicodeEncodeError as error:
             raise RequestError(
                 "The text is not valid Unicode: it holds a lone surrogate. Send whole characters."
@@ -307,7 +305,7 @@ async def _result(job: AnyJob, bounds: Bounds, answer: wire.Answer, link: Link) 
         case wire.Many(count):
             return await _ids(link.take_file(), count)
         case wire.Shown():
-            return wire.pictures(answer, link.take_file())
+            return wire.medium(answer, link.take_file())
         case wire.Refused(message, param):
             raise RequestError(message, param)
         case wire.Exhausted():

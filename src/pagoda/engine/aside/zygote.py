@@ -45,8 +45,8 @@ def main() -> NoReturn:
     if config is None:
         os._exit(0)
     side = load_text_side(config[0])
-    if side.videos is not None:
-        import av  # noqa: F401 - here once, for all workers
+    for media in side.media.values():
+        media.loader.preload()
     gc.collect()
     gc.freeze()
     wire.send(link, Forked())
@@ -100,7 +100,7 @@ def _answer(
     arrays: list[memoryview] = []
     try:
         _limit(order.bounds, base)
-        answer, arrays = wire.packed(perform(side, order.job, _file(order, raw)))
+        answer, arrays = wire.packed(perform(side, order.job, bytes(raw)))
         wire.send(link, answer, arrays)
         return True
     except MemoryError:
@@ -123,16 +123,6 @@ def _limit(bounds: Bounds, base: int) -> None:
     seconds = int(used.ru_utime + used.ru_stime) + bounds.cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_AS, (base + bounds.memory, resource.RLIM_INFINITY))
-
-
-def _file(order: wire.Order, raw: memoryview) -> bytes | tuple[bytes, ...] | None:
-    files, start = [], 0
-    for size in order.files:
-        files.append(bytes(raw[start : start + size]))
-        start += size
-    if order.several:
-        return tuple(files)
-    return files[0] if files else None
 
 
 def _address_space(statm: int) -> int:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
 
 try:
-    from pagoda.kernels.cpu import _native
+    import pagoda.kernels.cpu._native as _native
 except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]  # a module otherwise
+    _native = None
 
 log = get_logger(__name__)
 

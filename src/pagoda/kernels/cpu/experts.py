@@ -19,7 +19,7 @@ class PackedExperts(NamedTuple):
     """Packed matrices of `matrix`, one per part."""
     rows: int
     """Of one expert in each part."""
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's count of equals
     bias: Tensor | None
     """fp32 [count, parts * rows]."""
 

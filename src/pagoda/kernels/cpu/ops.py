@@ -19,6 +19,7 @@ from pagoda.kernels.cpu._native import StateSlots as NativeSlots
 from pagoda.kernels.cpu.check import check as _check
 from pagoda.kernels.cpu.check import check_rows as _check_rows
 from pagoda.kernels.cpu.check import dims as _dims
+from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
 from pagoda.kernels.ref.kv_cache import head_dim, shapes
@@ -42,15 +43,14 @@ _KEY_BLOCK = 64
 
 
 class CpuOps:
-    """Ops on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
-
-    max_top_k = MAX_TOP_K
+    """`Ops` on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
 
     def __init__(self, native: Native):
         self._native = native
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [rows, size] / rms(x) * weight [size]."""
+        if x.dim() != 2:
+            return reference.rms_norm(x, weight, eps)
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
@@ -69,7 +69,7 @@ class CpuOps:
         added: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """As `kernels.ops.add_rms_norm`; `residual` becomes the sum in place."""
+        """`residual` becomes the sum in place."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("residual", residual, torch.float32, (rows, size))
@@ -134,7 +134,8 @@ class CpuOps:
             _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
             values_are_keys,
         )  # fmt: skip
-        return qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+        out: Tensor = qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+        return out
 
     def paged_attention(
         self,
@@ -180,8 +181,10 @@ class CpuOps:
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
     ) -> Tensor:
-        """As `kernels.ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts
-        for this call: in blocks where there is one text (a picture), else each alone."""
+        """q may be rows of qkv. Keys lie in a cache that lasts for this call: in blocks where
+        there is one text (a picture), else each alone."""
+        if q.shape[-1] % 2:
+            return reference.encoder_attention(q, k, v, query_start, scale=scale)
         lens = query_start.diff()
         if len(lens) == 1:
             # 1.5 times as fast as keys alone (2048 tokens, 16 heads of 64), with the same bits.
@@ -197,17 +200,18 @@ class CpuOps:
         return self.paged_attention(q, k_cache, v_cache, table, query_start, lens, scale=scale,
                                     both_ways=True)  # fmt: skip
 
-    def gelu(self, x: Tensor, *, tanh: bool) -> Tensor:
-        """x [rows, size] times the part of a normal distribution below x; with `tanh` by the
-        formula that approximates it."""
+    def activate(self, x: Tensor, kind: str) -> Tensor:
+        if kind not in ("gelu", "gelu_tanh"):
+            return reference.activate(x, kind)
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         y = empty((rows, size))
-        self._native.gelu(x.data_ptr(), y.data_ptr(), rows, size, tanh)
+        self._native.gelu(x.data_ptr(), y.data_ptr(), rows, size, kind == "gelu_tanh")
         return y
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        """x [rows, size] * factor."""
+        if x.dim() != 2:
+            return reference.scale(x, factor)
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         y = empty((rows, size))
@@ -215,7 +219,8 @@ class CpuOps:
         return y
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap) of x [rows, size]."""
+        if x.dim() != 2:
+            return reference.soft_cap(x, cap)
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         y = empty((rows, size))
@@ -223,9 +228,8 @@ class CpuOps:
         return y
 
     def layer_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
-        """x (plus residual) [rows, size] at mean 0 and variance 1, times weight, plus bias."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
@@ -239,8 +243,9 @@ class CpuOps:
         )  # fmt: skip
         return y
 
-    def activate_and_mul(self, x: Tensor, kind: str) -> Tensor:
-        """silu (or gelu_tanh) of a, times b, for x [rows, 2 * size] = [a, b]."""
+    def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
+        if kind not in ("silu", "gelu_tanh"):
+            return reference.activate_and_mul(x, kind)
         rows, width = _dims("x", x, 2)
         _check("x", x, torch.float32)
         if width % 2:
@@ -252,7 +257,6 @@ class CpuOps:
         return y
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x [rows, size] * sigmoid(gate)."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check_rows("gate", gate, (rows, size))
@@ -263,7 +267,6 @@ class CpuOps:
         return y
 
     def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
-        """As `kernels.ops.add_gated`."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("added", added, torch.float32, (rows, size))
@@ -278,7 +281,6 @@ class CpuOps:
         return y
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As `kernels.ops.gated_rms_norm`."""
         rows, width = _dims("x", x, 2)
         (size,) = _dims("weight", weight, 1)
         _check("x", x, torch.float32)
@@ -294,7 +296,6 @@ class CpuOps:
         return y
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
-        """As `kernels.ops.causal_conv`."""
         rows, channels = _dims("x", x, 2)
         width, _ = _dims("weight", weight, 2)
         _check_rows("x", x, (rows, channels))
@@ -307,10 +308,6 @@ class CpuOps:
         )  # fmt: skip
         return y
 
-    def takes_state(self, state: Tensor) -> bool:
-        """Whether `gated_delta_rule` has heads of this size [.., key_dim, value_dim]."""
-        return state.shape[-2] <= MAX_KEY_DIM and state.shape[-1] % VALUE_DIM_UNIT == 0
-
     def gated_delta_rule(
         self,
         qkv: Tensor,
@@ -321,7 +318,9 @@ class CpuOps:
         *,
         tiled: bool,
     ) -> Tensor:
-        """As `kernels.ops.gated_delta_rule`, for what `takes_state`; q and k are overwritten."""
+        """q and k are overwritten."""
+        if state.shape[-2] > MAX_KEY_DIM or state.shape[-1] % VALUE_DIM_UNIT:
+            return reference.gated_delta_rule(qkv, strength, decay, state, slots, tiled=tiled)
         rows, channels = _dims("qkv", qkv, 2)
         _, heads, key_dim, value_dim = _dims("state", state, 4)
         key_heads = (channels - heads * value_dim) // (2 * key_dim)
@@ -348,11 +347,10 @@ class CpuOps:
         self,
         logits: Tensor,
         top_k: int,
-        scoring: str,
-        renormalize: bool,
+        scoring: str = "softmax",
+        renormalize: bool = False,
         scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `kernels.ops.route`."""
         rows, count = _dims("logits", logits, 2)
         _check_rows("logits", logits, (rows, count))
         if not 1 <= top_k <= count:
@@ -366,22 +364,19 @@ class CpuOps:
         )  # fmt: skip
         return ids, weights
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Rows of `table` [vocab, size] (fp32, bf16, fp16) as fp32, for int64 ids [tokens]."""
-        (rows,) = _dims("token_ids", token_ids, 1)
-        _, size = _dims("table", table, 2)
-        _check("token_ids", token_ids, torch.int64)
-        _check("table", table, None)
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """x may be fp32, bf16 or fp16; the rows are fp32."""
+        (rows,) = _dims("index", index, 1)
+        _, size = _dims("x", x, 2)
+        _check("index", index, torch.int64)
+        _check("x", x, None)
         y = empty((rows, size))
         self._native.embed_rows(
-            token_ids.data_ptr(), table.data_ptr(), _float_type("table", table), y.data_ptr(),
-            rows, size,
+            index.data_ptr(), x.data_ptr(), _float_type("x", x), y.data_ptr(), rows, size,
         )  # fmt: skip
         return y
 
-    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(values, int64 ids) [rows] of the largest of each row of logits [rows, vocab], the
-        lowest id of equals. The value is NaN where the row has one."""
+    def first_max(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
         if size == 0:
@@ -390,22 +385,18 @@ class CpuOps:
         self._native.argmax(logits.data_ptr(), rows, size, values.data_ptr(), ids.data_ptr())
         return values, ids
 
-    def top_k(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """(values, int64 ids) [rows, count] of the largest logits, falling; lower ids first of
-        equals. `count` is 1 to 64 and at most the vocabulary; NaN is skipped, and places that
-        stay empty hold -infinity and the id -1."""
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """NaN is skipped, and places that stay empty hold -infinity and the id -1."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
-        if not 1 <= count <= min(size, self.max_top_k):
-            raise ValueError(f"count is {count}; top_k takes 1 to "
-                             f"{min(size, self.max_top_k)} here.")  # fmt: skip
+        if not 1 <= count <= min(size, MAX_TOP_K):
+            return reference.top_tokens(logits, count)
         values = empty((rows, count))
         ids = empty((rows, count), torch.int64)
         self._native.top_k(logits.data_ptr(), rows, size, count, values.data_ptr(), ids.data_ptr())
         return values, ids
 
     def draw(self, tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
-        """As `kernels.ops.draw`."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
         _check("tokens", tokens, torch.int64, (rows,))
@@ -423,7 +414,6 @@ class CpuOps:
         )  # fmt: skip
 
     def mask_logits(self, logits: Tensor, index: Tensor, masks: Tensor) -> None:
-        """As `kernels.ops.mask_logits`."""
         rows, size = _dims("logits", logits, 2)
         count, words = _dims("masks", masks, 2)
         _check("logits", logits, torch.float32)

@@ -1,10 +1,19 @@
 """Activations, gated and plain."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
-def activate_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
+
+def activate_and_mul(x: torch.Tensor, kind: str = "silu") -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     return activate(gate, kind) * up
 
@@ -27,6 +36,4 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
-    if kind == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    return {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}[kind](x)
+    return _ACTIVATIONS[kind](x)

@@ -45,7 +45,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
     for part in _parts(slots, x.device):
         window = torch.cat((part.before(state), x[part.rows].float()), dim=1)
         length = part.rows.shape[1]
-        total = sum(weight[i] * window[:, i : i + length] for i in range(width))
+        parts = (weight[i] * window[:, i : i + length] for i in range(width))
+        total = sum(parts, start=torch.zeros((), device=x.device))
         out[part.rows] = F.silu(total).to(x.dtype)
         part.keep(state, window[:, length:])
     return out
@@ -97,7 +98,8 @@ def _chunk(
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     heads = x.float().unflatten(1, (-1, weight.shape[0]))
     scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)
-    return ((heads * scale * weight).flatten(1) * F.silu(gate.float())).to(x.dtype)
+    out: Tensor = ((heads * scale * weight).flatten(1) * F.silu(gate.float())).to(x.dtype)
+    return out
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def draw_into(tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]
             index = torch.from_numpy(part).to(logits.device)
-            one = DrawParams(*(column[part] for column in params))
+            one = DrawParams._make(column[part] for column in params)
             tokens[index] = _draw_chunk(logits[index], top[index], one, with_limits)
 
 

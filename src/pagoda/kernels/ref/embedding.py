@@ -5,3 +5,7 @@ import torch
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, token_ids)
+
+
+def take_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return x[index]

@@ -15,7 +15,7 @@ def encoder_attention(
     # One request at a time: padding them to one length would cost more, and change the sums.
     for begin, end in pairwise(query_start.tolist()):
         if end > begin:
-            heads = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
-            attended = F.scaled_dot_product_attention(*heads, scale=scale)
+            one, keys, values = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
+            attended = F.scaled_dot_product_attention(one, keys, values, scale=scale)
             out[begin:end] = attended[0].transpose(0, 1)
     return out

@@ -29,7 +29,11 @@ class PlainExperts(NamedTuple):
 
 
 def route(
-    logits: Tensor, top_k: int, scoring: str, renormalize: bool, scales: Tensor | None = None
+    logits: Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    renormalize: bool = False,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     ids = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]

@@ -11,7 +11,8 @@ def round_activations(x: Tensor) -> Tensor:
     blocks = x.float().unflatten(-1, (-1, 16))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     inverse = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, 1 / scale)
-    return ((blocks * inverse).round().double() * scale.double()).flatten(-2)
+    out: Tensor = ((blocks * inverse).round().double() * scale.double()).flatten(-2)
+    return out
 
 
 def round_with_multipliers(x: Tensor) -> Tensor:
@@ -24,7 +25,10 @@ def round_with_multipliers(x: Tensor) -> Tensor:
     multiplier = (blocks.abs().amax(-1, keepdim=True) * (16384 / largest)).ceil()
     multiplier = multiplier.nan_to_num(16384).clamp(1, 16384)
     inverse = torch.where(unit < torch.finfo(torch.float32).tiny, 0.0, 1 / (unit * multiplier))
-    return ((blocks * inverse).round().double() * multiplier.double() * unit.double()).flatten(-2)
+    out: Tensor = (
+        (blocks * inverse).round().double() * multiplier.double() * unit.double()
+    ).flatten(-2)
+    return out
 
 
 def round_to_words(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.triton.caches import CacheForm, cache_form
-from pagoda.kernels.triton.fp8 import decode_fp8
+from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.target import capability, processors
 
 Tensor = torch.Tensor

@@ -6,7 +6,10 @@ Passes over a whole row are few, since first a bound is doubled until it holds e
 those fit a small buffer, the bisection reads that.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -222,7 +225,7 @@ def draw(tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> Non
 
 def _on_device(params: DrawParams, device: torch.device) -> list[Tensor]:
     """(seed, position, top_p, temperature, min_p, top_k) in one transfer, wide types first."""
-    columns = [
+    columns: list[npt.NDArray[Any]] = [
         params.seed.view(np.int64), params.position, params.top_p,
         params.temperature, params.min_p, params.top_k,
     ]  # fmt: skip

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.triton.caches import cache_form
-from pagoda.kernels.triton.fp8 import encode_fp8
+from pagoda.kernels.triton.products.fp8 import encode_fp8
 
 Tensor = torch.Tensor
 

@@ -1,4 +1,4 @@
-"""What `kernels.ops` calls for tensors on a GPU: the methods of `cpu.ops.CpuOps`, in Triton.
+"""`kernels.protocol.Ops` in Triton, for tensors on a GPU.
 
 Where Triton would be the slower one, torch computes: before sm_80 its products use no tensor
 cores, so that only what memory bounds is left to it there. Large products are torch's everywhere.
@@ -8,8 +8,9 @@ import torch
 
 from pagoda.kernels.ref import attention as torch_attention
 from pagoda.kernels.ref import encoder as torch_encoder
-from pagoda.kernels.triton import activation, attention, kv_cache, sampling
+from pagoda.kernels.triton import attention, kv_cache
 from pagoda.kernels.triton.activation import (
+    activate,
     activate_and_mul,
     add_gated,
     scale,
@@ -19,22 +20,18 @@ from pagoda.kernels.triton.activation import (
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
 from pagoda.kernels.triton.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
-from pagoda.kernels.triton.routing import route
-from pagoda.kernels.triton.sampling import mask_logits
+from pagoda.kernels.triton.products.routing import route
+from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
-    "activate_and_mul", "add_gated", "add_rms_norm", "argmax", "causal_conv", "declines", "draw",
-    "embed", "encoder_attention", "gated_delta_rule", "gated_rms_norm", "gelu", "layer_norm",
-    "mask_logits", "max_top_k", "paged_attention", "rms_norm", "rotary_store", "route", "scale",
-    "sigmoid_mul", "soft_cap", "takes_state", "top_k",
+    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "causal_conv", "declines", "draw",
+    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "layer_norm",
+    "mask_logits", "paged_attention", "rms_norm", "rotary_store", "route", "scale", "sigmoid_mul",
+    "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor
-
-max_top_k = sampling.MAX_TOP
-argmax = sampling.first_max
-top_k = sampling.top_tokens
 
 
 def declines(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -42,19 +39,9 @@ def declines(device: torch.device, dtype: torch.dtype) -> str | None:
     return offers(capability_of(device), dtype)
 
 
-def embed(index: Tensor, table: Tensor) -> Tensor:
-    """Rows of `table` [rows, size] for int64 index [tokens]."""
-    return table.index_select(0, index)
-
-
-def gelu(x: Tensor, *, tanh: bool) -> Tensor:
-    """As `CpuOps.gelu`, of any shape."""
-    return activation.activate(x, "gelu_tanh" if tanh else "gelu")
-
-
-def takes_state(state: Tensor) -> bool:
-    """As `CpuOps.takes_state`: heads of any size."""
-    return True
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """As `Ops.take_rows`."""
+    return x.index_select(0, index)
 
 
 def rotary_store(
@@ -106,8 +93,8 @@ def paged_attention(
 def encoder_attention(
     q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
 ) -> Tensor:
-    """As `kernels.ops.encoder_attention`."""
-    form = torch_encoder if _without_tensor_cores(q) else attention
+    """As `Ops.encoder_attention`."""
+    form = torch_encoder if _without_tensor_cores(q) or q.shape[-1] % 2 else attention
     return form.encoder_attention(q, k, v, query_start, scale=scale)
 
 

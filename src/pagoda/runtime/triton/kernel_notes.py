@@ -9,7 +9,7 @@ import triton
 from pagoda.base import env
 from pagoda.base.log import get_logger
 from pagoda.base.whole import write_whole
-from pagoda.kernels.triton.forms import kernels_version
+from pagoda.kernels.triton.products.forms import kernels_version
 
 log = get_logger(__name__)
 

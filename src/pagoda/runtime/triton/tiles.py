@@ -13,8 +13,8 @@ from triton.errors import TritonError
 
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
-from pagoda.kernels.triton import experts, forms
-from pagoda.kernels.triton.gemm import has_dot
+from pagoda.kernels.triton.products import experts, forms
+from pagoda.kernels.triton.products.gemm import has_dot
 from pagoda.kernels.triton.target import capability
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.models.base import Model

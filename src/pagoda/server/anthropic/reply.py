@@ -9,9 +9,7 @@ import msgspec
 
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.anthropic.errors import error_reply, status_of
-from pagoda.server.chat_job import ChatJob
 from pagoda.server.errors import ApiError
-from pagoda.server.generation import Part
 from pagoda.server.protocol.anthropic import MessagesRequest
 from pagoda.server.protocol.anthropic_replies import (
     AnthropicEvent,
@@ -35,9 +33,11 @@ from pagoda.server.protocol.anthropic_replies import (
     ThinkingDetails,
     ToolUseBlock,
 )
-from pagoda.server.sse import EventSource, named_event
-from pagoda.server.translation import seal
-from pagoda.server.usage import UsageCounter
+from pagoda.server.replies.chat_job import ChatJob
+from pagoda.server.replies.generation import Part
+from pagoda.server.replies.sse import EventSource, named_event
+from pagoda.server.replies.translation import seal
+from pagoda.server.replies.usage import UsageCounter
 from pagoda.text.parsers.base import Delta
 
 # Clients send it back with the thought, and some drop thought that has none.

@@ -3,14 +3,15 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.server.body import parse_fields
+from pagoda.config.modality import modality_in
+from pagoda.server.bodies.body import parse_fields
 from pagoda.server.protocol.anthropic import Blocks, CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.chat import ChatCompletionRequest
-from pagoda.server.translation import (
+from pagoda.server.replies.translation import (
     Conversation,
     Part,
     field_of,
-    image_part,
+    media_part,
     text_part,
     unseal,
     wrong_kind,
@@ -156,16 +157,13 @@ def _add_assistant(conversation: Conversation, block: Part, path: str) -> None:
 
 
 def _part(block: Part, path: str) -> Part:
-    match block.get("type"):
-        case "text":
-            return text_part(field_of(block, "text", str, path))
-        case "image":
-            source = field_of(block, "source", dict, path)
-            if source.get("type") == "url":
-                return image_part(field_of(source, "url", str, f"{path}.source"))
-            kind, data = (
-                field_of(source, key, str, f"{path}.source") for key in ("media_type", "data")
-            )
-            return image_part(f"data:{kind};base64,{data}")
-        case _:
-            raise wrong_kind(block, path, "text, tool_use, tool_result and thinking")
+    if block.get("type") == "text":
+        return text_part(field_of(block, "text", str, path))
+    modality = modality_in("anthropic", block.get("type"))
+    if modality is None:
+        raise wrong_kind(block, path, "text, tool_use, tool_result and thinking")
+    source = field_of(block, "source", dict, path)
+    if source.get("type") == "url":
+        return media_part(modality, field_of(source, "url", str, f"{path}.source"))
+    kind, data = (field_of(source, key, str, f"{path}.source") for key in ("media_type", "data"))
+    return media_part(modality, f"data:{kind};base64,{data}")

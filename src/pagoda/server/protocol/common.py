@@ -8,8 +8,10 @@ with a line in the log.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
+
+from pagoda.server.protocol.numbers import openai_number, with_numbers
 
 ItemT = TypeVar("ItemT")
 
@@ -113,24 +115,13 @@ class ResponseFormat(BaseModel):
     )
 
 
-class SamplingFields(Body):
+class SamplingFields(with_numbers(Body, openai_number)):  # type: ignore[misc]  # made of a table
     """How tokens are chosen. None: the model's default, then OpenAI's."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED_GENERATION
     IGNORED: ClassVar[Mapping[str, str]] = IGNORED_GENERATION
 
     n: int = Field(1, ge=1, le=128, description="Completions per prompt.")
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = Field(
-        None,
-        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
-        description="Also `repeat_penalty`, llama-server's name.",
-    )
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop: str | Items[str] = []

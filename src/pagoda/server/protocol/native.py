@@ -7,7 +7,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
+from pagoda.config.sampling import ABSENT
 from pagoda.server.protocol.common import Items, TextBody
+from pagoda.server.protocol.numbers import native_number, with_numbers
 from pagoda.server.protocol.replies import Timings
 
 _MIXED = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1}
@@ -51,32 +53,21 @@ _NO_SHIFT = "The context is never shifted: a reply ends where the context is ful
 _CHAT_ONLY = "About the parsing of chats; this route gives the text as it is."
 
 
-class NativeBody(TextBody):
+class NativeBody(with_numbers(TextBody, native_number)):  # type: ignore[misc]  # made of a table
     """Sampling in llama-server's words. What is not sent comes from the model's generation config,
     then from OpenAI's API, as on every route."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "adaptive_target": (-1,),
-        "dry_multiplier": (0,),
-        "dynatemp_range": (0,),
         "lora": ([],),
-        "min_keep": (0,),
-        "mirostat": (0,),
         "multimodal_data": ([],),
         "post_sampling_probs": (False,),
         "reasoning_budget_tokens": (-1,),
-        "top_n_sigma": (-1, 0),
-        "typical_p": (1,),
-        "xtc_probability": (0,),
+        **{absent.native: absent.neutral for absent in ABSENT},
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("id_slot", "slot_id"), _NO_SLOTS),
-        **dict.fromkeys(
-            ("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n",
-             "dry_sequence_breakers", "dynatemp_exponent", "grammar_lazy", "grammar_triggers",
-             "mirostat_eta", "mirostat_tau", "xtc_threshold"),
-            _PART_OF,
-        ),
+        **dict.fromkeys(("grammar_lazy", "grammar_triggers"), _PART_OF),
+        **{field: _PART_OF for absent in ABSENT for field, _ in absent.parts},
         **dict.fromkeys(("n_discard", "n_keep"), _NO_SHIFT),
         **dict.fromkeys(
             ("chat_format", "generation_prompt", "parse_tool_calls", "preserved_tokens",
@@ -102,13 +93,6 @@ class NativeBody(TextBody):
         1, ge=1, le=128, validation_alias=AliasChoices("n_cmpl", "n"),
         description="Completions per prompt; also `n`.",
     )  # fmt: skip
-    temperature: float | None = Field(None, description="0 and below are greedy.")
-    top_k: int | None = Field(None, description="0 and below keep all tokens.")
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repeat_last_n: int = Field(
         -1, ge=-1, description="0 turns penalties off; else they look at everything, so with a "
         "penalty only -1 is honoured.",

@@ -8,10 +8,7 @@ from typing import Literal
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pagoda.server.chat_job import ChatJob
 from pagoda.server.errors import ApiError
-from pagoda.server.generation import Part
-from pagoda.server.logprobs import LogprobFormatter
 from pagoda.server.protocol.replies import ContentLogprob
 from pagoda.server.protocol.response_objects import (
     DeltaEvent,
@@ -35,10 +32,13 @@ from pagoda.server.protocol.response_objects import (
     ResponseUsage,
 )
 from pagoda.server.protocol.responses import LOGPROBS, SEALED_THOUGHT, ResponsesRequest
+from pagoda.server.replies.chat_job import ChatJob
+from pagoda.server.replies.generation import Part
+from pagoda.server.replies.logprobs import LogprobFormatter
+from pagoda.server.replies.sse import named_event
+from pagoda.server.replies.translation import seal
+from pagoda.server.replies.usage import UsageCounter
 from pagoda.server.responses.textlogprobs import TextLogprobs
-from pagoda.server.sse import named_event
-from pagoda.server.translation import seal
-from pagoda.server.usage import UsageCounter
 from pagoda.text.parsers.base import Delta
 
 _NAMES = {

@@ -3,10 +3,10 @@
 from functools import partial
 
 from pagoda.engine.directory import ServedModel
-from pagoda.server.chat_job import render_chat
+from pagoda.server.bodies.prompts import tokenize
 from pagoda.server.media import MediaLoader
-from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.chat import ChatCompletionRequest
+from pagoda.server.replies.chat_job import render_chat
 
 
 async def drop_oldest(chat: ChatCompletionRequest, served: ServedModel, media: MediaLoader) -> None:

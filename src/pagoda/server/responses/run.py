@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import msgspec
 
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.generation import Generation
+from pagoda.server.replies.generation import Generation
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.store import Stored
 

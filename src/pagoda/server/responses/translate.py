@@ -5,14 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.server.body import parse_fields
+from pagoda.config.modality import modality_in
+from pagoda.server.bodies.body import parse_fields
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.responses import LOGPROBS, CountInputRequest, ResponsesRequest
-from pagoda.server.translation import (
+from pagoda.server.replies.translation import (
     Conversation,
     Part,
     field_of,
-    image_part,
+    media_part,
     text_part,
     unseal,
     wrong_kind,
@@ -174,10 +175,10 @@ def _part(part: Any, path: str) -> Part:
             return text_part(field_of(part, "text", str, path))
         case "refusal":
             return text_part(field_of(part, "refusal", str, path))
-        case "input_image":
-            return image_part(field_of(part, "image_url", str, path))
-        case _:
-            raise wrong_kind(part, path, "input_text and output_text")
+    modality = modality_in("responses", part.get("type"))
+    if modality is None:
+        raise wrong_kind(part, path, "input_text and output_text")
+    return media_part(modality, field_of(part, modality.url_part, str, path))
 
 
 def _input_text(text: str) -> Part:

@@ -5,18 +5,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
-from pagoda.server.chat import StreamedChat, WholeChat
-from pagoda.server.chat_job import batch_job, chat_job
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import ReplyHead, context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.chat import BatchChatRequest, ChatBody, ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
-from pagoda.server.render import rendered_chat
+from pagoda.server.replies.chat import StreamedChat, WholeChat
+from pagoda.server.replies.chat_job import batch_job, chat_job
+from pagoda.server.replies.render import rendered_chat
+from pagoda.server.replies.respond import answer, json_reply, respond
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import answer, json_reply, respond
-from pagoda.server.structure import report_unenforced
 
 router = APIRouter()
 

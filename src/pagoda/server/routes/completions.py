@@ -10,20 +10,20 @@ from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.constraint import Constraint
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
-from pagoda.server.completions import CompletionJob, StreamedCompletion, WholeCompletion
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.prompts import MAX_PROMPTS, Prompt, encode, split_prompts
+from pagoda.server.bodies.structure import constrained
 from pagoda.server.context import Context, context_of, reply_head
-from pagoda.server.generation import Generation, ReplyRules
 from pagoda.server.openapi import describe
 from pagoda.server.params import completion_params
-from pagoda.server.prompts import MAX_PROMPTS, Prompt, encode, split_prompts
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import Completion, CompletionChunk
-from pagoda.server.render import rendered
+from pagoda.server.replies.completions import CompletionJob, StreamedCompletion, WholeCompletion
+from pagoda.server.replies.generation import Generation, ReplyRules
+from pagoda.server.replies.render import rendered
+from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import json_reply, respond
-from pagoda.server.structure import constrained
 
 router = APIRouter()
 

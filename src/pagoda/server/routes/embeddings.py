@@ -11,7 +11,8 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.core.vectors import Vector, check_dimensions, embedding, scores, token_embeddings
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.texts import body_texts, input_texts
 from pagoda.server.context import ReplyHead, context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.pooling import PoolingJob, check_classifies, check_embeds
@@ -28,8 +29,7 @@ from pagoda.server.protocol.vectors import (
     Pooled,
     PooledList,
 )
-from pagoda.server.respond import answer
-from pagoda.server.texts import body_texts, input_texts
+from pagoda.server.replies.respond import answer
 
 router = APIRouter()
 

@@ -7,13 +7,11 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import parse_fields, read_body
+from pagoda.server.bodies.body import parse_fields, read_body
+from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.context import ReplyHead, context_of, reply_id
-from pagoda.server.generate import GenerateJob, StreamedGenerated, WholeGenerated
-from pagoda.server.generation import Generation
 from pagoda.server.openapi import describe
 from pagoda.server.params import sampling_params
-from pagoda.server.prompts import Prompt
 from pagoda.server.protocol.generate import (
     Aborted,
     AbortRequest,
@@ -22,8 +20,10 @@ from pagoda.server.protocol.generate import (
     GenerateRequest,
     SamplingParamsBody,
 )
+from pagoda.server.replies.generate import GenerateJob, StreamedGenerated, WholeGenerated
+from pagoda.server.replies.generation import Generation
+from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import json_reply, respond
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from pagoda.server.context import Context, context_of
 from pagoda.server.errors import RETRY_AFTER
 from pagoda.server.openapi import describe, health_replies
 from pagoda.server.protocol.state import Health, Load, Version
-from pagoda.server.respond import json_reply
+from pagoda.server.replies.respond import json_reply
 from pagoda.version import __version__
 
 router = APIRouter()

@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from pagoda.engine.directory import ServedModel
 from pagoda.server.context import context_of
-from pagoda.server.generation import check_ready
 from pagoda.server.openapi import describe, query
 from pagoda.server.protocol.state import CacheReset, ModelInfo, ServerInfo, TokenizerInfo
-from pagoda.server.respond import json_reply
+from pagoda.server.replies.generation import check_ready
+from pagoda.server.replies.respond import json_reply
 from pagoda.version import __version__
 
 router = APIRouter()

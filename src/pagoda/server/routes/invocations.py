@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_object
+from pagoda.server.bodies.body import read_object
 from pagoda.server.context import context_of
 from pagoda.server.errors import ApiError
 from pagoda.server.openapi import describe

@@ -11,8 +11,8 @@ from pagoda.engine.directory import ServedModel
 from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
 from pagoda.server.anthropic.reply import MessageBuilder, StreamedMessage, whole_message
 from pagoda.server.anthropic.translate import NAMES, chat_request
-from pagoda.server.body import read_body
-from pagoda.server.chat_job import ChatJob, chat_job, chat_prompt, render_chat
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.errors import ApiError
 from pagoda.server.openapi import describe
@@ -20,11 +20,11 @@ from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
-from pagoda.server.render import rendered_chat
+from pagoda.server.replies.chat_job import ChatJob, chat_job, chat_prompt, render_chat
+from pagoda.server.replies.render import rendered_chat
+from pagoda.server.replies.respond import json_reply, respond
+from pagoda.server.replies.translation import errors_about, unless_refused
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import json_reply, respond
-from pagoda.server.structure import report_unenforced
-from pagoda.server.translation import errors_about, unless_refused
 
 router = APIRouter()
 

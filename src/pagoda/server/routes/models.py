@@ -12,7 +12,7 @@ from pagoda.engine.directory import ServedModel
 from pagoda.engine.entry import ModelEntry
 from pagoda.engine.fleet import Fleet
 from pagoda.engine.fleet import describe as state_of
-from pagoda.server.body import read_body
+from pagoda.server.bodies.body import read_body
 from pagoda.server.context import context_of
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.models import ModelRequest
@@ -24,7 +24,7 @@ from pagoda.server.protocol.replies import (
     ModelStatus,
     Success,
 )
-from pagoda.server.respond import json_reply
+from pagoda.server.replies.respond import json_reply
 
 router = APIRouter()
 

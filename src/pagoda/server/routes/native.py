@@ -10,15 +10,12 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
-from pagoda.server.chat_job import chat_prompt, render_chat
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.prompts import MAX_PROMPTS, Prompt
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.errors import ApiError
-from pagoda.server.generation import Generation, ReplyRules
-from pagoda.server.native import NativeJob, StreamedNative, WholeNative
 from pagoda.server.nativeparams import native_grammar, native_params, prompt_ids, split
 from pagoda.server.openapi import describe
-from pagoda.server.prompts import MAX_PROMPTS, Prompt
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.native import (
     InfillRequest,
@@ -29,8 +26,11 @@ from pagoda.server.protocol.native import (
     NativeCompletionRequest,
     PromptText,
 )
+from pagoda.server.replies.chat_job import chat_prompt, render_chat
+from pagoda.server.replies.generation import Generation, ReplyRules
+from pagoda.server.replies.native import NativeJob, StreamedNative, WholeNative
+from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import json_reply, respond
 from pagoda.text.fim import fim_tokens, infill_prompt
 
 router = APIRouter()

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
-from pagoda.server.chat_job import ChatJob, chat_job, chat_prompt, render_chat
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.media import MediaLoader
 from pagoda.server.openapi import describe
@@ -28,17 +28,17 @@ from pagoda.server.protocol.response_objects import (
     ResponseObject,
 )
 from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
-from pagoda.server.render import rendered_chat
+from pagoda.server.replies.chat_job import ChatJob, chat_job, chat_prompt, render_chat
+from pagoda.server.replies.render import rendered_chat
+from pagoda.server.replies.respond import answer, counted, json_reply
+from pagoda.server.replies.sse import ChunkStream
+from pagoda.server.replies.translation import errors_about, unless_refused
 from pagoda.server.requestlog import log_request
-from pagoda.server.respond import answer, counted, json_reply
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.fit import drop_oldest
 from pagoda.server.responses.registry import responses_of
 from pagoda.server.responses.run import ResponseRun
 from pagoda.server.responses.translate import NAMES, chat_request, input_items
-from pagoda.server.sse import ChunkStream
-from pagoda.server.structure import report_unenforced
-from pagoda.server.translation import errors_about, unless_refused
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from pagoda.server.context import context_of
 from pagoda.server.errors import ApiError
 from pagoda.server.openapi import describe, query
 from pagoda.server.protocol.state import SleepState
-from pagoda.server.respond import json_reply
+from pagoda.server.replies.respond import json_reply
 from pagoda.server.routes.info import MODEL
 
 router = APIRouter()

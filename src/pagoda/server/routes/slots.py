@@ -13,7 +13,7 @@ from pagoda.server.metrics import RequestTimer
 from pagoda.server.nativeparams import settings
 from pagoda.server.openapi import describe, query
 from pagoda.server.protocol.state import GenerationDefaults, Modalities, NextToken, Props, Slot
-from pagoda.server.respond import json_reply
+from pagoda.server.replies.respond import json_reply
 from pagoda.server.routes.info import MODEL
 from pagoda.version import __version__
 

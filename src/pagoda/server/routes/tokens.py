@@ -9,16 +9,16 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.engine.directory import ServedModel
-from pagoda.server.body import read_body
+from pagoda.server.bodies.body import read_body
+from pagoda.server.bodies.prompts import tokenize
+from pagoda.server.bodies.volume import MAX_ITEMS
 from pagoda.server.context import context_of
 from pagoda.server.media import MediaLoader
 from pagoda.server.messages import render_prompt
 from pagoda.server.openapi import describe
-from pagoda.server.prompts import tokenize
 from pagoda.server.protocol.replies import Piece, Text, Tokens
 from pagoda.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from pagoda.server.respond import json_reply
-from pagoda.server.volume import MAX_ITEMS
+from pagoda.server.replies.respond import json_reply
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pagoda.base.errors import RequestError
 from pagoda.base.units import format_bytes
-from pagoda.text.images.base import Pixels
+from pagoda.text.media.base import Values
 
 MAX_BYTES = 32 << 20
 MAX_PIXELS = 1 << 26
@@ -20,7 +20,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _WHITE = (255, 255, 255, 255)
 
 
-def decode_image(data: bytes) -> Pixels:
+def decode_image(data: bytes) -> Values:
     """The picture as a person sees it [1, height, width, 3]: turned as its EXIF says, on white
     where it is transparent, the first frame where it moves.
 
@@ -70,7 +70,7 @@ def _too_large() -> RequestError:
     return RequestError(f"An image has more than {MAX_PIXELS:,} pixels; send a smaller one.")
 
 
-def to_pixels(image: Image.Image) -> Pixels:
+def to_pixels(image: Image.Image) -> Values:
     """Of an image that is loaded, as of `decode_image`."""
     turned = ImageOps.exif_transpose(image)
     if turned.mode.startswith("I;16") or turned.mode == "I":

@@ -13,8 +13,8 @@ from PIL import Image
 
 from pagoda.base.errors import RequestError
 from pagoda.base.units import format_bytes
-from pagoda.text.images.base import Pixels
 from pagoda.text.images.decode import decode_image, readable, to_pixels
+from pagoda.text.media.base import Values
 
 MAX_BYTES = 64 << 20
 MAX_SECONDS = 2 * 3600.0
@@ -35,19 +35,37 @@ _CODECS = frozenset(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class FrameChoice:
+    """What a request asks for; None leaves it to the model."""
+
+    fps: float | None = None
+    """Frames that are looked at in a second; of a list of stills, how many a second has."""
+    num_frames: int | None = None
+
+
+_MODELS_CHOICE = FrameChoice()
+
+
 class Film(Protocol):
     """A video that is open."""
 
-    num_frames: int
-    fps: float
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def fps(self) -> float: ...
+    @property
+    def choice(self) -> FrameChoice | None:
+        """Which of its frames are to be looked at; None: all of them."""
+        ...
 
-    def frames(self, indices: Collection[int]) -> Iterator[Pixels]:
+    def frames(self, indices: Collection[int]) -> Iterator[Values]:
         """Of the frames those asked for [1, height, width, 3], in order, as far as there are."""
         ...
 
 
 @contextmanager
-def open_film(data: bytes) -> Iterator[Film]:
+def open_film(data: bytes, choice: FrameChoice = _MODELS_CHOICE) -> Iterator[Film]:
     """Of a video file's bytes, or an animated GIF's, WebP's or PNG's.
 
     RequestError for what is no video, is damaged or exceeds a bound, here or from its frames.
@@ -58,26 +76,28 @@ def open_film(data: bytes) -> Iterator[Film]:
         )
     if data[:4] in (b"GIF8", b"\x89PNG") or data[8:12] == b"WEBP":
         with readable("A video", data, _ANIMATIONS) as image:
-            yield _Animation(image)
+            yield _Animation(image, choice)
     else:
         with _damage_named(_library()) as av:
-            yield _Container(av, data)
+            yield _Container(av, data, choice)
 
 
 @dataclass(frozen=True)
 class Stills:
-    """Frames that were sent one by one, each a picture's file."""
+    """Frames that are there one by one: pictures' files, or an array [frames, height, width, 3]."""
 
-    files: Sequence[bytes]
+    each: Sequence[bytes] | Values
     fps: float
+    choice: FrameChoice | None = None
 
     @property
     def num_frames(self) -> int:
-        return len(self.files)
+        return len(self.each)
 
-    def frames(self, indices: Collection[int]) -> Iterator[Pixels]:
+    def frames(self, indices: Collection[int]) -> Iterator[Values]:
         for index in sorted(indices):
-            yield decode_image(self.files[index])
+            frame = self.each[index]
+            yield decode_image(frame) if isinstance(frame, bytes) else frame[None]
 
 
 class _Clock:
@@ -117,8 +137,9 @@ def _check_frames(num_frames: int, fps: float, width: int, height: int) -> None:
 class _Animation:
     """By pillow."""
 
-    def __init__(self, image: Image.Image):
+    def __init__(self, image: Image.Image, choice: FrameChoice):
         self._image = image
+        self.choice = choice
         self._clock = _Clock()
         self.num_frames = int(getattr(image, "n_frames", 1))
         _check_frames(self.num_frames, 1 / _DEFAULT_FRAME_SECONDS, *image.size)
@@ -127,7 +148,7 @@ class _Animation:
             lasting += float(image.info.get("duration", 0)) / 1000 or _DEFAULT_FRAME_SECONDS
         self.fps = self.num_frames / lasting
 
-    def frames(self, indices: Collection[int]) -> Iterator[Pixels]:
+    def frames(self, indices: Collection[int]) -> Iterator[Values]:
         wanted = frozenset(indices)
         for index in self._each():
             if index in wanted:
@@ -144,7 +165,8 @@ class _Animation:
 class _Container:
     """By FFmpeg's libraries, one thread: the others belong to the models."""
 
-    def __init__(self, av: ModuleType, data: bytes):
+    def __init__(self, av: ModuleType, data: bytes, choice: FrameChoice):
+        self.choice = choice
         self._av = av
         self._data = data
         self._clock = _Clock()
@@ -162,7 +184,7 @@ class _Container:
                 self._clock.check()
             _check_frames(self.num_frames, self.fps, codec.width, codec.height)
 
-    def frames(self, indices: Collection[int]) -> Iterator[Pixels]:
+    def frames(self, indices: Collection[int]) -> Iterator[Values]:
         wanted, last = frozenset(indices), max(indices)
         with self._open() as container:
             stream = _stream(container)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from pagoda.arch.read import MAX_WIDTH, Reader
-from pagoda.text.images.base import Grid, ImageProcessor, Pixels, ProcessedImage
+from pagoda.text.media.base import Grid, Medium, Piece, Processor, Sizes, Values
 
 _MAX_TOKENS = 1 << 16
 # As published; some 800 x 800 pixels.
@@ -18,7 +18,7 @@ _TOKENS = 280
 
 
 @dataclass(frozen=True)
-class Gemma4ImageProcessor(ImageProcessor):
+class Gemma4ImageProcessor(Processor):
     patch_size: int
     merge: int
     """Patches on the side of a token."""
@@ -28,28 +28,29 @@ class Gemma4ImageProcessor(ImageProcessor):
     placeholder = "<|image|>"
     begin = "<|image>"
     end = "<image|>"
+    encoder = "image"
 
-    def process(self, picture: Pixels) -> ProcessedImage:
-        frames, height, width, _ = picture.shape
+    def process(self, opened: Values) -> Medium:
+        frames, height, width, _ = opened.shape
         unit = self.patch_size * self.merge
         rows, columns = fitting_grid(height, width, unit, self.max_tokens)
         size = (columns * unit, rows * unit)
         resized = [
             np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
-            for frame in picture
+            for frame in opened
         ]
-        return ProcessedImage(np.stack(resized), (frames, rows, columns), in_a_row=True)
+        return Medium((Piece(np.stack(resized), frames * rows * columns),))
 
-    def patches(self, pixels: Pixels) -> tuple[npt.NDArray[np.float32], Grid]:
-        frames, height, width, colors = pixels.shape
+    def patches(self, values: Values) -> tuple[npt.NDArray[np.float32], Grid]:
+        frames, height, width, colors = values.shape
         size = self.patch_size
         grid = (frames, height // size, width // size)
-        values = pixels.astype(np.float32) / np.float32(255)
-        cut = values.reshape(frames, grid[1], size, grid[2], size, colors)
+        colored = values.astype(np.float32) / np.float32(255)
+        cut = colored.reshape(frames, grid[1], size, grid[2], size, colors)
         return cut.transpose(0, 1, 3, 2, 4, 5).reshape(-1, size * size * colors), grid
 
-    def limited(self, max_tokens: int) -> "Gemma4ImageProcessor":
-        return replace(self, max_tokens=min(self.max_tokens, max_tokens))
+    def limited(self, sizes: Sizes) -> "Gemma4ImageProcessor":
+        return replace(self, max_tokens=min(self.max_tokens, sizes["image"]))
 
 
 def fitting_grid(height: int, width: int, unit: int, max_tokens: int) -> tuple[int, int]:

@@ -11,9 +11,10 @@ from PIL import Image
 
 from pagoda.arch.read import MAX_WIDTH, Reader
 from pagoda.base.errors import RequestError
-from pagoda.text.images.base import Pixels, ProcessedImage
+from pagoda.text.images.film import FrameChoice
 from pagoda.text.images.qwen_vl import MAX_ASPECT, MAX_PIXELS
-from pagoda.text.images.video import FrameChoice, ProcessedVideo, VideoProcessor
+from pagoda.text.images.video import VideoProcessor
+from pagoda.text.media.base import Medium, Piece, Sizes, Values
 
 # Of video_preprocessor_config.json as Qwen3-VL is published.
 _SMALLEST = 1 << 12
@@ -50,9 +51,7 @@ class QwenVideoProcessor(VideoProcessor):
         chosen: list[int] = np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
         return chosen
 
-    def process(
-        self, frames: Iterator[Pixels], indices: Sequence[int], fps: float
-    ) -> ProcessedVideo:
+    def frames(self, frames: Iterator[Values], indices: Sequence[int], fps: float) -> Medium:
         first = next(frames, None)
         if first is None:
             raise RequestError("A video has no frames that could be decoded.")
@@ -68,27 +67,22 @@ class QwenVideoProcessor(VideoProcessor):
         times += times[-1:] * missing
         grid = (1, height // self.unit, width // self.unit)
         starts = range(0, len(resized), self.temporal_patch)
-        return ProcessedVideo(
-            tuple(
-                ProcessedImage(np.stack(resized[start : start + self.temporal_patch]), grid)
-                for start in starts
-            ),
-            tuple((times[start] + times[start + self.temporal_patch - 1]) / 2 for start in starts),
-        )
-
-    def text(self, video: ProcessedVideo) -> str:
+        shown = [np.stack(resized[start : start + self.temporal_patch]) for start in starts]
+        seconds = [(times[start] + times[start + self.temporal_patch - 1]) / 2 for start in starts]
         # Between the marks that the template has written around the token, as transformers does
         # since 5.10 and vLLM with it; before, these were replaced as well.
-        return "".join(f"<{seconds:.1f} seconds>{self.placeholder}" for seconds in video.seconds)
+        text = "".join(f"<{time:.1f} seconds>{self.placeholder}" for time in seconds)
+        return Medium(tuple(Piece(pair, math.prod(grid), grid) for pair in shown), text)
 
-    def limited(self, max_tokens: int, max_frame_tokens: int) -> "QwenVideoProcessor":
+    def limited(self, sizes: Sizes) -> "QwenVideoProcessor":
+        max_tokens = sizes["video"]
         most = max_tokens * self.unit**2 * self.temporal_patch
         pairs = max(1, max_tokens // _PAIR_TOKENS)
         return replace(
             self,
             max_pixels=min(self.max_pixels, most),
             min_pixels=min(self.min_pixels, most),
-            max_frame_pixels=max_frame_tokens * self.unit**2,
+            max_frame_pixels=sizes["image"] * self.unit**2,
             max_frames=min(self.max_frames, pairs * self.temporal_patch),
         )
 

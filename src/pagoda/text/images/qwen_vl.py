@@ -11,14 +11,14 @@ from PIL import Image
 
 from pagoda.arch.read import MAX_WIDTH, Reader
 from pagoda.base.errors import RequestError
-from pagoda.text.images.base import Grid, ImageProcessor, Pixels, ProcessedImage
+from pagoda.text.media.base import Grid, Medium, Piece, Processor, Sizes, Values
 
 MAX_PIXELS = 1 << 40
 MAX_ASPECT = 200
 
 
 @dataclass(frozen=True)
-class QwenImageProcessor(ImageProcessor):
+class QwenImageProcessor(Processor):
     patch_size: int
     temporal_patch: int
     merge: int
@@ -29,28 +29,29 @@ class QwenImageProcessor(ImageProcessor):
 
     token = "<|image_pad|>"
     placeholder = "<|vision_start|><|image_pad|><|vision_end|>"
+    encoder = "image"
 
-    def process(self, picture: Pixels) -> ProcessedImage:
-        frames, height, width, _ = picture.shape
+    def process(self, opened: Values) -> Medium:
+        frames, height, width, _ = opened.shape
         unit = self.patch_size * self.merge
         new_height, new_width = fitting_size(height, width, unit, self.min_pixels, self.max_pixels)
         size = (new_width, new_height)
         resized = [
             np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
-            for frame in picture
+            for frame in opened
         ]
         grid = (-(-frames // self.temporal_patch), new_height // unit, new_width // unit)
-        return ProcessedImage(np.stack(resized), grid)
+        return Medium((Piece(np.stack(resized), math.prod(grid), grid),))
 
-    def patches(self, pixels: Pixels) -> tuple[npt.NDArray[np.float32], Grid]:
-        mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
-        values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
-        missing = -len(values) % self.temporal_patch
+    def patches(self, values: Values) -> tuple[npt.NDArray[np.float32], Grid]:
+        mean, std = (np.array(three, np.float32) for three in (self.mean, self.std))
+        colored = (values.astype(np.float32) / np.float32(255) - mean) / std
+        missing = -len(colored) % self.temporal_patch
         # A picture is a film of one frame, and a film's last frame stands still.
-        values = np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
-        frames, height, width, colors = values.shape
+        colored = np.concatenate([colored, np.repeat(colored[-1:], missing, axis=0)])
+        frames, height, width, colors = colored.shape
         size, merge = self.patch_size, self.merge
-        cut = values.reshape(
+        cut = colored.reshape(
             frames // self.temporal_patch, self.temporal_patch,
             height // (size * merge), merge, size,
             width // (size * merge), merge, size, colors,
@@ -61,8 +62,8 @@ class QwenImageProcessor(ImageProcessor):
         grid = (frames // self.temporal_patch, height // size, width // size)
         return ordered.reshape(-1, colors * self.temporal_patch * size * size), grid
 
-    def limited(self, max_tokens: int) -> "QwenImageProcessor":
-        most = max_tokens * (self.patch_size * self.merge) ** 2
+    def limited(self, sizes: Sizes) -> "QwenImageProcessor":
+        most = sizes["image"] * (self.patch_size * self.merge) ** 2
         return replace(
             self, max_pixels=min(self.max_pixels, most), min_pixels=min(self.min_pixels, most)
         )

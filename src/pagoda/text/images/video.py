@@ -1,88 +1,93 @@
-"""What a family of vision models makes of a moving picture: some frames, with their times."""
+"""Videos that somebody sent, or that a script has; and what a family of vision models makes of
+one: some frames, with their times."""
 
-from abc import ABC, abstractmethod
+import contextlib
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+
 from pagoda.base.errors import RequestError
-from pagoda.text.images.base import Pixels, ProcessedImage
+from pagoda.text.images import film
+from pagoda.text.images.film import Film, FrameChoice, Stills
+from pagoda.text.images.picture import is_picture, pixels_of
+from pagoda.text.media.base import Data, Loader, Medium, Options, Processor, Sizes, Values
+from pagoda.text.media.dataurl import base64_bytes, split_data_url
 
-_MAX_FPS = 1000.0
+_STILLS = "data:video/jpeg;base64"
+_STILLS_PER_SECOND = 1.0
+"""What vLLM assumes of frames that come one by one."""
+_FRAMES_PER_SECOND = 2.0
+"""Of a script's frames without metadata: as many as models look at."""
 
 
-@dataclass(frozen=True)
-class FrameChoice:
-    """What a request asks for; None leaves it to the model."""
-
-    fps: float | None = None
-    """Frames that are looked at in a second; of a list of stills, how many a second has."""
-    num_frames: int | None = None
-
-
-@dataclass(frozen=True)
-class ProcessedVideo:
-    frames: tuple[ProcessedImage, ...]
-    """What each run of tokens shows: some neighbouring frames, as a picture of its own."""
-    seconds: tuple[float, ...]
-    """When that is seen."""
-
+class VideoLoader(Loader):
     @property
-    def nbytes(self) -> int:
-        return sum(frame.pixels.nbytes for frame in self.frames)
+    def max_bytes(self) -> int:
+        return film.MAX_BYTES
+
+    def data(self, url: str) -> Data:
+        """Of `data:video/jpeg;base64,FRAME,FRAME,...` each frame's, as vLLM takes them."""
+        head, body = split_data_url(url, "a video", "video")
+        if head == _STILLS:
+            return tuple(base64_bytes(frame, "a video's frame") for frame in body.split(","))
+        return base64_bytes(body, "a video")
+
+    def opened(self, data: Data, options: Options) -> AbstractContextManager[Film]:
+        choice = FrameChoice(**options)
+        if isinstance(data, bytes):
+            return film.open_film(data, choice)
+        return nullcontext(Stills(data[: choice.num_frames], choice.fps or _STILLS_PER_SECOND))
+
+    def given(self, value: Any, options: Options) -> Film:
+        metadata: Mapping[str, Any] = {}
+        if isinstance(value, tuple):
+            value, metadata = value
+        choice = FrameChoice(**options)
+        frames = np.concatenate([pixels_of(frame) for frame in value])
+        fps = float(choice.fps or metadata.get("fps") or _FRAMES_PER_SECOND)
+        left = None if choice.num_frames is None else FrameChoice(num_frames=choice.num_frames)
+        return Stills(frames, fps, left)
+
+    def several(self, value: Any) -> list[Any]:
+        """Arrays of frames are videos, and so is a list of pictures."""
+        videos = isinstance(value, list) and bool(value) and not is_picture(value[0])
+        return value if videos else [value]
+
+    def preload(self) -> None:
+        with contextlib.suppress(ImportError):  # it is an extra
+            import av  # noqa: F401 - here once, for all that are forked
 
 
-class VideoProcessor(ABC):
-    """Of one model; thread-safe. Frames are encoded as the model's pictures are."""
+class VideoProcessor(Processor):
+    """Frames are encoded as the model's pictures are."""
 
-    token: str
-    """Text of the token that stands for a piece of a frame."""
-    placeholder: str
-    """What templates that take strings get for a video; has `token` once."""
     max_frames: int
+    encoder = "image"
+
+    def process(self, opened: Film) -> Medium:
+        if opened.choice is not None:
+            indices = self.choose(opened.num_frames, opened.fps, opened.choice)
+            return self.frames(opened.frames(indices), indices, opened.fps)
+        if opened.num_frames > self.max_frames:
+            raise RequestError(
+                f"A video has {opened.num_frames} frames, and this model takes at most "
+                f"{self.max_frames}; send fewer, or a video file of which it chooses."
+            )
+        every = range(opened.num_frames)
+        return self.frames(opened.frames(every), every, opened.fps)
 
     @abstractmethod
     def choose(self, num_frames: int, fps: float, choice: FrameChoice) -> list[int]:
         """Which frames of a video are looked at, in order."""
 
     @abstractmethod
-    def process(
-        self, frames: Iterator[Pixels], indices: Sequence[int], fps: float
-    ) -> ProcessedVideo:
+    def frames(self, frames: Iterator[Values], indices: Sequence[int], fps: float) -> Medium:
         """`frames` [1, height, width, 3] are at most those of `indices`, of one size; RequestError
         where the model has no size for them."""
 
     @abstractmethod
-    def text(self, video: ProcessedVideo) -> str:
-        """What takes the place of the one `token` in a prompt: one for each of the video's frames,
-        and what tells when these are seen."""
-
-    @abstractmethod
-    def limited(self, max_tokens: int, max_frame_tokens: int) -> "VideoProcessor":
-        """The same with videos and frames of so many tokens at most."""
-
-
-def frame_choice(media_io: Mapping[str, Any], processor: Mapping[str, Any]) -> FrameChoice:
-    """Of `media_io_kwargs` and `mm_processor_kwargs`, of which the second counts more: `fps` and
-    `num_frames`, -1 for as many as the model looks at."""
-    unknown = [f"media_io_kwargs.{name}" for name in media_io.keys() - {"video"}]
-    video = media_io.get("video") or {}
-    if not isinstance(video, Mapping):
-        raise RequestError("media_io_kwargs.video must be an object.", "media_io_kwargs")
-    known = {"fps", "num_frames"}
-    unknown += [f"media_io_kwargs.video.{name}" for name in video.keys() - known]
-    unknown += [f"mm_processor_kwargs.{name}" for name in processor.keys() - known]
-    if unknown:
-        raise RequestError(
-            f"{min(unknown)[:100]} is not supported; fps and num_frames of videos are.",
-            min(unknown).partition(".")[0],
-        )
-    chosen = {**video, **processor}
-    fps, count = chosen.get("fps"), chosen.get("num_frames")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float)):
-        raise RequestError("fps must be a number of frames per second.", "mm_processor_kwargs")
-    if fps is not None and not 0 < fps <= _MAX_FPS:
-        raise RequestError(f"fps must be above 0, at most {_MAX_FPS:g}.", "mm_processor_kwargs")
-    if count is not None and (type(count) is not int or (count < 1 and count != -1)):
-        raise RequestError("num_frames must be 1 or more, or -1.", "mm_processor_kwargs")
-    return FrameChoice(None if fps is None else float(fps), None if count == -1 else count)
+    def limited(self, sizes: Sizes) -> "VideoProcessor":
+        """`video` of all frames, `image` of one."""

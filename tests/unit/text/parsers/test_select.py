@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pagoda.base.errors import ConfigError
-from pagoda.text.chat_template import ChatTemplate
 from pagoda.text.parsers.select import detect, parser_for
+from pagoda.text.template.chat import ChatTemplate
 from tests.unit.text.parsers.parsing import TOOLS, parse
 
 CHOSEN = {

@@ -1,0 +1,351 @@
+"""Gemma 4 (26B-A4B and 31B): layers with a window between global ones, whose heads are wider, whose
+values are their keys, and which turn a part of each head; in the smaller model experts beside each
+mlp."""
+
+import math
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.gemma4_vision import vision_from_config, vision_from_gguf
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules
+from pagoda.arch.names import Traits, config_rules
+from pagoda.arch.read import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Reader, config_reader
+from pagoda.arch.spec import (
+    AttentionSpec,
+    ExpertTensors,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    RopeSpec,
+    WeightRule,
+)
+from pagoda.base.errors import UnsupportedModelError
+
+_NAME, _SEEING = "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"
+_LAYER = "layers.{layer}."
+_ACTIVATION = "gelu_pytorch_tanh"
+# Sound is not read yet.
+_AUDIO = ("model.audio_tower.*", "model.embed_audio.*")
+_GGUF_AUDIO = ("a.*", "mm.a.*")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What differs between the layers with a window and the global ones."""
+
+    kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    values_are_keys: bool = False
+    window: int | None = None
+
+
+def from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _from_config(config, "model.")
+
+
+def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """Of a checkpoint that may have towers for pictures and, left out here, sound."""
+    spec = _from_config(config, "model.language_model.")
+    spec = replace(spec, ignored_weights=(*spec.ignored_weights, *_AUDIO))
+    both_ways = config_reader(config).raw("use_bidirectional_attention") == "vision"
+    if config.get("vision_config") is None:
+        return spec
+    return replace(spec, architecture=_SEEING, vision=vision_from_config(config, both_ways))
+
+
+def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
+    reader = config_reader({"tie_word_embeddings": True, **config})
+    _refuse_other_kinds(reader)
+    traits = Traits(qkv_bias=reader.flag("attention_bias", False), qk_norm=True)
+    traits = replace(traits, output_bias=traits.qkv_bias)
+    spec = spec_from_config(reader, _NAME, traits)
+    kinds = reader.texts("layer_types")
+    if len(kinds) != len(spec.layers) or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise reader.error(
+            "layer_types",
+            f"must name full_attention or sliding_attention for each of {len(spec.layers)} layers",
+        )
+    sizes = {kind: _config_sizes(reader, kind, kinds) for kind in dict.fromkeys(kinds)}
+    experts = _config_experts(reader)
+    rules = config_rules(traits, spec.tie_word_embeddings, prefix)
+    layer = prefix + "layers.{layer}."
+    names = {name: f"{layer}{source}.weight" for name, source in _CONFIG_NORMS.items()}
+    return _assembled(
+        spec,
+        [sizes[kind] for kind in kinds],
+        experts,
+        (
+            *rules,
+            WeightRule(_LAYER + "scale.weight", (layer + "layer_scalar",)),
+            *(() if experts is None else _config_expert_rules(experts, layer)),
+        ),
+        names,
+        reader.number("final_logit_softcapping") if reader.has("final_logit_softcapping") else None,
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    reader = Reader(metadata, "GGUF metadata", "gemma4.")
+    tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    for name in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
+        if reader.integer(name, MAX_WIDTH, 0, minimum=0):
+            raise _refusal(f"GGUF metadata: gemma4.{name} is {reader.raw(name)}")
+    if "blk.0.attn_qkv.weight" in tensor_names:
+        raise UnsupportedModelError(
+            "The GGUF keeps q, k and v of Gemma 4 in one tensor, which is not supported; take a "
+            "file that was converted without --fuse-qkv."
+        )
+    spec = spec_from_gguf(reader, tokenizer, _NAME, Traits(qk_norm=True), tensor_names)
+    pattern = reader.raw("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or [type(x) for x in pattern] != [bool] * len(spec.layers):
+        raise reader.error(
+            "attention.sliding_window_pattern",
+            f"must say true or false for each of {len(spec.layers)} layers",
+        )
+    sizes = [
+        _gguf_sizes(reader, spec, index, f"blk.{index}.attn_v.weight" not in tensor_names)
+        for index in range(len(spec.layers))
+    ]
+    experts = _gguf_experts(reader)
+    names = {name: f"blk.{{layer}}.{source}.weight" for name, source in _GGUF_NORMS.items()}
+    spec = _assembled(
+        spec,
+        sizes,
+        experts,
+        (
+            *spec.weights,
+            WeightRule(_LAYER + "scale.weight", ("blk.{layer}.layer_output_scale.weight",)),
+            *(() if experts is None else _gguf_expert_rules(experts, tensor_names)),
+        ),
+        names,
+        reader.number("final_logit_softcapping") if reader.has("final_logit_softcapping") else None,
+    )
+    if "clip.vision.projection_dim" not in metadata:
+        return spec
+    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
+    ignored = (*spec.ignored_weights, *_GGUF_AUDIO)
+    return replace(spec, architecture=_SEEING, vision=vision, ignored_weights=ignored)
+
+
+_CONFIG_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_result_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "result_norm": "post_feedforward_layernorm",
+    "mlp_result_norm": "post_feedforward_layernorm_1",
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "experts_result_norm": "post_feedforward_layernorm_2",
+}
+_GGUF_NORMS = {
+    "attention_norm": "attn_norm",
+    "attention_result_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "result_norm": "post_ffw_norm",
+    "mlp_result_norm": "post_ffw_norm_1",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_result_norm": "post_ffw_norm_2",
+}
+_EXPERT_NORMS = ("mlp_result_norm", "experts_norm", "experts_result_norm")
+
+
+def _assembled(
+    spec: ModelSpec,
+    sizes: list[_Sizes],
+    experts: MoeSpec | None,
+    rules: tuple[WeightRule, ...],
+    norms: Mapping[str, str],
+    logit_cap: float | None,
+) -> ModelSpec:
+    """`spec`, a dense decoder's, with these layers; `norms` names the tensors of theirs."""
+    own = {f"{_LAYER}{name}.weight" for name in norms}
+    kept = [rule for rule in rules if rule.param not in own]
+    named = [
+        WeightRule(f"{_LAYER}{name}.weight", (source,))
+        for name, source in norms.items()
+        if experts is not None or name not in _EXPERT_NORMS
+    ]
+    return replace(
+        spec,
+        layers=tuple(
+            _layer(layer, kind, experts) for layer, kind in zip(spec.layers, sizes, strict=True)
+        ),
+        weights=(*(part for rule in kept for part in _without_values(rule, sizes)), *named),
+        embedding_scale=_rounded(math.sqrt(spec.hidden_size), spec.dtype),
+        logit_cap=logit_cap,
+    )
+
+
+def _layer(layer: LayerSpec, sizes: _Sizes, experts: MoeSpec | None) -> LayerSpec:
+    assert isinstance(layer.mixer, AttentionSpec) and isinstance(layer.mlp, MlpSpec)
+    mixer = replace(
+        layer.mixer,
+        kind="full" if sizes.window is None else "sliding",
+        num_kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        scale=1.0,
+        rope=sizes.rope,
+        window=sizes.window,
+        value_norm=True,
+        values_are_keys=sizes.values_are_keys,
+    )
+    mlp = replace(layer.mlp, activation="gelu_tanh")
+    return LayerSpec(mixer, mlp, experts, sandwiched=True)
+
+
+def _without_values(rule: WeightRule, sizes: list[_Sizes]) -> list[WeightRule]:
+    """The rule of q, k and v for the layers that have these, and one for the others."""
+    if not rule.param.startswith(_LAYER + "attention.qkv."):
+        return [rule]
+    q, k, _ = rule.sources
+    shared = tuple(index for index, own in enumerate(sizes) if own.values_are_keys)
+    apart = tuple(index for index in range(len(sizes)) if index not in shared)
+    return [replace(rule, layers=apart), replace(rule, sources=(q, k), layers=shared)]
+
+
+def _refuse_other_kinds(reader: Reader) -> None:
+    # Their defaults where config.json is silent are those of the small models.
+    for name, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
+        count = reader.integer(name, MAX_WIDTH, default, minimum=0)
+        if count:
+            raise _refusal(f"config.json: {name} is {count}")
+    both_ways = reader.raw("use_bidirectional_attention")
+    if both_ways not in (None, "vision"):
+        raise UnsupportedModelError(
+            f"config.json: use_bidirectional_attention is {both_ways!r}. That is an encoder made "
+            "of Gemma 4, which is not supported yet."
+        )
+    activation = reader.text("hidden_activation", _ACTIVATION)
+    if activation != _ACTIVATION:
+        raise UnsupportedModelError(
+            f"config.json asks for the activation {activation!r}; {_NAME} has {_ACTIVATION} here."
+        )
+
+
+def _refusal(found: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{found}. That is one of the small models (E2B, E4B), whose layers have embeddings of "
+        "their own or share keys and values, which is not supported yet; known are "
+        "gemma-4-26B-A4B and gemma-4-31B."
+    )
+
+
+def _config_sizes(reader: Reader, kind: str, kinds: tuple[str, ...]) -> _Sizes:
+    """Of the layers of one kind; transformers 5 saves those that differ layer by layer."""
+    heads = reader.integer("num_attention_heads", MAX_HEADS)
+    kv_heads = reader.integer("num_key_value_heads", MAX_HEADS)
+    head_dim = reader.integer("head_dim", MAX_WIDTH)
+    window, shared = None, False
+    if kind == "sliding_attention":
+        window = reader.integer("sliding_window", MAX_CONTEXT)
+    else:
+        shared = reader.flag("attention_k_eq_v", False)
+        own = _saved_layer(reader, kinds.index(kind))
+        if own is None:
+            head_dim = reader.integer("global_head_dim", MAX_WIDTH, 512)
+            if shared:
+                kv_heads = reader.integer("num_global_key_value_heads", MAX_HEADS, kv_heads)
+        else:
+            head_dim = own.integer("head_dim", MAX_WIDTH, head_dim)
+            kv_heads = own.integer("num_key_value_heads", MAX_HEADS, kv_heads)
+    if heads % kv_heads:
+        raise reader.error(
+            "num_key_value_heads", f"gives {kv_heads}, which {heads} heads cannot share equally"
+        )
+    return _Sizes(kv_heads, head_dim, _config_rope(reader, kind, head_dim), shared, window)
+
+
+def _saved_layer(reader: Reader, index: int) -> Reader | None:
+    layers = reader.section("per_layer_config")
+    return None if layers is None else layers.section(str(index)) or Reader({}, "config.json")
+
+
+def _config_rope(reader: Reader, kind: str, head_dim: int) -> RopeSpec:
+    outer = reader.section("rope_parameters")
+    section = None if outer is None else outer.section(kind)
+    if section is None:
+        raise reader.error("rope_parameters", f"must have a section {kind}")
+    theta = section.number("rope_theta", 10000.0, above=1.0)
+    rope_type = section.text("rope_type", "default")
+    if rope_type == "default":
+        return RopeSpec(theta, head_dim)
+    if rope_type != "proportional" or section.number("factor", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"config.json asks for rotary scaling of type {rope_type!r}; in Gemma 4 known are "
+            "default, and proportional without a factor."
+        )
+    share = section.number("partial_rotary_factor", 1.0, below=1.0 + 1e-9)
+    return RopeSpec(theta, head_dim, num_turning=int(share * head_dim // 2))
+
+
+def _gguf_sizes(reader: Reader, spec: ModelSpec, index: int, shared: bool) -> _Sizes:
+    mixer = spec.layers[index].mixer
+    assert isinstance(mixer, AttentionSpec) and mixer.rope is not None
+    if not reader.raw("attention.sliding_window_pattern")[index]:
+        return _Sizes(mixer.num_kv_heads, mixer.head_dim, mixer.rope, shared)
+    head_dim = reader.integer("attention.key_length_swa", MAX_WIDTH)
+    turning = reader.integer("rope.dimension_count_swa", MAX_WIDTH, head_dim)
+    if turning != head_dim:
+        raise reader.error("rope.dimension_count_swa", f"is {turning}, but heads have {head_dim}")
+    theta = reader.number("rope.freq_base_swa", 10000.0, above=1.0)
+    window = reader.integer("attention.sliding_window", MAX_CONTEXT)
+    return _Sizes(mixer.num_kv_heads, head_dim, RopeSpec(theta, head_dim), shared, window)
+
+
+def _config_experts(reader: Reader) -> MoeSpec | None:
+    if not reader.flag("enable_moe_block", False):
+        return None
+    count = reader.integer("num_experts", MAX_EXPERTS)
+    top_k = reader.integer("top_k_experts", count)
+    return _experts(count, top_k, reader.integer("moe_intermediate_size", MAX_WIDTH))
+
+
+def _gguf_experts(reader: Reader) -> MoeSpec | None:
+    if not reader.raw("expert_count"):
+        return None
+    count = reader.integer("expert_count", MAX_EXPERTS)
+    top_k = reader.integer("expert_used_count", count)
+    return _experts(count, top_k, reader.integer("expert_feed_forward_length", MAX_WIDTH))
+
+
+def _experts(count: int, top_k: int, size: int) -> MoeSpec:
+    return MoeSpec(count, top_k, size, renormalize=True, expert_scales=True, activation="gelu_tanh")
+
+
+def _config_expert_rules(experts: MoeSpec, layer: str) -> list[WeightRule]:
+    param = _LAYER + "experts."
+    return [
+        WeightRule(_LAYER + "router_norm.weight", (layer + "router.scale",)),
+        WeightRule(param + "router.weight", (layer + "router.proj.weight",)),
+        WeightRule(param + "scales.weight", (layer + "router.per_expert_scale",)),
+        *expert_rules(experts, "stacked", layer, param),
+    ]
+
+
+def _gguf_expert_rules(experts: MoeSpec, tensor_names: Collection[str]) -> list[WeightRule]:
+    stored = ExpertTensors(experts.num_experts, "stacked", parts=2)
+    layer, mlp, param = "blk.{layer}.ffn_", _LAYER + "mlp.", _LAYER + "experts."
+    rules = [replace(rule, param=rule.param.replace(mlp, param)) for rule in gguf_rules(experts)]
+    if "blk.0.ffn_gate_up_exps.weight" in tensor_names:
+        whole = WeightRule(param + "gate_up.weight", (layer + "gate_up_exps.weight",),
+                           experts=stored)  # fmt: skip
+        rules = [whole if rule.param == whole.param else rule for rule in rules]
+    return [
+        *rules,
+        WeightRule(_LAYER + "router_norm.weight", (layer + "gate_inp.scale",)),
+        WeightRule(param + "scales.weight", (layer + "down_exps.scale",)),
+    ]
+
+
+def _rounded(x: float, dtype: str) -> float:
+    """The nearest number of that dtype: the models were trained with embeddings scaled by it."""
+    if dtype == "bfloat16":
+        (bits,) = struct.unpack("<I", struct.pack("<f", x))
+        (x,) = struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & ~0xFFFF))
+    elif dtype == "float16":
+        (x,) = struct.unpack("<e", struct.pack("<e", x))
+    return x

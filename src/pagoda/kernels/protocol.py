@@ -1,0 +1,144 @@
+"""What the ops are: each form of them (the CPU's kernels, Triton's, the reference) is one `Ops`.
+
+Activations are fp32 on a CPU and of the model's dtype on a GPU. Forms may be faster on contiguous
+ones; what they do not take, they leave to the reference.
+"""
+
+from typing import Protocol
+
+import torch
+
+from pagoda.kernels.ref.delta_net import Decay, StateSlots
+from pagoda.kernels.ref.draw import DrawParams
+
+Tensor = torch.Tensor
+
+
+class Ops(Protocol):
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows of x [rows, size] by int64 index [count]."""
+
+    def first_max(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(values, int64 ids) [rows] of the largest of each row of fp32 logits [rows, vocab], the
+        lowest id of equals; the value is NaN where the row has one."""
+
+    def draw(self, tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
+        """Replace int64 tokens [rows] by draws from softmax(logits / temperature) among the tokens
+        that min-p, top-k and top-p keep, applied in that order; where temperature is 0, stay.
+
+        fp32 logits [rows, vocab]; top [rows], each row's largest. Top-k keeps all tokens equal to
+        the k-th; top-p the smallest set of most likely tokens that reaches p, lower ids first of
+        equals.
+        """
+
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(values, int64 ids) [rows, count] of the largest logits, falling; lower ids first of
+        equals. Rows with NaN hold any ids."""
+
+    def mask_logits(self, logits: Tensor, index: Tensor, masks: Tensor) -> None:
+        """Set to -inf, in rows index[i] of fp32 logits [rows, vocab], what masks[i] does not allow.
+
+        int32 masks [count, words]: bit i % 32 of word i // 32 is set where token i is allowed;
+        int64 index [count], no row twice.
+        """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in fp32, in x's dtype."""
+
+    def add_rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        added: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual) in x's dtype, x + residual in residual's); with fp32 `added`
+        [size] the sum is (rms_norm(x, added) + residual) * scale.
+
+        Models keep the residual in fp32: in bf16 its rounding is most of the error of a whole model
+        (mean KL to fp32 of the default model: 1.4e-3 against 3.8e-4 with fp32). `residual` may be
+        overwritten.
+        """
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """(x - mean) / standard deviation * weight + bias over the last dimension, of x + residual
+        where there is one; computed in fp32, in x's dtype. Weight and bias are fp32."""
+
+    def encoder_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    ) -> Tensor:
+        """Attention of each request's tokens to all of its tokens, both ways; no cache.
+
+        q, k, v [tokens, heads, dim], requests end to end: request i owns rows `query_start[i] :
+        query_start[i + 1]`. Returns q's shape, contiguous.
+        """
+
+    def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
+        """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), both [tokens, size]; rows of the gate may lie any stride apart."""
+
+    def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+        """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
+        apart, `added` is multiplied by its sigmoid."""
+
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+        """silu of each channel's convolution over its last tokens; the current one comes last.
+
+        x [tokens, channels], rows any stride apart; fp32 weight [width, channels]; state
+        [slots, width - 1, channels]: the inputs before the request's next token. Rows behind
+        `query_start[-1]` are zero.
+        """
+
+    def gated_delta_rule(
+        self,
+        qkv: Tensor,
+        strength: Tensor,
+        decay: Decay,
+        state: Tensor,
+        slots: StateSlots,
+        *,
+        tiled: bool,
+    ) -> Tensor:
+        """[tokens, value_heads * value_dim]: what the states say to q after each token's k and v.
+
+        With S a head's state, per token: S = exp(decay) S; S += k (sigmoid(strength) (v - S^T
+        k))^T; out = S^T q, where k and q have length 1 and 1 / sqrt(key_dim). qkv [tokens,
+        channels] may be overwritten; strength (and decay) [tokens, value_heads], rows any stride
+        apart; state [slots, value_heads, key_dim, value_dim]. `tiled` as in DeltaNetSpec. Rows
+        behind `query_start[-1]` are zero.
+        """
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rms_norm of each head of x [tokens, heads * size] by fp32 weight [size], times
+        silu(gate); rows of the gate may lie any stride apart."""
+
+    def activate(self, x: Tensor, kind: str) -> Tensor:
+        """gelu (of the error function), gelu_tanh, relu or silu of each element."""
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor, in x's dtype."""
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap), in x's dtype."""
+
+    def route(
+        self,
+        logits: Tensor,
+        top_k: int,
+        scoring: str = "softmax",
+        renormalize: bool = False,
+        scales: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(int64 ids, fp32 weights) [tokens, top_k] of the experts with the largest logits of
+        [tokens, experts], falling, the lower ids first of equals.
+
+        A weight is the expert's share of a `softmax` over all, its share of one over the chosen
+        (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum,
+        and at last multiplied by the expert's own of fp32 `scales` [experts].
+        """

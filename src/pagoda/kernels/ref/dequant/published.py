@@ -1,0 +1,35 @@
+"""What quantized safetensors say, in blocks: an fp32 scale for 32 codes (`weights.formats`).
+
+Each function decodes uint8 [n, block bytes] to fp32 [n, 32]: whole numbers times the scale, with
+one rounding; so it equals the packages that wrote them in any dtype that these decode to.
+"""
+
+import torch
+
+from pagoda.kernels.ref.dequant.bits import fields, nibbles
+
+Tensor = torch.Tensor
+
+
+def _single(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.float32)
+
+
+def int4(blocks: Tensor) -> Tensor:
+    scale, packed = fields(blocks, 4, 16)
+    return _single(scale) * (nibbles(packed).float() - 8)
+
+
+def uint4(blocks: Tensor) -> Tensor:
+    scale, zero, packed = fields(blocks, 4, 1, 16)
+    return _single(scale) * (nibbles(packed).float() - zero.float())
+
+
+def int8(blocks: Tensor) -> Tensor:
+    scale, codes = fields(blocks, 4, 32)
+    return _single(scale) * codes.view(torch.int8).float()
+
+
+def fp8(blocks: Tensor) -> Tensor:
+    scale, codes = fields(blocks, 4, 32)
+    return _single(scale) * codes.contiguous().view(torch.float8_e4m3fn).float()

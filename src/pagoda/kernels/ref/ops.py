@@ -1,0 +1,25 @@
+"""All ops in torch, on any device: what the others are compared with, and leave work to."""
+
+from pagoda.kernels.ref.activation import (
+    activate,
+    activate_and_mul,
+    add_gated,
+    scale,
+    sigmoid_mul,
+    soft_cap,
+)
+from pagoda.kernels.ref.delta_net import causal_conv, gated_delta_rule, gated_rms_norm
+from pagoda.kernels.ref.draw import draw_into as draw
+from pagoda.kernels.ref.draw import top_tokens
+from pagoda.kernels.ref.embedding import take_rows
+from pagoda.kernels.ref.encoder import encoder_attention
+from pagoda.kernels.ref.experts import route
+from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, rms_norm
+from pagoda.kernels.ref.sampling import first_max, mask_logits
+
+__all__ = [
+    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "causal_conv", "draw",
+    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "layer_norm",
+    "mask_logits", "rms_norm", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows",
+    "top_tokens",
+]  # fmt: skip

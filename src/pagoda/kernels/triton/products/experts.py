@@ -1,0 +1,350 @@
+"""A mixture of experts: what the chosen ones compute, of plain and of quantized weights.
+
+An assignment is a token's place in `ids`, flattened. Few assignments compute alone, each on its
+expert's weights; many are sorted by expert, and tiles of those of one expert share its weights.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.kernels.cpu.experts import PackedExperts
+from pagoda.kernels.ref.experts import Gating, PlainExperts
+from pagoda.kernels.ref.linear import matmul
+from pagoda.kernels.triton import activation
+from pagoda.kernels.triton.activation import gated
+from pagoda.kernels.triton.products.decode import products, row_sums
+from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
+from pagoda.kernels.triton.products.gemm import decode, has_dot
+from pagoda.kernels.triton.products.matrix import GpuMatrix
+from pagoda.kernels.triton.products.routing import Grouped, group_by_expert
+from pagoda.kernels.triton.target import capability
+
+Tensor = torch.Tensor
+
+_MOST_ALONE = 64
+"""Assignments; and no more than two for each expert, for each reads its expert's weights."""
+_CHANGING = ["assignments"]
+
+
+class _Part(NamedTuple):
+    """A matrix [rows, columns] of each of `count` experts."""
+
+    matrix: GpuMatrix
+    rows: int
+    first: int
+    """Row of the first expert's."""
+    stride: int
+    """Rows from one expert's to the next one's."""
+    bias: Tensor | None
+    """[count, rows], rows any stride apart."""
+
+
+@triton.jit
+def _with_bias(total, bias, expert, bias_stride, row, there, AXIS: tl.constexpr):
+    if bias is not None:
+        own = tl.load(bias + expert * bias_stride + row, there, other=0).to(tl.float32)
+        total += tl.expand_dims(own, 0) if AXIS == 2 else own
+    return total
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _alone(
+    x, ids, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2, supers2,
+    bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
+    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
+):  # fmt: skip
+    assignment = (tl.program_id(0) % assignments).to(tl.int64)
+    expert = tl.load(ids + assignment).to(tl.int32) - first
+    if (expert < 0) | (expert >= count):
+        return
+    row = (tl.program_id(0) // assignments) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
+    total = row_sums(
+        given, low, high, scales, minima, supers, begin + expert * stride + row, there, all_rows,
+        columns, 0, last, LAYOUT,
+    )  # fmt: skip
+    total = _with_bias(total, bias, expert, bias_stride, row, there, 1)
+    if GATED:
+        up = row_sums(
+            given, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row, there,
+            all_rows, columns, 0, last, LAYOUT,
+        )  # fmt: skip
+        up = _with_bias(up, bias2, expert, bias_stride, row, there, 1)
+        total = gated(total, up, alpha, limit, KIND, CLAMPS)
+    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty), there)
+
+
+@triton.jit
+def _grouped(
+    x, counts, offsets, order, out, low, high, scales, minima, supers, bias, low2, high2, scales2,
+    minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
+    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    CLAMPS: tl.constexpr,
+):  # fmt: skip
+    tile, which = tl.program_id(0), tl.arange(0, EXPERTS)
+    tiles = tl.cdiv(tl.load(counts + which, which < count, other=0), TOKENS)
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    if expert >= count:  # as many programs as there could be tiles
+        return
+    tile -= tl.sum(tl.where(which == expert, ends - tiles, 0), 0)
+    place = tile * TOKENS + tl.arange(0, TOKENS)
+    real = place < tl.load(counts + expert)
+    assignment = tl.load(order + tl.load(offsets + expert) + place, real, other=0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
+    total = products(
+        given, real, low, high, scales, minima, supers, begin + expert * stride + row, there,
+        all_rows, columns, 0, last, LAYOUT,
+    )  # fmt: skip
+    total = _with_bias(total, bias, expert, bias_stride, row, there, 2)
+    if GATED:
+        up = products(
+            given, real, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row,
+            there, all_rows, columns, 0, last, LAYOUT,
+        )  # fmt: skip
+        up = _with_bias(up, bias2, expert, bias_stride, row, there, 2)
+        total = gated(total, up, alpha, limit, KIND, CLAMPS)
+    tl.store(out + assignment[:, None] * out_stride + row[None, :],
+             total.to(out.dtype.element_ty), real[:, None] & there[None, :])  # fmt: skip
+
+
+@triton.jit
+def _combine(
+    y, ids, weights, out, first, count, size, TOP_K: tl.constexpr, WEIGHED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in tl.static_range(TOP_K):
+        assignment = token * TOP_K + place
+        # As wide as the columns: Triton 3.9's interpreter takes no scalar in a mask.
+        expert = tl.load(ids + assignment) - first + column * 0
+        held = (expert >= 0) & (expert < count)
+        part = tl.load(y + assignment * size + column, (column < size) & held, other=0)
+        if WEIGHED:
+            total += part.to(tl.float32)
+        else:
+            total += part.to(tl.float32) * tl.load(weights + assignment)
+    tl.store(out + token * size + column, total.to(out.dtype.element_ty), column < size)
+
+
+def mix(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: PlainExperts | PackedExperts,
+    down: PlainExperts | PackedExperts,
+    gating: Gating,
+    first: int = 0,
+    weighs_inputs: bool = False,
+) -> Tensor:
+    """As `ops.mix_experts`; weights are rounded to x's type, except those of few assignments."""
+    ids, weights = ids.contiguous(), weights.contiguous()
+    (tokens, hidden), top_k = x.shape, ids.shape[1]
+    count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+    ups, downs = _parts(up, 2), _parts(down, 1)
+    few = ids.numel() <= min(_MOST_ALONE, 2 * count)
+    if not tokens or not (few or has_dot(x)):
+        return _expert_by_expert(x, ids, weights, ups, downs, gating, first, count, weighs_inputs)
+    given, sharers = _given(x, weights, weighs_inputs)
+    step = _Step(ids, None if few else group_by_expert(ids, count, first), first, count)
+    inner = _up(given, sharers, step, ups, gating)
+    y = _projected(inner, 1, step, downs, None, torch.float32 if few else x.dtype)
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    _combine[(tokens, triton.cdiv(hidden, 1024))](
+        y, ids, weights, out, first, count, hidden, TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024
+    )
+    return out
+
+
+class Product(NamedTuple):
+    """A part of `mix` that is cut into tiles."""
+
+    case: Case
+    compute: Callable[[], Tensor]
+
+
+def products_of_tiles(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: PlainExperts | PackedExperts,
+    down: PlainExperts | PackedExperts,
+    gating: Gating,
+    first: int = 0,
+    weighs_inputs: bool = False,
+) -> list[Product]:
+    """Those of `mix` with many assignments, each to compute by itself."""
+    ids = ids.contiguous()
+    count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+    ups, downs = _parts(up, 2), _parts(down, 1)
+    given, sharers = _given(x, weights, weighs_inputs)
+    step = _Step(ids, group_by_expert(ids, count, first), first, count)
+    inner = _up(given, sharers, step, ups, gating)
+    jobs: list[tuple[Tensor, int, tuple[_Part, ...], Gating | None]] = [(inner, 1, downs, None)]
+    if _stored_alike(ups):
+        jobs.append((given, sharers, ups, gating))
+    else:
+        jobs += [(given, sharers, (part,), None) for part in ups]
+    return [
+        Product(
+            _case(step, parts, how, x.dtype),
+            partial(_projected, source, shared, step, parts, how, x.dtype),
+        )
+        for source, shared, parts, how in jobs
+    ]
+
+
+def shapes(up: PlainExperts | PackedExperts, down: PlainExperts | PackedExperts) -> Hashable:
+    """What `Case`s differ in but for tokens: layers with the same are cut alike."""
+    parts = (*_parts(up, 2), *_parts(down, 1))
+    return tuple((part.matrix.layout, part.rows, part.matrix.columns) for part in parts)
+
+
+class _Step(NamedTuple):
+    """Who goes where."""
+
+    ids: Tensor
+    groups: Grouped | None
+    """None where assignments compute alone."""
+    first: int
+    count: int  # type: ignore[assignment]  # not a tuple's count of equals
+
+
+def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ...]:
+    """`count` parts of a plain weight are one below the other."""
+    rows = experts.weight.shape[1] // count if isinstance(experts, PlainExperts) else experts.rows
+    biases = [None] * count if experts.bias is None else experts.bias.split(rows, dim=1)
+    if isinstance(experts, PackedExperts):
+        return tuple(
+            _Part(matrix, rows, 0, rows, own)
+            for matrix, own in zip(experts.parts, biases, strict=True)
+        )
+    matrix = GpuMatrix.of(experts.weight.flatten(0, 1))
+    return tuple(
+        _Part(matrix, rows, part * rows, count * rows, own) for part, own in enumerate(biases)
+    )
+
+
+def _given(x: Tensor, weights: Tensor, weighs_inputs: bool) -> tuple[Tensor, int]:
+    """(rows that experts read, how many assignments share one)."""
+    if weighs_inputs:
+        return (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1), 1
+    return x.contiguous(), weights.shape[1]
+
+
+def _stored_alike(parts: tuple[_Part, ...]) -> bool:
+    gate, up = parts
+    return gate.matrix.layout == up.matrix.layout
+
+
+def _up(x: Tensor, sharers: int, step: _Step, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
+    """[assignments, size]: the gated products of each with its expert's two matrices."""
+    if _stored_alike(parts):
+        return _projected(x, sharers, step, parts, gating, x.dtype)
+    size = parts[0].rows
+    both = torch.empty((step.ids.numel(), 2 * size), dtype=x.dtype, device=x.device)
+    _project(x, sharers, step, parts[:1], None, both[:, :size])
+    _project(x, sharers, step, parts[1:], None, both[:, size:])
+    return activation.gate(both, gating)
+
+
+def _projected(
+    x: Tensor,
+    sharers: int,
+    step: _Step,
+    parts: tuple[_Part, ...],
+    gating: Gating | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """[assignments, rows of a part], as `_project`."""
+    out = torch.empty((step.ids.numel(), parts[0].rows), dtype=dtype, device=x.device)
+    _project(x, sharers, step, parts, gating, out)
+    return out
+
+
+def _case(step: _Step, parts: tuple[_Part, ...], gating: Gating | None, dtype: torch.dtype) -> Case:
+    matrix, mean = parts[0].matrix, triton.cdiv(step.ids.numel(), step.count)
+    return case(gating is not None, matrix.layout, dtype, parts[0].rows, matrix.columns, mean)
+
+
+def _project(
+    x: Tensor,
+    sharers: int,
+    step: _Step,
+    parts: tuple[_Part, ...],
+    gating: Gating | None,
+    out: Tensor,
+) -> None:
+    """Each assignment's row of x [assignments / sharers, columns] times its expert's matrix, or
+    two of them and gated, into its row of `out`."""
+    one, two = parts[0], parts[-1]
+    matrix, number = one.matrix, step.ids.numel()
+    how = gating or Gating()
+    biased = (one.bias is not None, 0 if one.bias is None else one.bias.stride(0))
+    matrices = (*matrix.tensors, one.bias, *two.matrix.tensors, two.bias)
+    sizes = (
+        out.stride(0), one.rows, matrix.rows, one.first, two.first, one.stride, biased[1],
+        matrix.columns, how.alpha, how.limit,
+    )  # fmt: skip
+    kinds = {
+        "LAYOUT": matrix.layout, "GATED": gating is not None, "KIND": how.activation,
+        "CLAMPS": how.limit != 0,
+    }  # fmt: skip
+    if step.groups is None:
+        tile = rows_of_tile(matrix.layout, x.dtype)
+        _alone[(number * triton.cdiv(one.rows, tile),)](
+            x, step.ids, out, *matrices, number, step.first, step.count, sharers, *sizes,
+            ROWS=tile, **kinds, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return
+    cut = form(_case(step, parts, gating, x.dtype), capability(x))
+    tiles = number // cut.tokens + min(step.count, number)
+    groups = step.groups
+    _grouped[(tiles, triton.cdiv(one.rows, cut.rows))](
+        x, groups.counts, groups.offsets, groups.order, out, *matrices, step.count, sharers,
+        *sizes, TOKENS=cut.tokens, ROWS=cut.rows,
+        EXPERTS=triton.next_power_of_2(step.count), **kinds, num_warps=cut.warps,
+        num_stages=cut.stages,
+    )  # fmt: skip
+
+
+def _expert_by_expert(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    ups: tuple[_Part, ...],
+    downs: tuple[_Part, ...],
+    gating: Gating,
+    first: int,
+    count: int,
+    weighs_inputs: bool,
+) -> Tensor:
+    """With the library's products, for it has tensor cores where Triton has none."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(count):
+        token, place = torch.where(ids == first + expert)
+        if not len(token):
+            continue
+        share = weights[token, place, None]
+        given = (x[token] * share).to(x.dtype) if weighs_inputs else x[token]
+        both = torch.cat([_product(given, part, expert) for part in ups], dim=1)
+        y = _product(activation.gate(both, gating), downs[0], expert).float()
+        out.index_add_(0, token, y if weighs_inputs else y * share)
+    return out.to(x.dtype)
+
+
+def _product(x: Tensor, part: _Part, expert: int) -> Tensor:
+    weight = decode(part.matrix, x.dtype, part.first + expert * part.stride, part.rows)
+    return matmul(x, weight, None if part.bias is None else part.bias[expert].to(x.dtype))

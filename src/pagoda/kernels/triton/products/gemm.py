@@ -1,0 +1,223 @@
+"""Products of activations with quantized weights, which are decoded on the way: `ops.packed_*`.
+
+Few tokens read weights at the speed of memory: one token's products run on plain arithmetic, a few
+tokens' on tensor cores, with columns split over programs where rows are few (the parts are added
+in their order, so results repeat). Of many tokens the weights are decoded first, some rows at a
+time, and multiplied by the library.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.kernels.ref.linear import matmul as plain_matmul
+from pagoda.kernels.triton.products import scaled
+from pagoda.kernels.triton.products.decode import decoded, load_codes, products, row_sums
+from pagoda.kernels.triton.products.forms import Form, linear_form, rows_of_tile
+from pagoda.kernels.triton.products.layouts import STEP
+from pagoda.kernels.triton.products.matrix import GpuMatrix
+from pagoda.kernels.triton.target import capability, processors
+
+Tensor = torch.Tensor
+
+MOST_FUSED = 512
+"""Tokens. Of more, products take so long that to write and read two bytes a weight before them
+costs less than what the library's are faster by; estimated, not measured."""
+_MOST_WITHOUT_DOT = 8
+_DECODED_AT_ONCE = 1 << 25
+"""Weights: 64 MiB in two bytes."""
+_PROGRAMS_PER_PROCESSOR = 4
+_FEWEST_STEPS = 2
+_MAX_SPLITS = 16
+_CHANGING = ["tokens", "steps", "first", "count", "splits"]
+"""Numbers that steps differ in: a kernel is not compiled anew for some of them."""
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _one_token(
+    x, low, high, scales, minima, supers, bias, out, x_stride, out_stride, tokens, rows, columns,
+    steps, LAYOUT: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    # Programs of one tile follow each other: what the first reads, the next find in the cache.
+    token, part = (tl.program_id(0) % tokens).to(tl.int64), tl.program_id(1)
+    row = (tl.program_id(0) // tokens) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
+    total = row_sums(
+        x + token * x_stride, low, high, scales, minima, supers, row, there, rows, columns,
+        part * steps, last, LAYOUT,
+    )  # fmt: skip
+    if SPLIT:
+        tl.store(out + (part * tokens + token) * rows + row, total, there)
+    else:
+        if bias is not None:
+            total += tl.load(bias + row, there, other=0).to(tl.float32)
+        tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _tiles(
+    x, low, high, scales, minima, supers, bias, out, x_stride, out_stride, tokens, rows, columns,
+    steps, LAYOUT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(tokens, TOKENS)
+    part = tl.program_id(1)
+    token = ((tl.program_id(0) % tiles) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    row = (tl.program_id(0) // tiles) * ROWS + tl.arange(0, ROWS)
+    real, there = token < tokens, row < rows
+    last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
+    total = products(
+        x + token * x_stride, real, low, high, scales, minima, supers, row, there, rows, columns,
+        part * steps, last, LAYOUT,
+    )  # fmt: skip
+    mask = real[:, None] & there[None, :]
+    if SPLIT:
+        tl.store(out + (part * tokens + token)[:, None] * rows + row[None, :], total, mask)
+    else:
+        if bias is not None:
+            total += tl.load(bias + row, there, other=0).to(tl.float32)[None, :]
+        place = out + token[:, None] * out_stride + row[None, :]
+        tl.store(place, total.to(out.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _add_parts(partial, bias, out, out_stride, rows, splits, BLOCK: tl.constexpr):
+    token, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = row < rows
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(0, splits):
+        total += tl.load(partial + (part * tokens + token) * rows + row, there, other=0)
+    if bias is not None:
+        total += tl.load(bias + row, there, other=0).to(tl.float32)
+    tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _decode_rows(
+    index, low, high, scales, minima, supers, out, first, count, rows, columns,
+    LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = place < count
+    row = first + place
+    if index is not None:
+        row = tl.load(index + place, there, other=0).to(tl.int32)
+    step = tl.program_id(1)
+    RUNS: tl.constexpr = LAYOUT.runs
+    for run in tl.static_range(8):
+        if run % RUNS == 0:
+            below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
+            above = below
+            if high is not None:
+                above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
+        weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
+                          columns, LAYOUT)  # fmt: skip
+        column = step * 256 + run * 32 + tl.arange(0, 32)
+        tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :],
+                 weights.to(out.dtype.element_ty),
+                 there[:, None] & (column < columns)[None, :])  # fmt: skip
+
+
+def matmul(
+    x: Tensor,
+    matrices: Sequence[GpuMatrix],
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As `ops.packed_matmul`; weights are rounded to x's type, except for one token's products."""
+    tokens, rows = x.shape[0], sum(matrix.rows for matrix in matrices)
+    out = torch.empty((tokens, rows), dtype=out_dtype or x.dtype, device=x.device)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    start = 0
+    for matrix in matrices:
+        part = slice(start, start + matrix.rows)
+        added = None if bias is None else bias[part]
+        if tokens and matrix.rows:
+            _multiply(x, matrix, added, out[:, part])
+        start += matrix.rows
+    return out
+
+
+def rows(index: Tensor, matrix: GpuMatrix, dtype: torch.dtype) -> Tensor:
+    """As `ops.packed_rows`."""
+    if matrix.layout.codes == "plain":
+        return matrix.low[index].to(dtype)
+    return _decoded(matrix, dtype, 0, len(index), index)
+
+
+def decode(matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int) -> Tensor:
+    """Rows from `first` on: [count, columns]."""
+    if matrix.layout.codes == "plain":
+        return matrix.low[first : first + count].to(dtype)
+    return _decoded(matrix, dtype, first, count, None)
+
+
+def has_dot(x: Tensor) -> bool:
+    """Whether Triton's products run on tensor cores, which round fp32."""
+    return capability(x) >= 80 and x.dtype != torch.float32
+
+
+def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
+    tokens = x.shape[0]
+    if matrix.layout.codes == "plain":
+        wide = x if matrix.low.dtype == x.dtype else x.to(matrix.low.dtype)
+        added = None if bias is None else bias.to(matrix.low.dtype)
+        out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32
+                               else None))  # fmt: skip
+    elif tokens <= (1 if has_dot(x) else _MOST_WITHOUT_DOT):
+        _launch(Form(1, rows_of_tile(matrix.layout, x.dtype), 4, 2), x, matrix, bias, out)
+    elif scaled.declines(x, matrix, out.dtype) is None:
+        out.copy_(scaled.matmul(x, matrix, bias))
+    elif has_dot(x) and tokens <= MOST_FUSED:
+        _launch(linear_form(tokens, capability(x)), x, matrix, bias, out)
+    else:
+        step = max(1, _DECODED_AT_ONCE // matrix.columns)
+        for first in range(0, matrix.rows, step):
+            part = slice(first, min(first + step, matrix.rows))
+            weight = decode(matrix, x.dtype, first, part.stop - first)
+            added = None if bias is None else bias[part].to(x.dtype)
+            out[:, part] = plain_matmul(x, weight, added, out.dtype)
+
+
+def _launch(cut: Form, x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
+    tokens, total = len(x), triton.cdiv(matrix.columns, STEP)
+    tiles = triton.cdiv(tokens, cut.tokens) * triton.cdiv(matrix.rows, cut.rows)
+    steps, splits = _split(tiles, total, processors(x))
+    target, stride = out, out.stride(0)
+    if splits > 1:
+        size = (splits, tokens, matrix.rows)
+        target = torch.empty(size, dtype=torch.float32, device=x.device)
+    sizes = {"ROWS": cut.rows, "SPLIT": splits > 1, "LAYOUT": matrix.layout}
+    if cut.tokens > 1:
+        sizes["TOKENS"] = cut.tokens
+    (_one_token if cut.tokens == 1 else _tiles)[(tiles, splits)](
+        x, *matrix.tensors, bias, target, x.stride(0), stride, tokens, matrix.rows, matrix.columns,
+        steps, **sizes, num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _add_parts[(tokens, triton.cdiv(matrix.rows, 256))](
+            target, bias, out, stride, matrix.rows, splits, BLOCK=256, num_warps=2
+        )
+
+
+def _split(tiles: int, total: int, count: int) -> tuple[int, int]:
+    """(steps of a part, parts) of `total` steps of columns, for a GPU of `count` processors."""
+    wanted = max(1, min(_MAX_SPLITS, _PROGRAMS_PER_PROCESSOR * count // tiles))
+    steps = max(min(_FEWEST_STEPS, total), triton.cdiv(total, wanted))
+    return steps, triton.cdiv(total, steps)
+
+
+def _decoded(
+    matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int, index: Tensor | None
+) -> Tensor:
+    out = torch.empty((count, matrix.columns), dtype=dtype, device=matrix.low.device)
+    if count and matrix.columns:
+        tile = rows_of_tile(matrix.layout, dtype) if count > 1 else 1
+        _decode_rows[(triton.cdiv(count, tile), triton.cdiv(matrix.columns, STEP))](
+            index, *matrix.tensors, out, first, count, matrix.rows, matrix.columns,
+            LAYOUT=matrix.layout, ROWS=tile, num_warps=4,
+        )  # fmt: skip
+    return out

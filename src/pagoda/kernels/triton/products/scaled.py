@@ -1,0 +1,104 @@
+"""Products of fp8 weights with activations rounded to fp8, by the library's scaled matmul.
+
+For many tokens: with tensor cores that take fp8 these products are twice as fast as those of 16-bit
+numbers. A few tokens wait for memory and keep their own precision (`gemm`).
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.base.log import get_logger
+from pagoda.kernels.triton.products.fp8 import encode_fp8
+from pagoda.kernels.triton.products.matrix import GpuMatrix
+from pagoda.kernels.triton.target import capability
+
+Tensor = torch.Tensor
+
+logger = get_logger(__name__)
+
+FEWEST = 64
+"""Tokens."""
+_LARGEST = 448.0  # of E4M3
+_UNIT = 16  # rows and columns of the library's products are whole multiples
+
+
+@triton.jit
+def _quantize(x, out, scales, stride, columns, largest, RUNS: tl.constexpr, BLOCK: tl.constexpr):
+    """A row as E4M3, in the order of a `layouts.Layout` with single bytes, and its scale."""
+    token = tl.program_id(0).to(tl.int64)
+    most = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        part = tl.load(x + token * stride + column, column < columns, other=0).to(tl.float32)
+        most = tl.maximum(most, tl.abs(part))
+    scale = tl.max(most, axis=0) / largest
+    scale = tl.where(scale == 0.0, 1.0, scale)
+    tl.store(scales + token, scale)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        part = tl.load(x + token * stride + column, column < columns, other=0).to(tl.float32)
+        run = column // 32
+        place = (run // RUNS) * (32 * RUNS) + (column % 32) * RUNS + run % RUNS
+        tl.store(out + token * columns + place, encode_fp8(part / scale, 3), column < columns)
+
+
+def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None:
+    """Why x is not multiplied with the matrix so, or None."""
+    if matrix.storage != "FP8" or matrix.scales is None:
+        return "the weights are not fp8"
+    if len(x) < FEWEST:
+        return f"fewer than {FEWEST} tokens wait for memory, not for products"
+    if capability(x) < 89:
+        return "fp8 tensor cores begin with sm_89"
+    if x.dtype != torch.bfloat16 or out_dtype != torch.bfloat16:
+        return "the library's products with a scale per row are in bfloat16"
+    if len(matrix.scales) != 1:
+        return "weights of a row have several scales"
+    if matrix.rows % _UNIT or matrix.columns % _UNIT:
+        return f"rows and columns are no whole multiples of {_UNIT}"
+    return None if _works(x.device) else "this build of torch has no such product on this GPU"
+
+
+def matmul(x: Tensor, matrix: GpuMatrix, bias: Tensor | None) -> Tensor:
+    """bf16 x [tokens, columns] times an FP8 matrix with a scale per row: bf16 [tokens, rows]."""
+    assert matrix.scales is not None
+    codes, scales = quantized(x, matrix.layout.runs)
+    weight = matrix.low.view(torch.uint8).view(torch.float8_e4m3fn)
+    return _scaled_mm(codes, weight, scales, matrix.scales, bias)
+
+
+def quantized(x: Tensor, runs: int) -> tuple[Tensor, Tensor]:
+    """(E4M3 [tokens, columns] in the order of a layout of so many runs, fp32 scales [tokens, 1])
+    of x [tokens, columns]."""
+    tokens, columns = x.shape
+    codes = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
+    _quantize[(tokens,)](
+        x, codes, scales, x.stride(0), columns, _LARGEST, RUNS=runs, BLOCK=2048, num_warps=8
+    )
+    return codes.view(torch.float8_e4m3fn), scales
+
+
+def _scaled_mm(
+    codes: Tensor, weight: Tensor, scales: Tensor, own: Tensor, bias: Tensor | None
+) -> Tensor:
+    added = None if bias is None else bias.to(torch.bfloat16)
+    return torch._scaled_mm(
+        codes, weight.t(), scale_a=scales, scale_b=own, bias=added, out_dtype=torch.bfloat16
+    )
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether torch multiplies so on `device`, and right: which it does differs by its version."""
+    ones = torch.ones(_UNIT, _UNIT, device=device).to(torch.float8_e4m3fn)
+    scales = torch.arange(1.0, _UNIT + 1, device=device)
+    try:
+        found = _scaled_mm(ones, ones, scales[:, None], scales[None], None).float()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        logger.info("fp8 weights are decoded on %s: %s", device, error)
+        return False
+    return torch.equal(found, (_UNIT * scales[:, None] * scales).bfloat16().float())

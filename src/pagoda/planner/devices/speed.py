@@ -1,0 +1,288 @@
+"""How fast a model will decode and read prompts, from what the device reads and computes.
+
+A step's products take the longer of two times: reading the weights from memory and multiplying
+them, which overlap but not wholly. Keys and values are read besides, and every operation costs a
+start of its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
+from pagoda.planner.weights import HeldWeight
+
+PROMPT_TOKENS = 512
+"""Of a prompt whose speed is foretold."""
+# Two times that overlap add up to less than both: the norm of this order. 1 would be one after
+# the other, infinity the longer one alone.
+_OVERLAP = 3.0
+_EXCHANGING = "exchanging between devices"
+_FROM_HOST = "reading weights from the host's memory"
+# Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
+_NOT_READ = frozenset(("embedding", "table", "vision"))
+
+
+@dataclass(frozen=True)
+class ProductSpeed:
+    """Of matrix products in one storage format, by all threads, weights in the caches."""
+
+    decode: float
+    """Bytes of weights per second, for one token."""
+    prompt: float
+    """Multiplications and additions per second, for many tokens."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What a device does per second; measured by the doctor, or from a table of GPUs."""
+
+    read: float
+    """Bytes from memory."""
+    products: Mapping[str, ProductSpeed]
+    """By storage format."""
+    start: float
+    """Seconds that an operation takes beyond its work."""
+    step: float
+    """Seconds of a step outside its operations."""
+    floats: float
+    """fp32 multiplications and additions."""
+    host: float = inf
+    """Bytes from the host's memory, where that is another one."""
+    experts: float = 1.0
+    """Share of `read` at which the few experts of a token are read."""
+    exchange: float = 0.0
+    """Seconds until several devices have added up what each has of a token."""
+    link: float = inf
+    """Bytes between two devices."""
+
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class SpeedEstimate:
+    decode: float
+    """Tokens per second of all requests."""
+    decode_bound: str
+    prefill: float
+    """Prompt tokens per second."""
+    prefill_bound: str
+    decode_range: Range = (0.0, inf)
+    prefill_range: Range = (0.0, inf)
+
+
+# What a CPU did, as a multiple of what was foretold of it (docs/benchmarks/doctor.md: 0.86 to 1.36
+# of twelve).
+_CPU_SPREAD = (0.85, 1.36)
+
+
+def as_measured(found: SpeedEstimate) -> SpeedEstimate:
+    """With the range in which a CPU's speed lies that was foretold from what was measured."""
+    low, high = _CPU_SPREAD
+    return replace(
+        found,
+        decode_range=(low * found.decode, high * found.decode),
+        prefill_range=(low * found.prefill, high * found.prefill),
+    )
+
+
+def between(slow: SpeedEstimate, fast: SpeedEstimate) -> SpeedEstimate:
+    """The middle of two, by ratio; what bounds the slow one is named."""
+    return replace(
+        slow,
+        decode=sqrt(slow.decode * fast.decode),
+        prefill=sqrt(slow.prefill * fast.prefill),
+        decode_range=(slow.decode, fast.decode),
+        prefill_range=(slow.prefill, fast.prefill),
+    )
+
+
+def estimate_speed(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    device: DeviceSpeed,
+    context: int,
+    in_host: Set[str] = frozenset(),
+    requests: int = 1,
+) -> SpeedEstimate | None:
+    """Of so many requests, each behind `context` tokens, and of a prompt of 512 tokens; None where
+    the device has no speed for one of the weights' formats. Weights of the names `in_host` are in
+    the host's memory."""
+    if any(part.storage not in device.products for part in _read_weights(spec, held)):
+        return None
+    from_host = [part for part in held if part.tensor.name in in_host]
+    decode = _decode(spec, held, groups, device, context, requests)
+    fetched = sum(part.nbytes * _met(spec, part, requests) for part in from_host)
+    decode[_FROM_HOST] = fetched / device.host
+    decode[_EXCHANGING] = _exchanging(spec, device, requests)
+    prefill = _prefill(spec, held, device)
+    prefill[_EXCHANGING] = _exchanging(spec, device, PROMPT_TOKENS)
+    prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
+    seconds, total = sum(decode.values()), sum(prefill.values())
+    return SpeedEstimate(
+        decode=requests / seconds,
+        decode_bound=_largest(decode),
+        prefill=PROMPT_TOKENS / total,
+        prefill_bound=_largest(prefill),
+    )
+
+
+def step_bytes(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    requests: int,
+    context: int,
+) -> float:
+    """Read by a decode step of so many requests behind `context` tokens: each weight once, of
+    experts those that some token meets if routers choose evenly, and each request's KV."""
+    weights = sum(part.nbytes * _met(spec, part, requests) for part in _read_weights(spec, held))
+    return weights + requests * sum(_cached_bytes(group, context) for group in groups)
+
+
+def step_operations(
+    spec: ModelSpec, held: Sequence[HeldWeight], tokens: int, samples: int
+) -> float:
+    """Multiplications and additions of a step's products, attention left out; logits are computed
+    for so many of its tokens."""
+    return sum(
+        2
+        * part.elements
+        * _share(spec, part)
+        * (samples if part.tensor.role in ("head", "embedding") else tokens)
+        for part in _read_weights(spec, held)
+    )
+
+
+def _largest(parts: Mapping[str, float]) -> str:
+    return max(parts, key=lambda name: parts[name])
+
+
+def _read_weights(spec: ModelSpec, held: Sequence[HeldWeight]) -> list[HeldWeight]:
+    """What every step multiplies with; a tied table is the output head."""
+    tied = spec.tie_word_embeddings and spec.writes_text
+    return [
+        part
+        for part in held
+        if part.tensor.is_matrix
+        and (part.tensor.role not in _NOT_READ or (tied and part.tensor.role == "embedding"))
+    ]
+
+
+def _decode(
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    groups: Sequence[GroupSpec],
+    device: DeviceSpeed,
+    context: int,
+    requests: int,
+) -> dict[str, float]:
+    """Seconds of a step with a token of each request, by what bounds them."""
+    nbytes: defaultdict[str, float] = defaultdict(float)
+    ops: defaultdict[str, float] = defaultdict(float)
+    scattered = 0.0
+    for part in _read_weights(spec, held):
+        size = part.nbytes * _met(spec, part, requests)
+        nbytes[part.storage] += size
+        ops[part.storage] += 2 * part.elements * _share(spec, part) * requests
+        scattered += size if part.tensor.role == "experts" else 0
+    reading = (sum(nbytes.values()) + scattered * (1 / device.experts - 1)) / device.read
+    computing = 0.0
+    for name, size in nbytes.items():
+        speed = device.products[name]
+        many = ops[name] / speed.prompt if requests > 1 else 0.0
+        computing += max(size / speed.decode, many)
+    kv = requests * sum(_cached_bytes(group, context) for group in groups) / device.read
+    return {
+        _bound(reading, computing): _overlapped(reading, computing),
+        "reading keys, values and states": kv,
+        "starting operations": device.start * _operations(spec) + device.step,
+    }
+
+
+def _prefill(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -> dict[str, float]:
+    """Seconds of a prompt, by what bounds them. The head is for its last token alone."""
+    ops: defaultdict[str, float] = defaultdict(float)
+    nbytes = 0.0
+    for part in _read_weights(spec, held):
+        nbytes += part.nbytes
+        if part.tensor.role not in ("head", "embedding"):
+            ops[part.storage] += 2 * part.elements * _share(spec, part) * PROMPT_TOKENS
+    computing = sum(count / device.products[name].prompt for name, count in ops.items())
+    reading = nbytes / device.read
+    attention = sum(_attention_ops(layer) for layer in spec.layers) / device.floats
+    return {
+        _bound(reading, computing): _overlapped(reading, computing),
+        "arithmetic of attention": attention,
+        "starting operations": device.start * _operations(spec) + device.step,
+    }
+
+
+def _exchanging(spec: ModelSpec, device: DeviceSpeed, tokens: int) -> float:
+    """Behind each layer's mixer and behind its MLP; each device sends its part of the sums, and
+    then the sums (fp16 or bf16)."""
+    nbytes = 2 * 2 * tokens * spec.hidden_size
+    return 2 * len(spec.layers) * (device.exchange + nbytes / device.link)
+
+
+def _bound(reading: float, computing: float) -> str:
+    return "reading weights from memory" if reading >= computing else "multiplying weights"
+
+
+def _overlapped(one: float, other: float) -> float:
+    longer, shorter = max(one, other), min(one, other)
+    if longer in (0.0, inf):
+        return longer
+    return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
+
+
+def _share(spec: ModelSpec, part: HeldWeight) -> float:
+    """Of an experts' parameter that a token meets."""
+    if part.tensor.role != "experts" or part.tensor.layer is None:
+        return 1.0
+    experts = spec.layers[part.tensor.layer].experts
+    assert experts is not None  # the tensor is theirs
+    return experts.top_k / experts.num_experts
+
+
+def _met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
+    """Of an experts' parameter, that so many tokens meet together if routers choose evenly."""
+    return 1 - (1 - _share(spec, part)) ** tokens
+
+
+def _cached_bytes(group: GroupSpec, context: int) -> float:
+    """Read for one token; a state is written, too."""
+    if not isinstance(group, KVGroupSpec):
+        return 2 * group.block_bytes
+    seen = context if group.window is None else min(context, group.window)
+    return group.block_bytes / group.block_size * seen
+
+
+def _attention_ops(layer: LayerSpec) -> float:
+    """Of one layer over a whole prompt; half of the pairs are in the future."""
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec):
+        # Each token updates and reads every head's state, and writes it: 7 operations an element.
+        return (
+            7.0
+            * PROMPT_TOKENS
+            * mixer.num_value_heads
+            * (mixer.key_head_dim * mixer.value_head_dim)
+        )
+    return 2.0 * PROMPT_TOKENS**2 * mixer.num_heads * mixer.head_dim
+
+
+def _operations(spec: ModelSpec) -> int:
+    """Kernels of a step: two norms, the mixer's product, rotation, attention and output, then the
+    products of the MLP with their activation; a mixture has its router and choice besides, and a
+    shared expert its products, activation and addition."""
+    total = 4
+    for layer in spec.layers:
+        total += 9
+        if layer.experts is not None:
+            total += 2 if layer.experts.shared is None else 6
+    return total

@@ -1,0 +1,76 @@
+"""What an engine runs with: each value final, of its own type, and none that still means "auto".
+
+`planner.resolve` makes it of what was asked for; the engine, its ranks and the doctor read it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagoda.base.facts import DeviceName
+from pagoda.config.engine import ParallelConfig
+
+DType = Literal["float16", "bfloat16", "float32"]
+CacheDType = Literal["float16", "bfloat16", "float32", "int8"]
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    dtype: DType
+    """Of activations and plain weights."""
+    quantization: str
+    """To what weights are rounded while they load; `none`: they stay."""
+    dummy: bool
+    """Weights are random."""
+    max_model_len: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ResolvedCache:
+    block_size: int
+    kv_cache_dtype: CacheDType
+    enable_prefix_caching: bool
+    kv_disk: str | None
+    """Folder where prefixes outlive the engine; None where they do not."""
+    kv_disk_size: int
+
+
+@dataclass(frozen=True)
+class ResolvedScheduler:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    """0 is no limit."""
+    max_step_seconds: float
+    """Infinite without a limit, as the next."""
+    max_step_growth: float
+    scheduling_policy: str
+
+
+@dataclass(frozen=True)
+class ResolvedDevice:
+    device: DeviceName
+    threads: int
+    enforce_eager: bool
+    offload_gib: float
+    """Of weights that stay in the host's memory because the device's is too small; 0 where flags
+    say which do."""
+
+
+@dataclass(frozen=True)
+class ResolvedMedia:
+    """Most tokens that one of each becomes; 0 where the model sees none."""
+
+    image_max_tokens: int
+    video_max_tokens: int
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    model: ResolvedModel
+    cache: ResolvedCache
+    scheduler: ResolvedScheduler
+    parallel: ParallelConfig
+    device: ResolvedDevice
+    media: ResolvedMedia

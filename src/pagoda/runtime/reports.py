@@ -1,0 +1,100 @@
+"""What a step tells of its requests beside sampled tokens: embeddings, logprobs of prompts."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
+from pagoda.core.plan import RequestResult
+from pagoda.planner.memory import PROMPT_LOGITS
+from pagoda.runtime import params as need
+from pagoda.runtime.logprobs import token_logprobs
+from pagoda.runtime.model import Model
+from pagoda.runtime.pooling import Pooler
+from pagoda.runtime.prepared import PreparedStep
+from pagoda.runtime.sampler import NOT_A_NUMBER
+from pagoda.runtime.states import Fault, RequestStates
+
+
+@dataclass
+class Reports:
+    """Puts into results what requests ask for."""
+
+    model: Model
+    vocab_size: int
+    states: RequestStates
+    pooler: Pooler
+
+    def add(
+        self, step: PreparedStep, hidden_states: torch.Tensor, results: dict[str, RequestResult]
+    ) -> dict[int, Fault]:
+        """By hidden_states [tokens of the step, hidden]: which of the step's requests are faulty,
+        by their places."""
+        faults: dict[int, Fault] = {}
+        if step.needs & need.PROMPT_LOGPROBS:
+            faults |= self._score_prompts(step, hidden_states, results)
+        if step.needs & need.POOL:
+            faults |= self._pool(step, hidden_states, results)
+        return faults
+
+    def _pool(
+        self, step: PreparedStep, hidden_states: torch.Tensor, results: dict[str, RequestResult]
+    ) -> dict[int, Fault]:
+        plan = step.plan
+        faults: dict[int, Fault] = {}
+        lens = plan.ends - plan.starts
+        stops = np.cumsum(lens)
+        pooling = plan.samples & ((step.flags & need.POOL) != 0)
+        tasks = self.states.params["task"][plan.rows]
+        for task, name in enumerate(POOLING_TASKS):
+            mine = np.flatnonzero(pooling & (tasks == task)).tolist()
+            refusal = self.pooler.refusal(name)
+            if refusal is not None:
+                faults |= dict.fromkeys(mine, Fault(refusal, bad_request=True))
+            elif mine:
+                texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
+                for i, pooled in zip(mine, self.pooler.pool(name, texts), strict=True):
+                    if np.isfinite(pooled).all():
+                        results[plan.req_ids[i]].embedding = pooled.tobytes()
+                    else:
+                        faults[i] = NOT_A_NUMBER
+        return faults
+
+    def _score_prompts(
+        self, step: PreparedStep, hidden_states: torch.Tensor, results: dict[str, RequestResult]
+    ) -> dict[int, Fault]:
+        """Score the prompt tokens whose logits this step computed, each of them once."""
+        plan = step.plan
+        faults: dict[int, Fault] = {}
+        query_start = np.cumsum(plan.ends - plan.starts) - (plan.ends - plan.starts)
+        for i in np.flatnonzero(step.flags & need.PROMPT_LOGPROBS).tolist():
+            row, start = int(plan.rows[i]), int(plan.starts[i])
+            first, stop = self.states.prompt_to_score(row, start, int(plan.ends[i]))
+            entries: list[TokenLogprobs | None] = [None] if first == 0 else []
+            # The hidden state at a position scores the token behind it.
+            offset = int(query_start[i]) - start - 1
+            entries += self._score(
+                row, max(first, 1), stop, hidden_states[offset + max(first, 1) :]
+            )
+            if any(entry is not None and math.isnan(entry.logprob) for entry in entries):
+                faults[i] = NOT_A_NUMBER
+            elif entries:
+                results[plan.req_ids[i]].prompt_logprobs = entries
+        return faults
+
+    def _score(
+        self, row: int, first: int, stop: int, hidden_states: torch.Tensor
+    ) -> list[TokenLogprobs]:
+        """Tokens `first .. stop` of a row by the hidden states in front of each."""
+        entries: list[TokenLogprobs] = []
+        chunk = max(1, PROMPT_LOGITS // self.vocab_size)
+        count = int(self.states.params["prompt_logprobs"][row])
+        for start in range(first, stop, chunk):
+            token_ids = self.states.token_ids[row, start : min(start + chunk, stop)]
+            offset = start - first
+            logits = self.model.compute_logits(hidden_states[offset : offset + len(token_ids)])
+            counts = np.full(len(token_ids), count, np.int32)
+            entries += token_logprobs(logits, token_ids.astype(np.int64), counts)
+        return entries

@@ -1,0 +1,154 @@
+"""From the bytes of a request to its checked model."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from pagoda.base.log import get_logger
+from pagoda.server.bodies.volume import check_volume
+from pagoda.server.errors import ApiError
+from pagoda.server.protocol.common import Body
+
+_log = get_logger(__name__)
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+_MAX_REPORTED = 10
+# More are not even looked at: `logit_bias` has room for a million wrong keys.
+_MAX_LISTED = 200
+_MAX_NAME = 64
+MAX_FIELDS = 1024
+"""Of a body itself; those that no route knows are kept and sorted for a line of the log."""
+
+
+async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+    """Parse and check the JSON body; ApiError 400 names the field that is wrong, 415 a coding."""
+    return parse_fields(await read_object(request), model, request.url.path)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object that is the body; ApiError 400 for anything else and for one that holds too
+    much, 415 for a coding."""
+    content_type = request.headers.get("content-type", "")
+    if not _is_json(content_type):
+        raise ApiError(
+            400, f"The Content-Type is {content_type[:100]!r}; send 'application/json'.",
+            kind="Bad Request",
+        )  # fmt: skip
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        # Never unpacked: a few bytes can hold gigabytes.
+        raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
+    raw = await request.body()
+    await check_volume(raw)
+    try:
+        # Strict where the standard library is not: no NaN, no lone surrogates.
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", kind="Bad Request") from None
+    except RecursionError:
+        raise ApiError(400, "The JSON is nested too deeply.", kind="Bad Request") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.", kind="Bad Request")
+    if len(fields) > MAX_FIELDS:
+        raise ApiError(400, f"The body has more than {MAX_FIELDS} fields; send fewer of them.")
+    return fields
+
+
+def parse_fields(fields: dict[str, Any], model: type[BodyT], route: str) -> BodyT:
+    """null stands for the default of its field, so such fields are dropped first."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    _refuse_unsupported(present, model.UNSUPPORTED)
+    try:
+        body = model.model_validate(present)
+    except ValidationError as error:
+        raise _validation_error(error, present) from None
+    except RecursionError:
+        raise ApiError(400, "The JSON is nested too deeply.", kind="Bad Request") from None
+    _log_unknown(body, route)
+    return body
+
+
+def _is_json(content_type: str) -> bool:
+    media = content_type.partition(";")[0].strip().lower()
+    return media == "application/json" or (
+        media.startswith("application/") and media.endswith("+json")
+    )
+
+
+def _refuse_unsupported(
+    fields: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]
+) -> None:
+    for name in fields.keys() & unsupported.keys():
+        harmless = unsupported[name]
+        if fields[name] not in harmless:
+            advice = (
+                f"Leave it out or send {harmless[0]!r}." if harmless else "Leave the field out."
+            )
+            if name.startswith("guided_"):
+                advice = f"Send structured_outputs: {{{name.removeprefix('guided_')!r}: ...}}."
+            raise ApiError(400, f"{name} is not supported with this value. {advice}", param=name)
+
+
+def _validation_error(error: ValidationError, body: Any) -> ApiError:
+    if error.error_count() > _MAX_LISTED:
+        return ApiError(
+            400, f"{error.error_count()} validation errors: this is no body of this route.",
+            kind="Bad Request",
+        )  # fmt: skip
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines: dict[str, str] = {}
+    for detail in details:
+        lines.setdefault(dotted_path(detail, body), detail["msg"])
+    # Of a union the branch that got deepest tells most: `stop.0`, not `stop`.
+    lines = {
+        path: text
+        for path, text in lines.items()
+        if not any(other.startswith(path + ".") for other in lines)
+    }
+    shown = [f"{path}: {text}" if path else text for path, text in lines.items()][:_MAX_REPORTED]
+    plural = "error" if len(lines) == 1 else "errors"
+    return ApiError(
+        400,
+        f"{len(lines)} validation {plural}: " + "; ".join(shown),
+        param=next(iter(lines)) or None,
+        kind="Bad Request",
+    )
+
+
+def dotted_path(detail: ErrorDetails, body: Any) -> str:
+    """`messages.0.content`, without the names of union branches that pydantic puts in between."""
+    path = []
+    value = body
+    last = len(detail["loc"]) - 1
+    for position, part in enumerate(detail["loc"]):
+        if _leads_into(value, part):
+            value = value[part]
+        elif position < last or detail["type"] != "missing":
+            continue
+        path.append(str(part))
+    return ".".join(path)
+
+
+def _leads_into(value: Any, part: int | str) -> bool:
+    if isinstance(value, dict):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+def _log_unknown(body: Body, route: str) -> None:
+    # What is unsupported got this far only with a value that changes nothing.
+    unknown = (body.model_extra or {}).keys() - body.IGNORED.keys() - body.UNSUPPORTED.keys()
+    if unknown:
+        names = ", ".join(repr(name[:_MAX_NAME]) for name in sorted(unknown)[:_MAX_REPORTED])
+        more = len(unknown) - _MAX_REPORTED
+        _log.warning(
+            "%s: ignored unknown fields: %s%s",
+            route,
+            names,
+            f" and {more} more" if more > 0 else "",
+        )

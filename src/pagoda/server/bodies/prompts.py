@@ -1,0 +1,71 @@
+"""What a request brings as prompt -> token ids, before anything waits in a queue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda.base.errors import ContextLengthError, RequestError
+from pagoda.engine.aside.jobs import SHORT_TEXT, Encode
+from pagoda.engine.directory import ServedModel
+from pagoda.engine.media import Placed
+
+MAX_PROMPTS = 1024
+# Ordinary text has 2 to 6 characters per token.
+_CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class Prompt:
+    ids: list[int]
+    media: Sequence[Placed] = ()
+
+
+def split_prompts(
+    prompt: Any, param: str = "prompt", most: int = MAX_PROMPTS
+) -> list[str] | list[list[int]]:
+    """`str`, `[str]`, `[int]` or `[[int]]` as a list of prompts; RequestError otherwise."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if _is_ids(prompt):
+            return [prompt]
+        if len(prompt) > most:
+            raise RequestError(f"{param} has {len(prompt)} items; at most {most} fit in one "
+                               "request.", param)  # fmt: skip
+        if all(isinstance(item, str) for item in prompt):
+            return prompt
+        if all(isinstance(item, list) and _is_ids(item) for item in prompt):
+            return prompt
+    raise RequestError(
+        f"{param} must be a string, a list of strings, a list of token ids, or a list of such "
+        "lists.",
+        param,
+    )
+
+
+def _is_ids(items: list[Any]) -> bool:
+    return bool(items) and all(type(item) is int for item in items)
+
+
+async def encode(
+    served: ServedModel, text: str, *, add_special_tokens: bool, truncates: bool, param: str
+) -> list[int]:
+    """Token ids of `text`. A hopelessly long one is refused after a look at its beginning."""
+    limit = served.max_model_len
+    head = limit * _CHARACTERS_PER_TOKEN
+    if len(text) > 2 * head and not truncates:
+        count = len(await tokenize(served, text[:head]))
+        if count > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your prompt "
+                f"contains at least {count} input tokens. Please reduce the length of the prompt.",
+                param,
+            )
+    return await tokenize(served, text, add_special_tokens=add_special_tokens)
+
+
+async def tokenize(served: ServedModel, text: str, **options: bool) -> list[int]:
+    """`Tokenizer.encode`, aside from the event loop where it takes long."""
+    if len(text) <= SHORT_TEXT:
+        return served.tokenizer.encode(text, **options)
+    return await served.aside.encode(Encode(text, **options))

@@ -1,0 +1,241 @@
+"""Runs the choices of one HTTP request: prompts x n, each an engine request of its own."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pagoda.base.errors import RequestError
+from pagoda.core.messages import AddRequest, RequestDelta
+from pagoda.core.sampling import SamplingParams
+from pagoda.engine.directory import ServedModel, fan_out
+from pagoda.engine.inbox import Inbox
+from pagoda.engine.media import payloads
+from pagoda.engine.outputs import OutputDelta, OutputProcessor
+from pagoda.server.bodies.prompts import Prompt
+from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.metrics import Metrics, RequestTimer, Siblings
+from pagoda.server.params import check_volume
+from pagoda.server.protocol.common import TextBody
+
+Part = tuple[int, OutputDelta]
+"""Index of the choice, and what was added to it."""
+Watch = Callable[[int, OutputDelta], None]
+
+# Clients choose response ids, so engine ids carry a number that never repeats.
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What holds for the replies of a request beside its sampling."""
+
+    grammar: str | None = None
+    """What each reply follows."""
+    shown_ids: Set[int] = frozenset()
+    """Special tokens that are text all the same."""
+
+
+PLAIN_REPLY = ReplyRules()
+
+
+class Generation:
+    """All choices of one request, in the order prompt 0's n choices, prompt 1's, ..."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        prompts: list[Prompt],
+        sampling: SamplingParams,
+        body: TextBody,
+        response_id: str,
+        metrics: Metrics,
+        rules: ReplyRules = PLAIN_REPLY,
+    ):
+        """Raises RequestError (too long, bad ids) before anything reaches the engine."""
+        check_volume(sampling, len(prompts) * sampling.n)
+        self.id = response_id
+        self.served = served
+        self.prompts = prompts
+        self.sampling = sampling
+        self.metrics = metrics.of(served)
+        self.watch: Watch | None = None
+        """Hears of what is added to each choice."""
+        self._inbox: Inbox | None = None
+        self._requests: list[AddRequest] = []
+        self.timers: list[RequestTimer] = []
+        """One per choice."""
+        for prompt in prompts:
+            req_id = f"{response_id}-{next(_serial)}"
+            request = prepared_request(served, req_id, prompt, sampling, body, rules.grammar)
+            choices = fan_out(request, sampling.n)
+            siblings = Siblings(self.metrics, sampling.n)
+            self._requests += choices
+            self.timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
+        self._running = {
+            request.req_id: _Choice(
+                index,
+                OutputProcessor(
+                    served.tokenizer, sampling, request.prompt_token_ids, rules.shown_ids
+                ),
+                self.timers[index],
+            )
+            for index, request in enumerate(self._requests)
+        }
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._requests)
+
+    def prompt_ids(self, index: int) -> list[int]:
+        """The prompt of a choice as the engine sees it (truncation applied)."""
+        return self._requests[index].prompt_token_ids
+
+    def prompt_text(self, index: int, most: int) -> str:
+        """At most so many characters of the prompt of a choice."""
+        # A token has one at least, special ones apart.
+        return self.served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt once: its choices share it."""
+        return sum(len(self.prompt_ids(i)) for i in range(0, self.num_choices, self.sampling.n))
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """The engine has all of it inside; leaving aborts what still runs.
+
+        Entering raises QueueFullError or EngineDeadError where the engine takes no more.
+        """
+        client = self.served.client
+        media = payloads(placed for prompt in self.prompts for placed in prompt.media)
+        self._inbox = client.submit(self._requests, media)
+        try:
+            yield
+        finally:
+            client.drop([request.req_id for request in self._requests])
+            for timer in self.timers:
+                timer.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is more to come."""
+        return bool(self._running)
+
+    @property
+    def running_requests(self) -> list[tuple[AddRequest, RequestTimer]]:
+        """What the engine still works at, or has in its queue."""
+        return [
+            (request, timer)
+            for request, timer in zip(self._requests, self.timers, strict=True)
+            if request.req_id in self._running
+        ]
+
+    async def run(self, add: Callable[[int, OutputDelta], None]) -> None:
+        """All of it, part by part; raises as `take`."""
+        with self.started():
+            while self.running:
+                await self.arrival()
+                for index, output in self.take():
+                    add(index, output)
+
+    def abort(self) -> None:
+        """End what still runs, from outside; its reader gets the finish reason `abort`."""
+        for request, _ in self.running_requests:
+            self._end(request.req_id, "abort")
+
+    def cut(self, index: int) -> None:
+        """End a choice for its length; another part of it follows, with the finish reason."""
+        req_id = self._requests[index].req_id
+        if req_id in self._running:
+            self._end(req_id, "length")
+
+    def _end(self, req_id: str, reason: str) -> None:
+        if self._inbox is not None:
+            self.served.client.drop([req_id])
+            self._inbox.put(RequestDelta(req_id=req_id, finish_reason=reason))
+
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done as soon as `take` has something to tell."""
+        assert self._inbox is not None
+        return self._inbox.arrival()
+
+    def take(self) -> list[Part]:
+        """What arrived since the last look.
+
+        Raises RequestError or ApiError when a choice fails and EngineDeadError when the engine
+        does.
+        """
+        assert self._inbox is not None
+        parts = []
+        for delta in self._inbox.take():
+            choice = self._running.get(delta.req_id)
+            if choice is not None:
+                parts.append((choice.index, self._process(choice, delta)))
+        return parts
+
+    def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
+        output = choice.processor.process(delta)
+        choice.timer.observe(delta, output.finish_reason)
+        if self.watch is not None:
+            self.watch(choice.index, output)
+        if output.finish_reason is not None:
+            del self._running[delta.req_id]
+            if choice.processor.matched_stop:
+                self.served.client.drop([delta.req_id])
+            if output.bad_request:
+                raise RequestError(output.error or "The request cannot be served.")
+            if output.error is not None or output.finish_reason == "error":
+                raise ApiError(500, f"The request failed: {output.error or 'unknown cause'}")
+        return output
+
+
+@dataclass
+class _Choice:
+    index: int
+    processor: OutputProcessor
+    timer: RequestTimer
+
+
+def prepared_request(
+    served: ServedModel,
+    req_id: str,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    body: TextBody,
+    grammar: str | None = None,
+) -> AddRequest:
+    """A prompt as the engine gets it; RequestError if it is too long or has bad ids, ApiError 503
+    while the engine is not there."""
+    check_ready(served)
+    request = served.make_request(
+        req_id,
+        prompt.ids,
+        sampling,
+        media=prompt.media,
+        grammar=grammar,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
+    if sampling.max_tokens is None:
+        # A default never asks for more than the context has left: nobody chose it.
+        default = body.default_length(served.defaults.get("max_tokens"))
+        room = request.sampling.max_tokens
+        if default is not None and room is not None:
+            request.sampling.max_tokens = min(default, room)
+    return request
+
+
+def check_ready(served: ServedModel) -> None:
+    """ApiError 503 while the engine is not there."""
+    if served.client.state != "ready":
+        raise unavailable(_not_ready(served))
+
+
+def _not_ready(served: ServedModel) -> str:
+    client = served.client
+    if client.state == "starting":
+        after = f" again, after its engine died: {client.cause}" if client.cause else "."
+        return f"The model {served.names[0]} is loading{after}"
+    return f"The engine is not running: {client.cause or client.state}"

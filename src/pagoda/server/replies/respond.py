@@ -1,0 +1,75 @@
+"""The last step of a generating route: one JSON reply, or a stream of events."""
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagoda.server.context import Context
+from pagoda.server.metrics import Metrics
+from pagoda.server.replies.generation import Generation
+from pagoda.server.replies.sse import EventSource, EventStream, until_disconnected
+
+Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
+
+
+async def respond(
+    request: Request,
+    context: Context,
+    generation: Generation,
+    *,
+    streamed: EventSource | None,
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
+) -> Response:
+    """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
+    if streamed is not None:
+        keep_alive = context.config.sse_keep_alive_interval
+        return EventStream(generation, streamed, _registered(context, generation), keep_alive)
+
+    return await answer(request, context, whole, generation)
+
+
+async def answer(
+    request: Request,
+    context: Context,
+    whole: Callable[[], Coroutine[Any, Any, Reply]],
+    generation: Generation | None = None,
+) -> Response:
+    """Answer with what `whole` returns, which is cancelled when the client leaves."""
+
+    async def reply() -> Response:
+        with _registered(context, generation):
+            return json_reply(await whole())
+
+    response = await until_disconnected(request.receive, reply())
+    # Nobody reads this one; 499 is how access logs say so.
+    return response if response is not None else Response(status_code=499)
+
+
+def json_reply(reply: Reply) -> Response:
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+@contextmanager
+def _registered(context: Context, generation: Generation | None) -> Iterator[None]:
+    """While it is entered, others can see the generation, and abort it."""
+    running = {generation} if generation is not None else set()
+    context.generations |= running
+    try:
+        with counted(context.metrics):
+            yield
+    finally:
+        context.generations -= running
+
+
+@contextmanager
+def counted(metrics: Metrics) -> Iterator[None]:
+    """While it is entered, /load counts one reply more."""
+    metrics.load += 1
+    try:
+        yield
+    finally:
+        metrics.load -= 1

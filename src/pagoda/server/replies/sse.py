@@ -1,0 +1,194 @@
+"""Server-sent events, and replies that end when their client leaves."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.http1 import ChunkWriter, chunk_writer
+from pagoda.server.replies.generation import Generation, Part
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of events pass over."""
+
+_encoder = msgspec.json.Encoder()
+AnyT = TypeVar("AnyT")
+
+
+def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class TextEvent:
+    """An event in which only a text changes: what stands around it is encoded once."""
+
+    # Private characters; what follows a text in a chunk is nobody's words.
+    _MARK = "\ue000text\ue001"
+
+    def __init__(self, chunk: Callable[[str], msgspec.Struct]):
+        whole, mark = event(chunk(self._MARK)), _encoder.encode(self._MARK)
+        self._before, _, self._after = whole.rpartition(mark)
+
+    def of(self, text: str) -> bytes:
+        return self._before + _encoder.encode(text) + self._after
+
+
+def named_event(name: str, chunk: msgspec.Struct) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class EventSource(ABC):
+    """Makes the events of a reply."""
+
+    last = DONE
+    """Ends every stream, whatever happened."""
+
+    @abstractmethod
+    def events(self, parts: list[Part]) -> bytes:
+        """Those that tell the parts; empty if there is nothing to tell yet."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """What follows the last part."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What follows where there is no last part."""
+        return b"data: " + error.body() + b"\n\n"
+
+
+class SseResponse(Response, ABC):
+    """Stops when the client goes away; `during` is entered while it runs.
+
+    Writing waits for a slow reader.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, during: AbstractContextManager[None]):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # Response counts an empty body; a stream's length is unknown.
+        del self.headers["content-length"]
+        self._during = during
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._during:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await until_disconnected(receive, self._write(send, chunk_writer(scope)))
+
+    @abstractmethod
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        """Everything behind the head, by `write` or else `send`."""
+
+
+class EventStream(SseResponse):
+    """Sends what a source makes of its generation.
+
+    An exception of either becomes an error event: the status line is long gone by then. What piles
+    up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
+    not 0, is filled with a comment.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        source: EventSource,
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
+    ):
+        super().__init__(during)
+        self._generation = generation
+        self._source = source
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Before the head, so that a refusal (the queue is full) has a status of its own.
+        with self._generation.started():
+            await super().__call__(scope, receive, send)
+
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        generation, source = self._generation, self._source
+        try:
+            while generation.running:
+                arrival = generation.arrival()
+                if self._keep_alive and not await _within(arrival, self._keep_alive):
+                    chunk = KEEP_ALIVE
+                else:
+                    await arrival
+                    chunk = source.events(generation.take())
+                if chunk and not write(chunk):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            rest = source.end()
+        except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
+            rest = source.failed(to_api_error(error))
+        rest += source.last
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _within(arrival: "asyncio.Future[Any]", seconds: float) -> bool:
+    done, _ = await asyncio.wait((arrival,), timeout=seconds)
+    return bool(done)
+
+
+class ChunkStream(SseResponse):
+    """Sends chunks as they come; `keep_alive` as in EventStream."""
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        during: AbstractContextManager[None],
+        keep_alive: float = 0.0,
+    ):
+        super().__init__(during)
+        self._chunks = _with_comments(chunks, keep_alive) if keep_alive else chunks
+
+    async def _write(self, send: Send, write: ChunkWriter) -> None:
+        async for chunk in self._chunks:
+            if not write(chunk):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_comments(chunks: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    coming: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            if coming is None:
+                coming = asyncio.ensure_future(anext(chunks, None))
+            if not await _within(coming, seconds):
+                yield KEEP_ALIVE
+                continue
+            chunk, coming = coming.result(), None
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if coming is not None:
+            coming.cancel()
+
+
+async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, AnyT]) -> AnyT | None:
+    """Result of `work`, or None when the client left first: then it is cancelled."""
+    working = asyncio.current_task()
+    assert working is not None
+    watcher = asyncio.create_task(_cancel_when_left(receive, working))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if watcher.done() and not working.uncancel():
+            return None
+        raise
+    finally:
+        watcher.cancel()
+
+
+async def _cancel_when_left(receive: Receive, working: "asyncio.Task[Any]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    working.cancel()

@@ -1,0 +1,89 @@
+"""The vision tower of a GGUF model, which lies in a file of its own (`mmproj-*.gguf`)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagoda.base.errors import CheckpointError, ConfigError
+from pagoda.base.log import get_logger
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.choice import best_projector, is_projector
+from pagoda.weights.gguf.checkpoint import GgufCheckpoint
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
+    import numpy as np
+    import numpy.typing as npt
+
+log = get_logger(__name__)
+
+# Models of these architectures are looked after for a tower; others have none that is known here.
+_SEEING = frozenset(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma4"))
+_WIDTH = "clip.vision.projection_dim"
+
+
+class JoinedCheckpoint:
+    """A model's file and its tower's as one checkpoint; of metadata that both have the model's
+    counts."""
+
+    def __init__(self, model: Checkpoint, tower: Checkpoint):
+        for name in model.tensors.keys() & tower.tensors.keys():
+            raise CheckpointError(f"Tensor {name!r} is in the model's file and in its projector's.")
+        self._parts = (model, tower)
+        self.tensors: Mapping[str, TensorInfo] = {**model.tensors, **tower.tensors}
+        self.metadata: Mapping[str, Any] = {**tower.metadata, **model.metadata}
+
+    def read(
+        self, name: str, rows: slice | None = None, columns: slice | None = None
+    ) -> "npt.NDArray[np.uint8]":
+        return self._owner(name).read(name, rows, columns)
+
+    def release(self, name: str) -> None:
+        self._owner(name).release(name)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def _owner(self, name: str) -> Checkpoint:
+        model, tower = self._parts
+        return model if name in model.tensors else tower
+
+
+def find_projector(model: Path, named: str | None) -> Path | None:
+    """The file with the tower of a GGUF model: the one that is named, else the best of those beside
+    it that fit its width; None where there is none.
+
+    ConfigError for a named file that is no projector or is made for another model.
+    """
+    beside = [path for path in sorted(model.parent.glob("*.gguf")) if is_projector(path.name)]
+    if named is None and not beside:
+        return None
+    if named is not None and not Path(named).is_file():
+        raise ConfigError(f"--mmproj {named}: there is no such file.")
+    metadata = GgufCheckpoint(model).metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in _SEEING:
+        if named is not None:
+            raise ConfigError(f"--mmproj {named}: the model ({architecture}) takes no images here.")
+        return None
+    width = metadata.get(f"{architecture}.embedding_length")
+    if named is not None:
+        path = Path(named)
+        if _width(path) != width:
+            raise ConfigError(f"--mmproj {named} is made for another model than {model.name}.")
+        return path
+    fitting = [path for path in beside if _width(path) == width]
+    best = best_projector([path.name for path in fitting])
+    if best is None:
+        return None
+    log.info("Images are read by %s; --mmproj names another file.", best)
+    return model.parent / best
+
+
+def _width(path: Path) -> Any:
+    """Of the embeddings that a projector gives; None for a file that is none."""
+    try:
+        return GgufCheckpoint(path).metadata.get(_WIDTH)
+    except CheckpointError as error:
+        log.warning("%s", error)
+        return None
