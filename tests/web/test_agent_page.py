@@ -36,7 +36,7 @@ class AgentVisit(Visit):
 
     def enter(self, understood: bool = True) -> "AgentVisit":
         if understood:
-            self.page.add_init_script("localStorage.setItem('pagoda_agent.risks', 'understood')")
+            self.page.add_init_script("localStorage.setItem('pagoda.agent.risks', 'understood')")
         self.page.goto(self.server.gate.address)
         self.page.wait_for_selector("#pagoda:not(.locked)")
         return self
@@ -386,7 +386,7 @@ def test_the_risks_come_first(visit) -> None:
     risks.wait_for()
     page.get_by_role("button", name="I understand").click()
     risks.wait_for(state="hidden")
-    assert page.evaluate("localStorage.getItem('pagoda_agent.risks')") == "understood"
+    assert page.evaluate("localStorage.getItem('pagoda.agent.risks')") == "understood"
 
 
 def test_the_address_works_once(visit, browser) -> None:
