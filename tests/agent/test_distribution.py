@@ -56,6 +56,16 @@ def test_the_wheel_has_all_files_of_the_page(wheel: zipfile.ZipFile) -> None:
     assert wheel.read(page + "dom.js") == (folder / "dom.js").read_bytes()
 
 
+def test_the_wheel_has_copies_of_the_modules_that_are_links_in_a_clone(
+    wheel: zipfile.ZipFile,
+) -> None:
+    links = [path for path in (ROOT / "agent" / "src").rglob("*.py") if path.is_symlink()]
+    assert {path.name for path in links} == {"near.py", "printable.py", "whole.py"}
+    for path in links:
+        packed = wheel.read(str(path.relative_to(ROOT / "agent" / "src")))
+        assert packed == (ROOT / "src" / "pagoda" / "base" / path.name).read_bytes()
+
+
 def test_it_is_installed_with_pagoda_of_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert version.__version__ == __version__

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For one reply, with what is tried again."""
     consent: Level = Level.DEFAULT
     policy: dict[Category, Decision] = {}
-    """Of kinds that do not follow the level."""
+    """Decisions on kinds of actions that do not follow the level."""
     allowed_hosts: list[str] = []
     consent_seconds: float = 120.0
     answer_seconds: float = 3600.0

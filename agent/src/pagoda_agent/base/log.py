@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 
-from pagoda_agent.base.words import escaped
+from pagoda_agent.base.printable import escaped
 
 
 class _Formatter(logging.Formatter):

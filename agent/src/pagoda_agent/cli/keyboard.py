@@ -5,7 +5,7 @@ import os
 import sys
 import termios
 
-from pagoda_agent.base.words import for_terminal
+from pagoda_agent.base.printable import for_terminal
 
 
 class Keyboard:

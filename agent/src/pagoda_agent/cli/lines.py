@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pagoda_agent.base.words import escaped
+from pagoda_agent.base.printable import escaped
 from pagoda_agent.cli.flags import command
 from pagoda_agent.input.describe import describe
 from pagoda_agent.task.control import Consent, State
@@ -16,7 +16,7 @@ _MOST = 400
 
 
 class Lines:
-    """Of one task's events, in their order."""
+    """The terminal's lines for one task's events, in their order."""
 
     def __init__(self) -> None:
         self._size: Sequence[int] = (1, 1)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pagoda_agent.base.words import nearest
+from pagoda_agent.base.near import nearest
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -57,6 +57,5 @@ class FlagParser(argparse.ArgumentParser):
         flag = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if flag is None:
             return f"unexpected argument {left[0]!r}."
-        names = {known.lstrip("-"): known for known in self._option_string_actions}
-        close = nearest(flag.lstrip("-"), names)
-        return f"unknown flag {flag}" + (f"; did you mean {names[close]}?" if close else ".")
+        close = nearest(flag, self._option_string_actions)
+        return f"unknown flag {flag}" + (f"; did you mean {close}?" if close else ".")

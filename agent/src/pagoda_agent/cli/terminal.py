@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pagoda_agent.base import env
-from pagoda_agent.base.words import for_terminal
+from pagoda_agent.base.printable import for_terminal
 from pagoda_agent.cli.flags import command
 from pagoda_agent.cli.keyboard import Keyboard
 from pagoda_agent.cli.lines import Lines

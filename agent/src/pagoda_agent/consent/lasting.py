@@ -26,7 +26,7 @@ class Lasting:
     """What a person allowed beyond one action."""
 
     programs: frozenset[str] = frozenset()
-    """Of BY_NAME. Lines that are known and run nothing else pass."""
+    """Programs of BY_NAME. Lines that are known and run nothing else pass."""
     any_line: bool = False
     """All lines pass, until the task pauses: after it they may go to another program."""
 

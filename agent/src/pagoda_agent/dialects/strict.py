@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.base.words import nearest
+from pagoda_agent.base.near import nearest
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.input.actions import Action, Ask, Done, Point, check
 from pagoda_agent.models.dialogue import Message, Parsed, Reply
 
 MAX_ACTIONS = 20
-"""Of one reply: a model that does more without looking is lost."""
+"""Most actions of one reply: a model that does more without looking is lost."""
 _MAX_NUMBER = 1e12
 _ENDING = re.compile(r"^(DONE|FAILED|QUESTION):[ \t]*", re.MULTILINE)
 _REQUIRED: Any = object()

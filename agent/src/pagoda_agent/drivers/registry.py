@@ -4,7 +4,7 @@ import re
 from pkgutil import resolve_name
 
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.base.words import nearest_of
+from pagoda_agent.base.near import nearest_of
 from pagoda_agent.drivers.base import Driver
 
 # Each is a function of the URL (with its user, password and query) that makes a driver, not open

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.base.words import nearest
+from pagoda_agent.base.near import nearest
 
 
 @dataclass(frozen=True)

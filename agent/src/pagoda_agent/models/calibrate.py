@@ -57,7 +57,7 @@ class Calibration:
     screen: tuple[int, int]
     trials: list[Trial] = field(default_factory=list)
     errors_by_space: dict[Space, list[float]] = field(default_factory=dict)
-    """Of the same replies, read as if they counted in each space."""
+    """Errors of the same replies, read as if they counted in each space."""
 
     @property
     def hit_rate(self) -> float:

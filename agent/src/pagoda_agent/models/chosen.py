@@ -12,7 +12,7 @@ from pagoda_agent.models.registry import make_model
 from pagoda_agent.settings import Settings
 
 MakeModel = Callable[[str, Endpoint], ChatModel]
-"""Of an API's name and where it is spoken."""
+"""Makes a model from an API's name and the endpoint where it is spoken."""
 
 
 class Chosen(NamedTuple):

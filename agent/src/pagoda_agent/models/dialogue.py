@@ -40,11 +40,11 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     reasoning: str = ""
-    """Of an assistant; sent back only to servers that want it."""
+    """An assistant's reasoning; sent back only to servers that want it."""
     opaque: Any = None
     """What a server gave with its reply and wants back as it was (signatures of thoughts)."""
     consented: bool = False
-    """Of a tool: the user allowed what the call's warnings were about (`Parsed.warnings`)."""
+    """The user allowed what the warnings of this tool call were about (`Parsed.warnings`)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Usage:
 
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input, those that the server had already computed."""
+    """Input tokens that the server had already computed."""
     output_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":

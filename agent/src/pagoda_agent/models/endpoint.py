@@ -36,7 +36,7 @@ class Endpoint:
     backoff_seconds: float = 0.5
     """Before the first retry; doubled for each further one, up to 30 s."""
     max_tokens: int | None = None
-    """Of a reply; None: as many as the context has room for."""
+    """Most tokens of a reply; None: as many as the context has room for."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request's body, such as temperature."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.base.words import nearest
+from pagoda_agent.base.near import nearest
 from pagoda_agent.dialects.anthropic import Version
 from pagoda_agent.dialects.registry import dialect_named
 from pagoda_agent.dialects.space import Space
@@ -30,7 +30,7 @@ class Profile:
     as_tools: bool = False
     """Through the API's tool calls instead of text, where the dialect knows both."""
     version: Version = "20251124"
-    """Of Anthropic's computer tool."""
+    """Version of Anthropic's computer tool."""
     preview: bool = False
     """OpenAI's computer-use-preview instead of its `computer` tool."""
     long_edge: int = 1280
@@ -42,7 +42,7 @@ class Profile:
     """So many old pictures go at once; in between a server's prefix cache fits. 1: exactly
     `pictures` in each request."""
     pixels_per_notch: int = 100
-    """Of scrolls that a model writes in pixels."""
+    """What a notch of the wheel is in scrolls that a model writes in pixels."""
 
 
 _QWEN3 = Profile("qwen3-vl", "qwen")

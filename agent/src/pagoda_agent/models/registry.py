@@ -3,7 +3,7 @@
 from pkgutil import resolve_name
 
 from pagoda_agent.base.errors import ConfigError
-from pagoda_agent.base.words import nearest_of
+from pagoda_agent.base.near import nearest_of
 from pagoda_agent.models.dialogue import ChatModel
 from pagoda_agent.models.endpoint import Endpoint
 

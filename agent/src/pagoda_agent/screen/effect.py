@@ -37,7 +37,7 @@ class Effect:
 
     kind: Literal["changed", "small", "none", "resized", "unknown"]
     share: float = 0.0
-    """Of the screen's area that changed."""
+    """Share of the screen's area that changed, from 0 to 1."""
     box: Box | None = None
 
     @property

@@ -27,7 +27,7 @@ class Caps:
     cost: float | None = None
     """In the currency of the prices."""
     seconds: float | None = None
-    """Of the wall clock, without those in which the run waits for the user."""
+    """Wall-clock time, without that in which the run waits for the user."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Price:
     input: float
     output: float
     cached: float | None = None
-    """Of input that the server had computed already; None: as other input."""
+    """Price of input that the server had computed already; None: that of other input."""
 
     def of(self, usage: Usage) -> float:
         cached = self.input if self.cached is None else self.cached

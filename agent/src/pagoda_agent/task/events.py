@@ -29,7 +29,7 @@ class Events:
 
     @property
     def next_number(self) -> int:
-        """Of the event that comes next."""
+        """Number of the event that comes next."""
         return self._first + len(self._events)
 
     def clear(self) -> None:

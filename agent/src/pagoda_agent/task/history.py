@@ -87,7 +87,7 @@ class History:
         self._turns = [_Turn()]
         self._earlier: list[str] = list(map(redact, earlier))
         self._hints: list[str] = []
-        """Of steps whose lines are gone; what the user said is never left out."""
+        """What the user said in steps whose lines are gone; it is never left out."""
         self._forgotten = 0
         self._steps = len(earlier)
 

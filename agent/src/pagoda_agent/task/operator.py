@@ -59,7 +59,7 @@ class Operator:
     def __post_init__(self) -> None:
         self.control: Control | None = None
         self.folder: Path | None = None
-        """Of the current or last run."""
+        """Folder of the current or last run."""
         self.began = 0
         """Number of the event with which that run began, or went on: those before are of its
         journal."""
@@ -193,7 +193,8 @@ class Operator:
                 await control.hint(_DID[action])
 
     def make_policy(self) -> Policy:
-        """Of the settings; it knows what was left on the computer's input line before."""
+        """The policy that the settings ask for; it knows what was left on the computer's input
+        line before."""
         self._memory.keep(self._memory.line.left_over())
         return replace(self.settings.make_policy(self.secrets.names), memory=self._memory)
 

@@ -19,7 +19,7 @@ class Recovered:
     steps: list[str] = field(default_factory=list)
     """A line for each step: what the model said, and how its actions went."""
     number: int = 0
-    """Of the last step that began."""
+    """Number of the last step that began."""
     spent: Spent = field(default_factory=Spent)
     over: str = ""
     """The state in which the run ended for good, if it did."""

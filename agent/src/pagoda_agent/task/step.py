@@ -79,7 +79,7 @@ class Stepper:
     """The system prompt for pictures of such a size."""
     settle: Settle = field(default_factory=Settle)
     number: int = 0
-    """Of the last step."""
+    """Number of the last step."""
 
     def __post_init__(self) -> None:
         self._stuck = StuckDetector()

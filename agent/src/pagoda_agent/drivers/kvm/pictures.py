@@ -8,7 +8,7 @@ from PIL import Image
 from pagoda_agent.base.errors import DriverError
 
 MAX_BYTES = 32 << 20
-"""Of one encoded picture; 4K at the best quality stays below 8 MB."""
+"""Most bytes of one encoded picture; 4K at the best quality stays below 8 MB."""
 _MAX_EDGE = 8192
 
 

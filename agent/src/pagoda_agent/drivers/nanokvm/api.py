@@ -31,7 +31,7 @@ class Api:
         """How the password may be sent; only the one that worked once one has."""
         self._login = asyncio.Lock()
         self._refusal = ""
-        """Of the password, which is not tried again then: tries lock the account."""
+        """Why the password was refused. It is not tried again then: tries lock the account."""
 
     @property
     def headers(self) -> dict[str, str]:

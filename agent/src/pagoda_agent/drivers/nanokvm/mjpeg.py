@@ -9,7 +9,7 @@ _END = b"\xff\xd9"
 
 
 def boundary_of(content_type: str) -> str:
-    """Of the stream's Content-Type. Raises DriverError where it is none of parts."""
+    """The boundary that the stream's Content-Type names. DriverError if it is no multipart type."""
     kind, *parameters = (part.strip() for part in content_type.split(";"))
     if not kind.lower().startswith("multipart/"):
         raise DriverError(f"the stream is {kind[:80] or 'of no type'!r}, not one of pictures")
@@ -31,7 +31,7 @@ class MjpegParser:
         self._delimiter = b"--" + boundary.encode("latin-1", "replace")
         self._buffer = bytearray()
         self._length: int | None = None
-        """Of the part that is being read, as its header says; -1 where nobody knows."""
+        """Bytes of the part that is being read, as its header says; -1 where nobody knows."""
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -20,7 +20,7 @@ from pagoda_agent.drivers.vnc.handshake import shake_hands
 
 
 class Encoding(IntEnum):
-    """Of a rectangle, the preferred first."""
+    """How a rectangle is encoded, the preferred way first."""
 
     ZLIB = 6
     COPY = 1

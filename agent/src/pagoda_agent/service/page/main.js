@@ -11,7 +11,7 @@ import { follow, frameUrl, get, post } from "./link.js";
 import { Live } from "./live.js";
 import { learn } from "./sentences.js";
 import { SettingsDialog } from "./settings.js";
-import "./texts.js";
+import "./translations.js";
 import { Transcript } from "./transcript.js";
 import { View } from "./view.js";
 
