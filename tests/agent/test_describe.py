@@ -61,7 +61,7 @@ def test_actions_in_words(action, words):
 
 
 def test_the_words_are_the_pages():
-    texts = (Path(service.__file__).parent / "page" / "translations.js").read_text()
+    texts = (Path(service.__file__).parent / "assets" / "translations.js").read_text()
     words = re.findall(r'^  act([A-Z]\w+): "(.*)",$', texts, re.MULTILINE)
     assert dict(words[: len(words) // 2]) == WORDS
 

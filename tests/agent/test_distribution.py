@@ -49,7 +49,7 @@ def test_the_wheel_wants_only_what_a_small_board_has(wheel: zipfile.ZipFile) -> 
 
 
 def test_the_wheel_has_all_files_of_the_page(wheel: zipfile.ZipFile) -> None:
-    page = "pagoda_agent/service/page/"
+    page = "pagoda_agent/service/assets/"
     packed = {name.removeprefix(page) for name in wheel.namelist() if name.startswith(page)}
     folder = ROOT / "agent" / "src" / page
     assert packed == {path.name for path in folder.iterdir()}
@@ -60,10 +60,10 @@ def test_the_wheel_has_copies_of_the_modules_that_are_links_in_a_clone(
     wheel: zipfile.ZipFile,
 ) -> None:
     links = [path for path in (ROOT / "agent" / "src").rglob("*.py") if path.is_symlink()]
-    assert {path.name for path in links} == {"near.py", "printable.py", "whole.py"}
+    assert {path.name for path in links} == {"near.py", "printable.py", "site.py", "whole.py"}
     for path in links:
         packed = wheel.read(str(path.relative_to(ROOT / "agent" / "src")))
-        assert packed == (ROOT / "src" / "pagoda" / "base" / path.name).read_bytes()
+        assert packed == path.read_bytes()
 
 
 def test_it_is_installed_with_pagoda_of_the_same_version() -> None:

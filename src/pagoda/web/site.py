@@ -40,7 +40,8 @@ class Site:
     def __init__(self, app: ASGIApp, root_path: str = ""):
         self._app = app
         self._root = root_path
-        self._files = StaticFiles(directory=_ASSETS)
+        # In a clone, files that two pages share are links.
+        self._files = StaticFiles(directory=_ASSETS, follow_symlink=True)
         self._pages = Starlette(
             routes=[Route("/", self._show), Mount(_ASSETS_PATH, self._files)],
         )

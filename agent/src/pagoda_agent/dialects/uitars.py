@@ -137,7 +137,7 @@ finished(content='...') ends the task when the picture proves that it is done"""
         return Click(self._point(call.take("point", "start_box"), screen), button, count)
 
     def _point(self, text: str, screen: tuple[int, int]) -> Point:
-        """The position in `<point>x y</point>` or `(x,y)`, or the middle of a box of four numbers."""
+        """The position in `<point>x y</point>` or `(x,y)`, or the middle of a box."""
         wrapped = _WRAPPED.fullmatch(text.strip())
         inner = next(filter(None, wrapped.groups()), "") if wrapped else text
         inner = inner.strip()

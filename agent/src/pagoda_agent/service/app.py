@@ -27,8 +27,8 @@ from pagoda_agent.chinese import SENTENCES
 from pagoda_agent.input.actions import HidReset, Power
 from pagoda_agent.runs.export import export_html
 from pagoda_agent.runs.journal import FRAMES, JournalError, read
-from pagoda_agent.service.files import page_routes
 from pagoda_agent.service.gate import COOKIE, Gate
+from pagoda_agent.service.site import Site
 from pagoda_agent.task.control import Control, StateError
 from pagoda_agent.task.operator import Operator
 
@@ -110,7 +110,7 @@ class Service:
                 }.items()
             ),
         ]  # fmt: skip
-        return Starlette(routes=[*page_routes(), *routes], lifespan=self._lifespan)
+        return Site(Starlette(routes=routes, lifespan=self._lifespan))
 
     def end_streams(self) -> None:
         """Those of events and of the screen, which have no end of their own."""
