@@ -3,7 +3,7 @@ import json
 import pytest
 
 from pagoda.server.protocol.replies import ChatChunkChoice, ChatCompletionChunk, ChatDelta
-from pagoda.server.replies.sse import TextEvent, event
+from pagoda.server.replies.sse import TextEvent, data_event
 
 TEXTS = ["", " word", '"quoted" \\ and\nlines', "tab\t\x00\x1f", "日本 🏯", TextEvent._MARK]
 
@@ -18,6 +18,6 @@ def chunk(text: str) -> ChatCompletionChunk:
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_event_of_a_text_is_that_of_its_chunk(text):
     made = TextEvent(chunk).of(text)
-    assert made == event(chunk(text))
+    assert made == data_event(chunk(text))
     found = json.loads(made.removeprefix(b"data: "))
     assert found["choices"][0]["delta"] == {"content": text}

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from pagoda.engine.outputs import OutputDelta
 from pagoda.server.anthropic.errors import error_reply, status_of
 from pagoda.server.errors import ApiError
 from pagoda.server.protocol.anthropic import MessagesRequest
@@ -34,52 +33,70 @@ from pagoda.server.protocol.anthropic_replies import (
     ToolUseBlock,
 )
 from pagoda.server.replies.chat_job import ChatJob
-from pagoda.server.replies.generation import Part
-from pagoda.server.replies.sse import EventSource, named_event
+from pagoda.server.replies.events import ReplyEvent
+from pagoda.server.replies.reply import Reply
+from pagoda.server.replies.sse import named_event
 from pagoda.server.replies.translation import seal
-from pagoda.server.replies.usage import UsageCounter
 from pagoda.text.parsers.base import Delta
 
 # Clients send it back with the thought, and some drop thought that has none.
 _SIGNATURE = "pagoda"
 
 
-class MessageBuilder:
-    """Makes the events of one message; what they add up to is `message`."""
+class MessageReply(Reply):
+    """Makes the events of one message; what they add up to is the whole one."""
 
-    def __init__(self, job: ChatJob, body: MessagesRequest):
-        self._job = job
-        self._reader = job.reader()
-        self._usage = UsageCounter(job.generation.num_prompt_tokens)
+    last = b""
+
+    def __init__(self, job: ChatJob, body: MessagesRequest, request_id: str | None):
+        super().__init__(job.stream())
+        self._head = job.head
+        self._request_id = request_id
         self._shows_thought = body.thinking is None or body.thinking.display != "omitted"
         self._shortened = job.generation.sampling.max_tokens != body.max_tokens
         self._open: tuple[str, int | None] | None = None
         """Kind and number of what the last block holds, until that is complete."""
         self._pieces: list[str] = []
-        self.message: AnthropicReply | None = None
+        self._message: AnthropicReply | None = None
+        self._last: ReplyEvent | None = None
 
-    def add(self, output: OutputDelta) -> list[AnthropicEvent]:
-        self._usage.add(0, len(output.token_ids), output.num_cached_tokens)
+    def tell(self, event: ReplyEvent) -> bytes:
+        return b"".join(map(_encode, self._events(event)))
+
+    def end(self) -> bytes:
+        return b"".join(map(_encode, self._ending()))
+
+    def whole(self) -> AnthropicReply:
+        self._events(self.sums[0])
+        self._ending()
+        assert self._message is not None, "a generation ends with an output"
+        return self._message
+
+    def failed(self, error: ApiError) -> bytes:
+        reply = error_reply(status_of(error.status), str(error), self._request_id)
+        return b"event: error\ndata: " + reply + b"\n\n"
+
+    def _events(self, event: ReplyEvent) -> list[AnthropicEvent]:
         events: list[AnthropicEvent] = []
-        if self.message is None:
+        self._last = event
+        if self._message is None:
             # Not before the first output: only that tells how much of the prompt was cached.
-            head = self._job.head
-            self.message = AnthropicReply(
+            head = self._head
+            self._message = AnthropicReply(
                 id=head.id, model=head.model, content=[], usage=self._counts()
             )
-            events += [MessageStart(msgspec.structs.replace(self.message, content=[])), Ping()]
-        for delta in self._reader.feed(output):
-            events += self._add_delta(self.message.content, delta)
+            events += [MessageStart(msgspec.structs.replace(self._message, content=[])), Ping()]
+        for delta in event.deltas:
+            events += self._add_delta(self._message.content, delta)
         return events
 
-    def end(self) -> list[AnthropicEvent]:
-        message = self.message
-        assert message is not None, "a generation ends with an output"
+    def _ending(self) -> list[AnthropicEvent]:
+        message, last = self._message, self._last
+        assert message is not None and last is not None, "a generation ends with an output"
         message.usage = self._counts()
-        thought = self._reader.count_thought(self._job.served.tokenizer.encode)
-        if thought:
+        if thought := self.stream.count_thought():
             message.usage.output_tokens_details = ThinkingDetails(thought)
-        message.stop_reason, message.stop_sequence = self._stop()
+        message.stop_reason, message.stop_sequence = self._stop(last)
         return [
             *self._close(message.content),
             MessageDelta(StopDelta(message.stop_reason, message.stop_sequence), message.usage),
@@ -117,54 +134,23 @@ class MessageBuilder:
                 events.append(BlockDelta(index, SignatureDelta(block.signature)))
         return [*events, BlockStop(index)]
 
-    def _stop(self) -> tuple[str, str | None]:
-        reader = self._reader
-        if reader.finish_reason == "length":
+    def _stop(self, last: ReplyEvent) -> tuple[str, str | None]:
+        if last.finish_reason == "length":
             return "model_context_window_exceeded" if self._shortened else "max_tokens", None
-        if reader.called:
+        if self.stream.readers[0].called:
             return "tool_use", None
-        if isinstance(reader.stop_reason, str):
-            return "stop_sequence", reader.stop_reason
+        if isinstance(last.stop_reason, str):
+            return "stop_sequence", last.stop_reason
         return "end_turn", None
 
     def _counts(self) -> AnthropicUsage:
-        usage = self._usage.usage(1)
+        usage = self.stream.usage()
         cached = usage.prompt_tokens_details.cached_tokens
         return AnthropicUsage(
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
         )
-
-
-class StreamedMessage(EventSource):
-    last = b""
-
-    def __init__(self, builder: MessageBuilder, request_id: str | None):
-        self._builder = builder
-        self._request_id = request_id
-
-    def events(self, parts: list[Part]) -> bytes:
-        return b"".join([_encode(event) for _, part in parts for event in self._builder.add(part)])
-
-    def end(self) -> bytes:
-        return b"".join(map(_encode, self._builder.end()))
-
-    def failed(self, error: ApiError) -> bytes:
-        reply = error_reply(status_of(error.status), str(error), self._request_id)
-        return b"event: error\ndata: " + reply + b"\n\n"
-
-
-async def whole_message(builder: MessageBuilder, job: ChatJob) -> AnthropicReply:
-    generation = job.generation
-    with generation.started():
-        while generation.running:
-            await generation.arrival()
-            for _, output in generation.take():
-                builder.add(output)
-    builder.end()
-    assert builder.message is not None, "a generation ends with an output"
-    return builder.message
 
 
 _DELTAS: dict[str, Any] = {

@@ -180,6 +180,9 @@ class NativeChunk(msgspec.Struct, kw_only=True):
     completion_probabilities: list[TokenProbs] | UnsetType = UNSET
 
 
+StopType = Literal["none", "eos", "limit", "word"]
+
+
 class NativeCompletion(msgspec.Struct, kw_only=True):
     index: int
     content: str
@@ -193,7 +196,7 @@ class NativeCompletion(msgspec.Struct, kw_only=True):
     prompt: str
     has_new_line: bool
     truncated: bool
-    stop_type: Literal["none", "eos", "limit", "word"]
+    stop_type: StopType
     stopping_word: str
     tokens_cached: int
     timings: Timings

@@ -2,6 +2,7 @@
 are translated into one first."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +23,9 @@ from pagoda.server.protocol.chat import (
     ChatCompletionRequest,
     ChatMessage,
 )
+from pagoda.server.replies.events import ReplyReader, ReplyStream
 from pagoda.server.replies.generation import Generation, ReplyRules
-from pagoda.server.replies.reading import ReplyReader
+from pagoda.server.replies.textlogprobs import TextLogprobs
 from pagoda.text.media.options import media_options
 
 
@@ -41,12 +43,25 @@ class ChatJob:
     """With echo, the final message of each conversation, which the reply continues."""
     constraint: Constraint
 
-    def reader(self, index: int = 0) -> ReplyReader:
-        """Of a choice."""
-        prompt = self.prompt_texts[index // self.body.n]
-        parser = self.served.parser(prompt, self.body.offered_tools)
-        named = is_named(self.body.tool_choice)
-        return ReplyReader(parser, self.body.parallel_tool_calls, named_call=named)
+    def stream(
+        self, *, text_logprobs: bool = False, ended: Callable[[bool], None] | None = None
+    ) -> ReplyStream:
+        """Its events; with `text_logprobs` they say which belong to which text. `ended` hears of
+        each choice's end, as of ReplyReader."""
+        body, readers = self.body, []
+        for index in range(self.generation.num_choices):
+            parser = self.served.parser(self.prompt_texts[index // body.n], body.offered_tools)
+            readers.append(
+                ReplyReader(
+                    index,
+                    parser,
+                    body.parallel_tool_calls,
+                    is_named(body.tool_choice),
+                    TextLogprobs(parser) if text_logprobs else None,
+                    ended,
+                )
+            )
+        return ReplyStream(self.generation, readers)
 
 
 async def chat_job(

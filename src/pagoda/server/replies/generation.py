@@ -132,14 +132,6 @@ class Generation:
             if request.req_id in self._running
         ]
 
-    async def run(self, add: Callable[[int, OutputDelta], None]) -> None:
-        """All of it, part by part; raises as `take`."""
-        with self.started():
-            while self.running:
-                await self.arrival()
-                for index, output in self.take():
-                    add(index, output)
-
     def abort(self) -> None:
         """End what still runs, from outside; its reader gets the finish reason `abort`."""
         for request, _ in self.running_requests:

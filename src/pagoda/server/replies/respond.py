@@ -1,7 +1,8 @@
 """The last step of a generating route: one JSON reply, or a stream of events."""
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,31 +12,32 @@ from starlette.responses import Response
 from pagoda.server.context import Context
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
-from pagoda.server.replies.sse import EventSource, EventStream, until_disconnected
+from pagoda.server.replies.reply import Answer, Reply
+from pagoda.server.replies.sse import EventStream, until_disconnected
 
-Reply = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
+
+async def respond(request: Request, context: Context, reply: Reply, *, streamed: bool) -> Response:
+    """Stream the reply, or answer with all of it."""
+    if streamed:
+        during = _registered(context, reply.generation)
+        return EventStream(reply, during, context.config.sse_keep_alive_interval)
+    return await answer(request, context, partial(_added_up, reply), reply.generation)
 
 
-async def respond(
-    request: Request,
-    context: Context,
-    generation: Generation,
-    *,
-    streamed: EventSource | None,
-    whole: Callable[[], Coroutine[Any, Any, Reply]],
-) -> Response:
-    """Stream the events of `streamed` where given, else answer with the struct of `whole`."""
-    if streamed is not None:
-        keep_alive = context.config.sse_keep_alive_interval
-        return EventStream(generation, streamed, _registered(context, generation), keep_alive)
-
-    return await answer(request, context, whole, generation)
+async def _added_up(reply: Reply) -> Answer:
+    generation = reply.generation
+    with generation.started():
+        while generation.running:
+            await generation.arrival()
+            for event in reply.stream.take():
+                reply.add(event)
+    return reply.whole()
 
 
 async def answer(
     request: Request,
     context: Context,
-    whole: Callable[[], Coroutine[Any, Any, Reply]],
+    whole: Callable[[], Coroutine[Any, Any, Answer]],
     generation: Generation | None = None,
 ) -> Response:
     """Answer with what `whole` returns, which is cancelled when the client leaves."""
@@ -49,7 +51,7 @@ async def answer(
     return response if response is not None else Response(status_code=499)
 
 
-def json_reply(reply: Reply) -> Response:
+def json_reply(reply: Answer) -> Response:
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 

@@ -10,11 +10,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.errors import to_api_error
 from pagoda.server.http1 import ChunkWriter, chunk_writer
-from pagoda.server.replies.generation import Generation, Part
+from pagoda.server.replies.reply import Reply
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which readers of events pass over."""
 
@@ -22,7 +21,7 @@ _encoder = msgspec.json.Encoder()
 AnyT = TypeVar("AnyT")
 
 
-def event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
+def data_event(chunk: msgspec.Struct | dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
@@ -33,7 +32,7 @@ class TextEvent:
     _MARK = "\ue000text\ue001"
 
     def __init__(self, chunk: Callable[[str], msgspec.Struct]):
-        whole, mark = event(chunk(self._MARK)), _encoder.encode(self._MARK)
+        whole, mark = data_event(chunk(self._MARK)), _encoder.encode(self._MARK)
         self._before, _, self._after = whole.rpartition(mark)
 
     def of(self, text: str) -> bytes:
@@ -42,25 +41,6 @@ class TextEvent:
 
 def named_event(name: str, chunk: msgspec.Struct) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(chunk) + b"\n\n"
-
-
-class EventSource(ABC):
-    """Makes the events of a reply."""
-
-    last = DONE
-    """Ends every stream, whatever happened."""
-
-    @abstractmethod
-    def events(self, parts: list[Part]) -> bytes:
-        """Those that tell the parts; empty if there is nothing to tell yet."""
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """What follows the last part."""
-
-    def failed(self, error: ApiError) -> bytes:
-        """What follows where there is no last part."""
-        return b"data: " + error.body() + b"\n\n"
 
 
 class SseResponse(Response, ABC):
@@ -88,7 +68,7 @@ class SseResponse(Response, ABC):
 
 
 class EventStream(SseResponse):
-    """Sends what a source makes of its generation.
+    """Sends a reply as its events come.
 
     An exception of either becomes an error event: the status line is long gone by then. What piles
     up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
@@ -97,23 +77,21 @@ class EventStream(SseResponse):
 
     def __init__(
         self,
-        generation: Generation,
-        source: EventSource,
+        reply: Reply,
         during: AbstractContextManager[None],
         keep_alive: float = 0.0,
     ):
         super().__init__(during)
-        self._generation = generation
-        self._source = source
+        self._reply = reply
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Before the head, so that a refusal (the queue is full) has a status of its own.
-        with self._generation.started():
+        with self._reply.generation.started():
             await super().__call__(scope, receive, send)
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
-        generation, source = self._generation, self._source
+        reply, generation = self._reply, self._reply.generation
         try:
             while generation.running:
                 arrival = generation.arrival()
@@ -121,13 +99,13 @@ class EventStream(SseResponse):
                     chunk = KEEP_ALIVE
                 else:
                     await arrival
-                    chunk = source.events(generation.take())
+                    chunk = b"".join([reply.tell(event) for event in reply.stream.take()])
                 if chunk and not write(chunk):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            rest = source.end()
+            rest = reply.end()
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
-            rest = source.failed(to_api_error(error))
-        rest += source.last
+            rest = reply.failed(to_api_error(error))
+        rest += reply.last
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 

@@ -2,12 +2,12 @@
 
 import time
 import uuid
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from pagoda.core.messages import TokenLogprobs
 from pagoda.server.errors import ApiError
 from pagoda.server.protocol.replies import ContentLogprob
 from pagoda.server.protocol.response_objects import (
@@ -33,12 +33,10 @@ from pagoda.server.protocol.response_objects import (
 )
 from pagoda.server.protocol.responses import LOGPROBS, SEALED_THOUGHT, ResponsesRequest
 from pagoda.server.replies.chat_job import ChatJob
-from pagoda.server.replies.generation import Part
+from pagoda.server.replies.events import ReplyEvent
 from pagoda.server.replies.logprobs import LogprobFormatter
 from pagoda.server.replies.sse import named_event
 from pagoda.server.replies.translation import seal
-from pagoda.server.replies.usage import UsageCounter
-from pagoda.server.responses.textlogprobs import TextLogprobs
 from pagoda.text.parsers.base import Delta
 
 _NAMES = {
@@ -53,39 +51,31 @@ class ResponseBuilder:
 
     def __init__(self, job: ChatJob, body: ResponsesRequest, response: ResponseObject):
         self.response = response
-        self._job = job
-        self._reader = job.reader()
-        self._usage = UsageCounter(job.generation.num_prompt_tokens)
+        self.stream = job.stream(text_logprobs=LOGPROBS in body.include or bool(body.top_logprobs))
+        self._cut = False
         self._item: _OpenItem | None = None
         self._count = 0
         self._seals = SEALED_THOUGHT in body.include
         self._top = body.top_logprobs or 0
-        self._logprobs = (
-            TextLogprobs(self._reader.parser)
-            if LOGPROBS in body.include or body.top_logprobs
-            else None
-        )
         self._formatter = LogprobFormatter(job.served.tokenizer, as_ids=False)
 
     def begin(self) -> list[bytes]:
         names = ("created", "queued" if self.response.background else "in_progress")
         return [self._lifecycle(name) for name in names]
 
-    def add(self, parts: Iterable[Part]) -> list[bytes]:
+    def add(self, event: ReplyEvent) -> list[bytes]:
         events = []
         if self.response.status == "queued":
             self.response.status = "in_progress"
             events.append(self._lifecycle("in_progress"))
-        for _, output in parts:
-            self._usage.add(0, len(output.token_ids), output.num_cached_tokens)
-            if self._logprobs is not None:
-                self._logprobs.add(output)
-            for delta in self._reader.feed(output):
-                events += map(self._encode, self._add_delta(delta))
+        told = event.text_logprobs or [[]] * len(event.deltas)
+        for delta, logprobs in zip(event.deltas, told, strict=True):
+            events += map(self._encode, self._add_delta(delta, logprobs))
+        self._cut = event.finish_reason == "length"
         return events
 
     def end(self) -> list[bytes]:
-        if self._reader.finish_reason == "length":
+        if self._cut:
             self.response.incomplete_details = IncompleteDetails("max_output_tokens")
             return self._end("incomplete")
         return self._end("completed")
@@ -115,7 +105,7 @@ class ResponseBuilder:
         self.response.usage = self._counts()
         return [*map(self._encode, closing), self._lifecycle(status)]
 
-    def _add_delta(self, delta: Delta) -> list[ResponseEvent]:
+    def _add_delta(self, delta: Delta, logprobs: list[TokenLogprobs]) -> list[ResponseEvent]:
         events: list[ResponseEvent] = []
         if self._item is None or self._item.key != (delta.kind, delta.tool_index):
             events += self._close("completed")
@@ -124,8 +114,8 @@ class ResponseBuilder:
             self.response.output.append(self._item.item("in_progress"))
             events += self._item.begin()
         if delta.text:
-            logprobs = self._logprobs_of(delta.text) if delta.kind == "text" else []
-            events.append(self._item.add(delta.text, logprobs))
+            told = self._formatter.chat(logprobs, self._top).content
+            events.append(self._item.add(delta.text, told))
         return events
 
     def _close(self, status: ItemStatus) -> list[ResponseEvent]:
@@ -135,19 +125,13 @@ class ResponseBuilder:
         self.response.output[-1] = item.item(status)
         return item.end(self.response.output[-1])
 
-    def _logprobs_of(self, text: str) -> list[ContentLogprob]:
-        if self._logprobs is None:
-            return []
-        return self._formatter.chat(self._logprobs.take(len(text)), self._top).content
-
     def _counts(self) -> ResponseUsage:
-        usage = self._usage.usage(1)
-        thought = self._reader.count_thought(self._job.served.tokenizer.encode)
+        usage = self.stream.usage()
         return ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(thought),
+            output_tokens_details=OutputTokensDetails(self.stream.count_thought()),
             total_tokens=usage.total_tokens,
         )
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import msgspec
 
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.replies.generation import Generation
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.store import Stored
 
@@ -51,16 +50,13 @@ class EventLog:
 class ResponseRun:
     """Started where it is made; raises what keeps the engine from taking the request."""
 
-    def __init__(
-        self, generation: Generation, builder: ResponseBuilder, items: list[dict[str, object]]
-    ):
+    def __init__(self, builder: ResponseBuilder, items: list[dict[str, object]]):
         self.builder = builder
         self.items = items
         self.log = EventLog()
         self.error: ApiError | None = None
-        self._generation = generation
         self._inside = ExitStack()
-        self._inside.enter_context(generation.started())
+        self._inside.enter_context(builder.stream.generation.started())
         self.log.add(builder.begin())
         self._task = asyncio.create_task(self._write())
         self._over = asyncio.Event()
@@ -95,9 +91,11 @@ class ResponseRun:
         )
 
     async def _write(self) -> None:
-        while self._generation.running:
-            await self._generation.arrival()
-            self.log.add(self.builder.add(self._generation.take()))
+        stream = self.builder.stream
+        while stream.generation.running:
+            await stream.generation.arrival()
+            for event in stream.take():
+                self.log.add(self.builder.add(event))
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._inside.close()

@@ -12,10 +12,10 @@ from pagoda.server.openapi import describe
 from pagoda.server.protocol.chat import BatchChatRequest, ChatBody, ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import ChatCompletion, ChatCompletionChunk
-from pagoda.server.replies.chat import StreamedChat, WholeChat
+from pagoda.server.replies.chat import ChatReply
 from pagoda.server.replies.chat_job import batch_job, chat_job
 from pagoda.server.replies.render import rendered_chat
-from pagoda.server.replies.respond import answer, json_reply, respond
+from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
 
 router = APIRouter()
@@ -31,13 +31,7 @@ async def create_chat_completion(request: Request) -> Response:
     served = await context.served(request, body.model)
     job = await chat_job(body, served, _head(request, body, served), context.metrics)
     log_request(context.config, job.head.id, job.generation)
-    response = await respond(
-        request,
-        context,
-        job.generation,
-        streamed=StreamedChat(job) if body.stream else None,
-        whole=WholeChat(job).reply,
-    )
+    response = await respond(request, context, ChatReply(job), streamed=body.stream)
     report_unenforced(response, job.constraint)
     return response
 
@@ -50,7 +44,7 @@ async def create_chat_batch(request: Request) -> Response:
     served = await context.served(request, body.model)
     job = await batch_job(body, served, _head(request, body, served), context.metrics)
     log_request(context.config, job.head.id, job.generation)
-    return await answer(request, context, WholeChat(job).reply, job.generation)
+    return await respond(request, context, ChatReply(job), streamed=False)
 
 
 @router.post("/v1/chat/completions/render", openapi_extra=describe(ChatCompletionRequest, Rendered))

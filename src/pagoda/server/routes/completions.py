@@ -19,7 +19,7 @@ from pagoda.server.params import completion_params
 from pagoda.server.protocol.completions import CompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.replies import Completion, CompletionChunk
-from pagoda.server.replies.completions import CompletionJob, StreamedCompletion, WholeCompletion
+from pagoda.server.replies.completions import CompletionReply
 from pagoda.server.replies.generation import Generation, ReplyRules
 from pagoda.server.replies.render import rendered
 from pagoda.server.replies.respond import json_reply, respond
@@ -35,15 +35,9 @@ router = APIRouter()
 async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     context = context_of(request)
-    job = await _job(request, body, context)
-    log_request(context.config, job.head.id, job.generation)
-    return await respond(
-        request,
-        context,
-        job.generation,
-        streamed=StreamedCompletion(job) if body.stream else None,
-        whole=WholeCompletion(job).reply,
-    )
+    reply = await _reply(request, body, context)
+    log_request(context.config, reply.generation.id, reply.generation)
+    return await respond(request, context, reply, streamed=body.stream)
 
 
 @router.post(
@@ -59,7 +53,7 @@ async def render_completion(request: Request) -> Response:
     return json_reply([rendered(served, Prompt(prompt), sampling, body, head) for prompt in ids])
 
 
-async def _job(request: Request, body: CompletionRequest, context: Context) -> CompletionJob:
+async def _reply(request: Request, body: CompletionRequest, context: Context) -> CompletionReply:
     served = await context.served(request, body.model)
     sampling = completion_params(body, served)
     prompts = split_prompts(body.prompt)
@@ -77,7 +71,7 @@ async def _job(request: Request, body: CompletionRequest, context: Context) -> C
             prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt)
             for prompt in prompts
         ]
-    return CompletionJob(body, served, generation, head, texts)
+    return CompletionReply(generation, body, head, texts)
 
 
 async def _all_ids(

@@ -20,7 +20,7 @@ from pagoda.server.protocol.generate import (
     GenerateRequest,
     SamplingParamsBody,
 )
-from pagoda.server.replies.generate import GenerateJob, StreamedGenerated, WholeGenerated
+from pagoda.server.replies.generate import GenerateReply
 from pagoda.server.replies.generation import Generation
 from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
@@ -39,15 +39,9 @@ async def generate(request: Request) -> Response:
     head = ReplyHead(reply_id(request, body.request_id), body.model or served.names[0])
     prompts = [Prompt(body.token_ids)]
     generation = Generation(served, prompts, sampling, body, head.id, context.metrics)
-    job = GenerateJob(body, served, generation, head)
     log_request(context.config, head.id, generation)
-    return await respond(
-        request,
-        context,
-        generation,
-        streamed=StreamedGenerated(job) if body.stream else None,
-        whole=WholeGenerated(job).reply,
-    )
+    reply = GenerateReply(generation, body, head)
+    return await respond(request, context, reply, streamed=body.stream)
 
 
 @router.post("/inference/v1/abort_requests", openapi_extra=describe(AbortRequest, Aborted))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pagoda.base.errors import ContextLengthError
 from pagoda.engine.directory import ServedModel
 from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
-from pagoda.server.anthropic.reply import MessageBuilder, StreamedMessage, whole_message
+from pagoda.server.anthropic.reply import MessageReply
 from pagoda.server.anthropic.translate import NAMES, chat_request
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
@@ -41,14 +41,8 @@ async def create_message(request: Request) -> Response:
         chat = chat_request(body, request.url.path)
         job = await _job(chat, served, context)
     log_request(context.config, job.head.id, job.generation)
-    builder = MessageBuilder(job, body)
-    response = await respond(
-        request,
-        context,
-        job.generation,
-        streamed=StreamedMessage(builder, request.scope.get(REQUEST_ID)) if body.stream else None,
-        whole=lambda: whole_message(builder, job),
-    )
+    reply = MessageReply(job, body, request.scope.get(REQUEST_ID))
+    response = await respond(request, context, reply, streamed=body.stream)
     report_unenforced(response, job.constraint)
     return response
 

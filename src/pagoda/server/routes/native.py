@@ -28,7 +28,7 @@ from pagoda.server.protocol.native import (
 )
 from pagoda.server.replies.chat_job import chat_prompt, render_chat
 from pagoda.server.replies.generation import Generation, ReplyRules
-from pagoda.server.replies.native import NativeJob, StreamedNative, WholeNative
+from pagoda.server.replies.native import NativeReply
 from pagoda.server.replies.respond import json_reply, respond
 from pagoda.server.requestlog import log_request
 from pagoda.text.fim import fim_tokens, infill_prompt
@@ -100,15 +100,9 @@ async def _reply(
     rules = ReplyRules(await native_grammar(body, served))
     given = [Prompt(ids) for ids in prompts]
     generation = Generation(served, given, sampling, body, head.id, context.metrics, rules)
-    job = NativeJob(body, served, generation, head)
     log_request(context.config, head.id, generation)
-    return await respond(
-        request,
-        context,
-        generation,
-        streamed=StreamedNative(job) if body.stream else None,
-        whole=WholeNative(job).reply,
-    )
+    reply = NativeReply(generation, body, head)
+    return await respond(request, context, reply, streamed=body.stream)
 
 
 @router.post("/apply-template", openapi_extra=describe(ChatCompletionRequest, PromptText))

@@ -50,7 +50,7 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
     job, items = await _job(request, body, context)
-    run = ResponseRun(job.generation, ResponseBuilder(job, body, _new_response(job, body)), items)
+    run = ResponseRun(ResponseBuilder(job, body, _new_response(job, body)), items)
     if body.store:
         responses_of(request).keep(run)
     response = await _reply(request, body, context, run)

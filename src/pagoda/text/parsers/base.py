@@ -14,7 +14,8 @@ ToolSpecs = Sequence[Mapping[str, Any]]
 """Tools of a request in OpenAI's form: `{"type": "function", "function": {"name": ...}}`."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+# One per token: the collector need not look into strings and numbers.
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of output. For `tool_call`, `text` is the next piece of the arguments' JSON."""
 
     kind: Kind
@@ -23,6 +24,16 @@ class Delta(msgspec.Struct, frozen=True):
     """Which call of the reply, from 0; the calls come one after the other."""
     tool_name: str | None = None
     """Given once, with a call's first delta."""
+
+
+def append_delta(deltas: list[Delta], delta: Delta) -> None:
+    """Neighbours of one kind become one."""
+    last = deltas[-1] if deltas else None
+    if last is not None and last.kind == delta.kind and last.tool_index == delta.tool_index:
+        text = last.text + delta.text
+        deltas[-1] = Delta(last.kind, text, last.tool_index, last.tool_name)
+    else:
+        deltas.append(delta)
 
 
 class OutputParser(ABC):

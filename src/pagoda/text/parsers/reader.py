@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
-from pagoda.text.parsers.base import Delta, OutputParser
+from pagoda.text.parsers.base import Delta, OutputParser, append_delta
 from pagoda.text.partial import held_from
 
 T = TypeVar("T")
@@ -172,11 +172,5 @@ class SteppedParser(OutputParser):
             if step.kind == "text":
                 end = self._fed - len(self._reader.text)
                 self._found_text(end - len(step.text), end)
-            last = deltas[-1] if deltas else None
-            if last is not None and (last.kind, last.tool_index) == (step.kind, step.tool_index):
-                deltas[-1] = Delta(
-                    step.kind, last.text + step.text, step.tool_index, last.tool_name
-                )
-            else:
-                deltas.append(step)
+            append_delta(deltas, step)
         return deltas

@@ -5,7 +5,7 @@ from typing import Any
 
 from pagoda.text.parsers.base import Delta, ParserFamily
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pagoda.core.messages import TokenLogprobs
 from pagoda.engine.outputs import OutputDelta
-from pagoda.text.parsers.base import OutputParser
+from pagoda.text.parsers.base import Delta, OutputParser
 
 
 class TextLogprobs:
@@ -24,13 +24,15 @@ class TextLogprobs:
         self._span = 0
         """Index of the parser's span that this lies in."""
 
-    def add(self, output: OutputDelta) -> None:
+    def of(self, output: OutputDelta, deltas: list[Delta]) -> list[list[TokenLogprobs]]:
+        """For each delta that became certain with this output those of its text."""
         for entry, end in zip(output.logprobs or [], output.text_ends, strict=False):
             # Bytes that only begin a character belong to it: to what follows.
             self._tokens.append((self._end, max(end, self._end + 1), entry))
             self._end = end
+        return [self._take(len(delta.text)) if delta.kind == "text" else [] for delta in deltas]
 
-    def take(self, length: int) -> list[TokenLogprobs]:
+    def _take(self, length: int) -> list[TokenLogprobs]:
         """Of the next `length` characters of text."""
         taken = []
         for start, end in self._places(length):

@@ -1,0 +1,94 @@
+"""What replies in OpenAI's two dialects, chats and completions, share."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from pagoda.server.context import ReplyHead
+from pagoda.server.protocol.common import GenerationBody, StreamOptions
+from pagoda.server.protocol.replies import ChatCompletionChunk, CompletionChunk
+from pagoda.server.replies.events import ReplyEvent, ReplyStream
+from pagoda.server.replies.logprobs import LogprobFormatter
+from pagoda.server.replies.reply import Reply
+from pagoda.server.replies.sse import TextEvent, data_event
+from pagoda.server.replies.timings import timings
+from pagoda.server.replies.usage import final_usage, fingerprint
+from pagoda.text.parsers.base import Delta
+
+ChunkT = TypeVar("ChunkT", ChatCompletionChunk, CompletionChunk)
+
+
+class OpenAIReply(Reply, Generic[ChunkT]):
+    def __init__(
+        self,
+        stream: ReplyStream,
+        body: GenerationBody,
+        head: ReplyHead,
+        chunk: type[ChunkT],
+        *,
+        tells_logprobs: bool,
+    ):
+        super().__init__(stream)
+        options = body.stream_options or StreamOptions()
+        self._includes_usage = options.include_usage
+        self._counts = options.continuous_usage_stats
+        self._times = body.timings_per_token
+        self._reports_prefix = body.return_prefix_report
+        self._tells_tokens = body.return_token_ids or tells_logprobs or self._counts
+        """There is a chunk for a token even where it adds no text."""
+        self._head = {"id": head.id, "created": head.created, "model": head.model}
+        self._chunk_type: Callable[..., ChunkT] = chunk
+        self._texts: dict[int, TextEvent] = {}
+        self._formatter = LogprobFormatter(
+            self.generation.served.tokenizer, body.return_tokens_as_token_ids
+        )
+
+    def tell(self, event: ReplyEvent) -> bytes:
+        deltas = event.deltas
+        if not (self._tells_tokens or self._times or event.starts or event.finish_reason):
+            # The short way of nearly all events: nothing to tell but a piece of text.
+            if not deltas:
+                return b""
+            if len(deltas) == 1 and deltas[0].kind == "text":
+                return self._text(event.index).of(deltas[0].text)
+        return b"".join(map(data_event, self._chunks(event)))
+
+    def end(self) -> bytes:
+        if not self._includes_usage:
+            return b""
+        chunk = self._chunk([])
+        chunk.usage = final_usage(self.stream, reports_prefix=self._reports_prefix)
+        return data_event(chunk)
+
+    @abstractmethod
+    def _chunks(self, event: ReplyEvent) -> list[ChunkT]:
+        """The chunks that tell an event; none if there is nothing to tell yet."""
+
+    def _chunk(self, choices: Sequence[Any], event: ReplyEvent | None = None) -> ChunkT:
+        """With what chunks of an event say beside its choice."""
+        chunk = self._chunk_type(**self._head, choices=choices)
+        if self._counts:
+            chunk.usage = self.stream.usage()
+        if event is not None and (self._times or event.finish_reason is not None):
+            chunk.timings = timings(self.generation.timers[event.index])
+        if event is not None and event.finish_reason is not None:
+            chunk.system_fingerprint = fingerprint(self.generation.served)
+        return chunk
+
+    def _around(self) -> dict[str, Any]:
+        """What whole replies say beside their choices."""
+        return {
+            **self._head,
+            "system_fingerprint": fingerprint(self.generation.served),
+            "usage": final_usage(self.stream, reports_prefix=self._reports_prefix),
+            "timings": timings(self.generation.timers[0]),
+        }
+
+    def _text(self, index: int) -> TextEvent:
+        found = self._texts.get(index)
+        if found is None:
+            found = TextEvent(
+                lambda text: self._chunks(ReplyEvent(index, deltas=[Delta("text", text)]))[0]
+            )
+            self._texts[index] = found
+        return found
