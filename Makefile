@@ -12,6 +12,7 @@ ZIG = CXX="$$($(BIN)/python -c 'import os, ziglang; print(os.path.dirname(ziglan
 CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 # vLLM's default of 1000 long prompts is for a datacenter GPU; a laptop takes an hour for it.
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
+SOURCES := src agent/src tests tools bench fuzz
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
   check format docs bench bench-agent bench-peers clean
@@ -44,14 +45,14 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	$(if $(COMPILER),,$(PIP) install --quiet ziglang)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CSRC)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(CSRC)
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e ".[agent,video,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e ".[video,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
@@ -90,16 +91,16 @@ simulate: install-dev
 	$(BIN)/python -m tests.simulation --seeds 20000 --processes $(TEST_PROCESSES) --record $(ARGS)
 
 check: install-dev
-	$(BIN)/ruff format --check src tests tools bench fuzz
-	$(BIN)/ruff check src tests tools bench fuzz
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/lint-imports --config .importlinter --no-cache
-	$(BIN)/mypy src/pagoda
+	$(BIN)/mypy src/pagoda agent/src
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/gen_docs.py --check
 
 format: install-dev
-	$(BIN)/ruff format src tests tools bench fuzz
-	$(BIN)/ruff check --fix src tests tools bench fuzz
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
 
 docs: install-dev
 	$(BIN)/python tools/gen_docs.py

@@ -11,6 +11,7 @@ import api_docs
 import models_docs
 from pagoda.base import env
 from pagoda.config import engine, server
+from pagoda_agent.base import env as agent_env
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
@@ -86,6 +87,9 @@ def _environment() -> Iterator[str]:
     for variable in env.VARIABLES.values():
         default = "" if variable.default is None else f"`{variable.default}`"
         yield f"| `{variable.name}` | {default} | {variable.doc} |"
+    for name, doc in agent_env.VARIABLES.items():
+        if name not in env.VARIABLES:
+            yield f"| `{name}` |  | {doc} |"
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import httpx
 
-from pagoda.agent.dialogue import ChatModel, Reply, Usage
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.service.app import Service
-from pagoda.agent.service.gate import Gate
-from pagoda.agent.service.server import Server
-from pagoda.agent.settings import Settings
 from pagoda.base.machine import cpu_facts
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.models.dialogue import ChatModel, Reply, Usage
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.service.app import Service
+from pagoda_agent.service.gate import Gate
+from pagoda_agent.service.server import Server
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.rig.desktop import start_desktop
 from tests.agent.rig.target import Target, start_target
 
@@ -128,7 +128,7 @@ async def _served(url: str, folder: Path) -> tuple[float, float]:
     port = listener.getsockname()[1]
     async with _operating(url, folder, Clicker(0)) as operator:
         service = Service(operator, Gate("127.0.0.1", port), folder / "agent.json", lambda: None)
-        server = Server(service, service.app())
+        server = Server(service)
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.05)

@@ -1,16 +1,16 @@
 """What a model wants done, in every dialect: actions within the grammar, or an ActionError.
 
-Sources: src/pagoda/agent/dialects/, actions.py.
+Sources: agent/src/pagoda_agent/dialects/, actions.py.
 """
 
 import json
 from functools import cache
 
-from pagoda.agent.actions import check, from_json, to_json
-from pagoda.agent.dialects.registry import DIALECTS
-from pagoda.agent.dialogue import Dialect, Reply, ToolCall
-from pagoda.agent.errors import ActionError
-from pagoda.agent.keys import KEYS
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.registry import DIALECTS, dialect_named
+from pagoda_agent.input.actions import check, from_json, to_json
+from pagoda_agent.input.keys import KEYS
+from pagoda_agent.models.dialogue import Dialect, Reply, ToolCall
 
 SCREEN = (1280, 720)
 WORDS = tuple(
@@ -36,7 +36,7 @@ _TOOLS = ("computer_use", "computer", "x", "")
 
 @cache
 def _dialects() -> tuple[tuple[str, Dialect], ...]:
-    return tuple((name, DIALECTS.get(name)()) for name in _NAMES)
+    return tuple((name, dialect_named(name)()) for name in _NAMES)
 
 
 def fuzz_agent(data: bytes) -> None:

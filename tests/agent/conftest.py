@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from pagoda.agent.drivers.base import Driver
-from pagoda.agent.drivers.registry import make_driver
+from pagoda_agent.drivers.base import Driver
+from pagoda_agent.drivers.registry import make_driver
 from tests.agent.rig.stations import STATIONS, Station, start_station
 from tests.agent.rig.target import Target
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Point
-from pagoda.agent.dialogue import Reply, ToolCall
-from pagoda.agent.drivers.base import Capabilities
-from pagoda.agent.keys import KEYS
+from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import Point
+from pagoda_agent.input.keys import KEYS
+from pagoda_agent.models.dialogue import Reply, ToolCall
 
 SCREEN = (1280, 720)
 FULL = Capabilities(horizontal_wheel=True, unicode=True)

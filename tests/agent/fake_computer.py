@@ -4,8 +4,8 @@ import asyncio
 
 from PIL import Image, ImageDraw
 
-from pagoda.agent.drivers.base import Capabilities, Driver
-from pagoda.agent.frame import Frame
+from pagoda_agent.drivers.base import Capabilities, Driver
+from pagoda_agent.screen.frame import Frame
 
 
 class FakeComputer(Driver):

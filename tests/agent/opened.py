@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pagoda.agent.drivers.base import Driver
-from pagoda.agent.drivers.registry import make_driver
+from pagoda_agent.drivers.base import Driver
+from pagoda_agent.drivers.registry import make_driver
 
 
 @asynccontextmanager

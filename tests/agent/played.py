@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from pagoda.agent import journal as journals
-from pagoda.agent.control import State, StateError
-from pagoda.agent.dialogue import Reply, Usage
-from pagoda.agent.journal import Journal, JournalError, read
-from pagoda.agent.observe import Settle
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.service.app import Service
-from pagoda.agent.service.gate import Gate
-from pagoda.agent.settings import Settings
+from pagoda_agent.models.dialogue import Reply, Usage
+from pagoda_agent.runs import journal as journals
+from pagoda_agent.runs.journal import Journal, JournalError, read
+from pagoda_agent.screen.observe import Settle
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.service.app import Service
+from pagoda_agent.service.gate import Gate
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State, StateError
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.virtual_time import run_virtually
 

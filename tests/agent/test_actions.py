@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagoda.agent.actions import (
+from pagoda_agent.input.actions import (
     Ask,
     Click,
     CursorPosition,

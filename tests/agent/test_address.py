@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from pagoda.agent.drivers.address import parse_address, without_password
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.settings import Settings, load, save
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.drivers.address import parse_address, without_password
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.settings import Settings, load, save
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 import pytest
 
-from pagoda.agent.budget import Budget, BudgetError, Caps, Price, Spent
-from pagoda.agent.dialogue import Usage
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.models.dialogue import Usage
+from pagoda_agent.task.budget import Budget, BudgetError, Caps, Price, Spent
 
 
 class Clock:

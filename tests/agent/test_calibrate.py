@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pagoda.agent.calibrate import SIZES, calibrate, screens
-from pagoda.agent.dialects.space import Space
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.profiles import profile_for
 from pagoda.cli.main import main
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.models.calibrate import SIZES, calibrate, screens
+from pagoda_agent.models.dialogue import Reply
+from pagoda_agent.models.profiles import profile_for
 from tests.agent.model_server import ModelServer
 
 SCREEN = (1280, 720)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import pagoda.agent
-from pagoda.agent.chinese import SENTENCES, in_chinese
-from pagoda.agent.reasons import WORDS, Reason
+import pagoda_agent
+from pagoda_agent.chinese import SENTENCES, in_chinese
+from pagoda_agent.consent.reasons import WORDS, Reason
 
-SOURCE = Path(pagoda.agent.__file__).parent
+SOURCE = Path(pagoda_agent.__file__).parent
 
 
 def bare(form: str) -> str:

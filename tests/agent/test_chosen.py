@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from pagoda.agent.chosen import chosen_model
-from pagoda.agent.control import State
-from pagoda.agent.errors import ModelError
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.settings import Settings
+from pagoda_agent.base.errors import ModelError
+from pagoda_agent.models.chosen import chosen_model
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 from tests.agent.test_operator import QUICK, journal, run

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from pagoda.agent.claim import claim
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.task.claim import claim
 from tests.agent.test_operator import computer, make
 
 __all__ = ["computer", "make"]
@@ -58,7 +58,8 @@ async def test_a_computer_that_cannot_be_reached_is_not_claimed(make, computer, 
 
 def test_a_process_that_is_killed_leaves_no_claim():
     holder = (
-        "import sys; from pagoda.agent.claim import claim; held = claim('desk'); print(flush=True)"
+        "import sys; from pagoda_agent.task.claim import claim; "
+        "held = claim('desk'); print(flush=True)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", f"{holder}; sys.stdin.read()"],

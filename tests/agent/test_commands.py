@@ -9,27 +9,27 @@ import sys
 
 import pytest
 
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.service.server import Server
-from pagoda.agent.settings import Settings
-from pagoda.base import log
-from pagoda.cli import agent_serve
 from pagoda.cli.main import main
-from pagoda.server.http import listen
+from pagoda_agent.base import log
+from pagoda_agent.cli import serve as serve_command
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.service import listen
+from pagoda_agent.service.server import Server
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 
 _MCP = """
 import pathlib, sys
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.settings import Settings
-from pagoda.cli import agent_mcp
+from pagoda_agent.task.operator import Operator
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.settings import Settings
+from pagoda_agent.cli import mcp
 from pagoda.cli.main import main
 from tests.agent.fake_computer import FakeComputer
 
 runs = pathlib.Path(sys.argv.pop())
-agent_mcp.make_operator = lambda args: Operator(FakeComputer(), Settings(), Secrets({}), runs)
+mcp.make_operator = lambda args: Operator(FakeComputer(), Settings(), Secrets({}), runs)
 sys.exit(main())
 """
 
@@ -62,7 +62,7 @@ def serve(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
     operator = Operator(FakeComputer(), Settings(), Secrets({}), tmp_path)
-    monkeypatch.setattr(agent_serve, "make_operator", lambda args: operator)
+    monkeypatch.setattr(serve_command, "make_operator", lambda args: operator)
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])

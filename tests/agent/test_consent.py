@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.control import State
-from pagoda.agent.journal import JOURNAL
-from pagoda.agent.policy import Category, Decision, Policy, decisions
-from pagoda.agent.replay import ReplayError, replay
+from pagoda_agent.consent.policy import Category, Decision, Policy, decisions
+from pagoda_agent.runs.journal import JOURNAL
+from pagoda_agent.runs.replay import ReplayError, replay
+from pagoda_agent.task.control import State
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import (
     PATIENCE,

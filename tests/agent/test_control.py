@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.agent.control import State, StateError
-from pagoda.agent.errors import ConnectionLostError, DriverError
-from pagoda.agent.journal import JournalError
+from pagoda_agent.base.errors import ConnectionLostError, DriverError
+from pagoda_agent.runs.journal import JournalError
+from pagoda_agent.task.control import State, StateError
 from tests.agent.played import FULL, Play, play
 
 # What the model wants: keys and buttons are held at different moments of each.

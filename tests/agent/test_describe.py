@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda import web
-from pagoda.agent.actions import (
+from pagoda_agent import service
+from pagoda_agent.cli.lines import Lines
+from pagoda_agent.input.actions import (
     Ask,
     Click,
     CursorPosition,
@@ -26,8 +27,7 @@ from pagoda.agent.actions import (
     Zoom,
     to_json,
 )
-from pagoda.agent.describe import WORDS, describe
-from pagoda.cli.agent_lines import Lines
+from pagoda_agent.input.describe import WORDS, describe
 
 AT, END = Point(0.2, 0.25), Point(1, 1)
 SIZE = (1280, 720)
@@ -61,7 +61,7 @@ def test_actions_in_words(action, words):
 
 
 def test_the_words_are_the_pages():
-    texts = (Path(web.__file__).parent / "assets" / "agent" / "texts.js").read_text()
+    texts = (Path(service.__file__).parent / "assets" / "translations.js").read_text()
     words = re.findall(r'^  act([A-Z]\w+): "(.*)",$', texts, re.MULTILINE)
     assert dict(words[: len(words) // 2]) == WORDS
 

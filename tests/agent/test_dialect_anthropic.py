@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.anthropic import Anthropic
+from pagoda_agent.input.actions import (
     Ask,
     Click,
     CursorPosition,
@@ -19,9 +21,7 @@ from pagoda.agent.actions import (
     Wait,
     Zoom,
 )
-from pagoda.agent.dialects.anthropic import Anthropic
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.errors import ActionError
+from pagoda_agent.models.dialogue import Reply
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, HELD, SCREEN, calls, pixel_of, whole_pixels
 
 LAST = "20251124"

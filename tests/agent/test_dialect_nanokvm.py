@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Ask, Click, Done, Drag, Key, Move, Point, Scroll, Type, Wait
-from pagoda.agent.dialects.nanokvm import NanoKvm
-from pagoda.agent.dialects.space import Space
-from pagoda.agent.dialogue import Reply, ToolCall
-from pagoda.agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.nanokvm import NanoKvm
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.input.actions import Ask, Click, Done, Drag, Key, Move, Point, Scroll, Type, Wait
+from pagoda_agent.models.dialogue import Reply, ToolCall
 from tests.agent.dialect_cases import CHORDS, FULL, SCREEN
 
 

@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import (
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.openai import OpenAI
+from pagoda_agent.input.actions import (
     Click,
     Done,
     Drag,
@@ -14,9 +16,7 @@ from pagoda.agent.actions import (
     Type,
     Wait,
 )
-from pagoda.agent.dialects.openai import OpenAI
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.errors import ActionError
+from pagoda_agent.models.dialogue import Reply
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, HELD, SCREEN, calls, pixel_of, whole_pixels
 
 

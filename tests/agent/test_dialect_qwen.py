@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Ask, Click, Done, Drag, Key, Move, Point, Scroll, Type, Wait
-from pagoda.agent.dialects.qwen import Qwen
-from pagoda.agent.dialects.space import Space
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.drivers.base import Capabilities
-from pagoda.agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.qwen import Qwen
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import Ask, Click, Done, Drag, Key, Move, Point, Scroll, Type, Wait
+from pagoda_agent.models.dialogue import Reply
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, FULL, HELD, SCREEN, calls
 
 

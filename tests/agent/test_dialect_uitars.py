@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Ask, Click, Done, Drag, Key, Point, Scroll, Type, Wait
-from pagoda.agent.dialects.space import Space
-from pagoda.agent.dialects.uitars import UiTars
-from pagoda.agent.dialogue import Reply
-from pagoda.agent.drivers.base import Capabilities
-from pagoda.agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.dialects.uitars import UiTars
+from pagoda_agent.drivers.base import Capabilities
+from pagoda_agent.input.actions import Ask, Click, Done, Drag, Key, Point, Scroll, Type, Wait
+from pagoda_agent.models.dialogue import Reply
 from tests.agent.dialect_cases import ANY_TEXT, CHORDS, FULL, SCREEN, pixel_of, whole_pixels
 
 

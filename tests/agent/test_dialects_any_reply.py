@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import check
-from pagoda.agent.dialects.registry import DIALECTS
-from pagoda.agent.dialogue import Parsed, Reply
-from pagoda.agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.registry import DIALECTS, dialect_named
+from pagoda_agent.input.actions import check
+from pagoda_agent.models.dialogue import Parsed, Reply
 from tests.agent.dialect_cases import JSON, SCREEN, calls
 
 SAMPLES = {
@@ -28,7 +28,7 @@ TOOLS = {
 def read(name, reply):
     """Parsed, or the error's text; any other exception fails the test."""
     try:
-        parsed = DIALECTS.get(name)().parse(reply, SCREEN)
+        parsed = dialect_named(name)().parse(reply, SCREEN)
     except ActionError as error:
         assert 10 < len(str(error)) < 1000
         return str(error)
@@ -109,7 +109,7 @@ def test_half_a_call_is_not_read(name):
 
 @pytest.mark.parametrize("name", list(DIALECTS))
 def test_results_without_calls(name):
-    dialect = DIALECTS.get(name)()
+    dialect = dialect_named(name)()
     (one,) = dialect.result((), ["done"])
     assert (one.role, one.text) == ("user", "Result of your action: done")
     (two,) = dialect.result((), ["done", "failed"])

@@ -5,9 +5,9 @@ import string
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.errors import UnsupportedActionError, UntypeableError
-from pagoda.agent.keys import KEYS
+from pagoda_agent.base.errors import UnsupportedActionError, UntypeableError
+from pagoda_agent.input.actions import Point
+from pagoda_agent.input.keys import KEYS
 
 ROW = (0.02, 0.5, 0.98)
 

@@ -5,10 +5,10 @@ import io
 import pytest
 from PIL import Image, ImageDraw
 
-from pagoda.agent.actions import Click, Key, Point, Scroll, Type
-from pagoda.agent.effect import alike, changed_at, compare
-from pagoda.agent.frame import Frame
-from pagoda.agent.stuck import NUDGE_AT, STOP_AT, StuckDetector, Verdict
+from pagoda_agent.input.actions import Click, Key, Point, Scroll, Type
+from pagoda_agent.screen.effect import alike, changed_at, compare
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.task.stuck import NUDGE_AT, STOP_AT, StuckDetector, Verdict
 
 SIZE = (1280, 720)
 

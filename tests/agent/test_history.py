@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from pagoda.agent.dialects.anthropic import Anthropic
-from pagoda.agent.dialects.nanokvm import NanoKvm
-from pagoda.agent.dialects.openai import OpenAI
-from pagoda.agent.dialects.qwen import Qwen
-from pagoda.agent.dialogue import Picture, Reply, ToolCall
-from pagoda.agent.history import History, system_text
-from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.models.registry import make_model
-from pagoda.agent.secrets import Secrets
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.dialects.anthropic import Anthropic
+from pagoda_agent.dialects.nanokvm import NanoKvm
+from pagoda_agent.dialects.openai import OpenAI
+from pagoda_agent.dialects.qwen import Qwen
+from pagoda_agent.models.dialogue import Picture, Reply, ToolCall
+from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.registry import make_model
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.task.history import History, system_text
 from tests.agent.dialect_cases import FULL, SCREEN
 from tests.agent.model_server import ModelServer, Step
 

@@ -11,11 +11,11 @@ import stat
 import pytest
 from PIL import Image
 
-from pagoda.agent import journal as journals
-from pagoda.agent.dialogue import Picture
-from pagoda.agent.events import Events
-from pagoda.agent.frame import Frame
-from pagoda.agent.journal import Journal, JournalError, new_folder, read
+from pagoda_agent.models.dialogue import Picture
+from pagoda_agent.runs import journal as journals
+from pagoda_agent.runs.journal import Journal, JournalError, new_folder, read
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.task.events import Events
 
 
 @pytest.fixture

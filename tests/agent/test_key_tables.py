@@ -2,7 +2,7 @@
 
 from Xlib import XK
 
-from pagoda.agent.keys import KEYS
+from pagoda_agent.input.keys import KEYS
 from tests.agent.fakes.usb import KERNEL_CODES, KERNEL_CODES_BY_NAME, X_OFFSET
 from tests.agent.xkb import keymap
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagoda.agent.drivers.kvm.address import read_address
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.drivers.kvm.address import read_address
+from pagoda_agent.drivers.registry import make_driver
 
 PRINT = ":".join(["AB"] * 32)
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pagoda.agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
 from tests.agent.fakes.nanokvm import PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import Certificate, self_signed
@@ -52,7 +52,7 @@ async def test_another_than_the_pinned_one_is_refused(certificate, tmp_path):
 
 async def test_one_that_changes_later_is_refused_too(certificate, tmp_path, monkeypatch):
     """The pinned one is looked at first, then somebody else answers at the same address."""
-    from pagoda.agent.drivers.kvm import certificates
+    from pagoda_agent.drivers.kvm import certificates
 
     other = self_signed(tmp_path, "other")
     pinned = certificate.file.read_text()

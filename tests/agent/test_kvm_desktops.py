@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.layouts import LAYOUTS
+from pagoda_agent.input.actions import Point
+from pagoda_agent.input.layouts import LAYOUTS
 from tests.agent.fakes import stations
 from tests.agent.opened import opened
 from tests.agent.rig.desktop import start_desktop, wait_until

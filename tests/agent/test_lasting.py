@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Click, Key, Point, Type
-from pagoda.agent.control import State, StateError
-from pagoda.agent.export import export_html
-from pagoda.agent.journal import JOURNAL
-from pagoda.agent.keys import chord
-from pagoda.agent.lasting import BY_NAME, Lasting
-from pagoda.agent.line import DANGEROUS
-from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
-from pagoda.agent.replay import ReplayError, replay
+from pagoda_agent.consent.lasting import BY_NAME, Lasting
+from pagoda_agent.consent.line import DANGEROUS
+from pagoda_agent.consent.policy import Category, Decision, Level, Policy, decisions
+from pagoda_agent.input.actions import Click, Key, Point, Type
+from pagoda_agent.input.keys import chord
+from pagoda_agent.runs.export import export_html
+from pagoda_agent.runs.journal import JOURNAL
+from pagoda_agent.runs.replay import ReplayError, replay
+from pagoda_agent.task.control import State, StateError
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import (
     PATIENCE,

@@ -4,9 +4,9 @@ import string
 
 import pytest
 
-from pagoda.agent.errors import UntypeableError
-from pagoda.agent.keys import KEYS
-from pagoda.agent.layouts import LAYOUTS, Stroke, strokes
+from pagoda_agent.base.errors import UntypeableError
+from pagoda_agent.input.keys import KEYS
+from pagoda_agent.input.layouts import LAYOUTS, Stroke, strokes
 from tests.agent.fakes.usb import KERNEL_CODES_BY_NAME, X_OFFSET
 from tests.agent.xkb import character, compose, keymap
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.agent.actions import Click, Drag, Key, Move, Point, Scroll, Type
-from pagoda.agent.keys import chord
-from pagoda.agent.line import Memory
-from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
-from pagoda.agent.readonly import LISTED, only_reads
-from pagoda.agent.shell import commands
+from pagoda_agent.consent.line import Memory
+from pagoda_agent.consent.policy import Category, Decision, Level, Policy, decisions
+from pagoda_agent.consent.readonly import LISTED, only_reads
+from pagoda_agent.consent.shell import commands
+from pagoda_agent.input.actions import Click, Drag, Key, Move, Point, Scroll, Type
+from pagoda_agent.input.keys import chord
 
 AT = Point(0.5, 0.5)
 ENTER = Key(("Enter",))

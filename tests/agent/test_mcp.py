@@ -8,9 +8,9 @@ import pytest
 from mcp import Client
 from PIL import Image
 
-from pagoda.agent.mcp_server import make_server
-from pagoda.agent.policy import Category
 from pagoda.version import __version__
+from pagoda_agent.consent.policy import Category
+from pagoda_agent.service.mcp_server import make_server
 from tests.agent.test_operator import computer, make
 
 __all__ = ["computer", "make"]

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from PIL import Image
 
-from pagoda.agent.drivers.nanokvm.mjpeg import MjpegParser, boundary_of
-from pagoda.agent.errors import DriverError
+from pagoda_agent.base.errors import DriverError
+from pagoda_agent.drivers.nanokvm.mjpeg import MjpegParser, boundary_of
 
 DELIMITER = b"\r\n--frame\r\n"
 

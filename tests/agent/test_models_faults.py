@@ -10,13 +10,12 @@ import time
 
 import pytest
 
-from pagoda.agent.dialogue import Message
-from pagoda.agent.errors import ModelError
-from pagoda.agent.models import transport
-from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.models.openai_chat import OpenAIChat
-from pagoda.agent.models.registry import APIS, make_model
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError, ModelError
+from pagoda_agent.models import transport
+from pagoda_agent.models.dialogue import Message
+from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.openai_chat import OpenAIChat
+from pagoda_agent.models.registry import APIS, make_model
 from tests.agent.model_server import ModelServer, Step
 from tests.agent.tls import own_certificate
 

@@ -5,13 +5,13 @@ import contextlib
 
 import pytest
 
-from pagoda.agent.dialects.qwen import Qwen
-from pagoda.agent.dialogue import Message, Picture
-from pagoda.agent.errors import ModelError
-from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.models.registry import make_model
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
+from pagoda_agent.base.errors import ModelError
+from pagoda_agent.dialects.qwen import Qwen
+from pagoda_agent.models.dialogue import Message, Picture
+from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.registry import make_model
 from tests.agent.dialect_cases import SCREEN
 from tests.server.conftest import running, wait_until
 from tests.server.fakes import REPLY, FakeClient

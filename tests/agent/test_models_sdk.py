@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 from pydantic import TypeAdapter
 
-from pagoda.agent.dialects.anthropic import VERSIONS, Anthropic
-from pagoda.agent.dialects.openai import OpenAI
-from pagoda.agent.dialects.qwen import Qwen
-from pagoda.agent.dialogue import Message, Picture, Reply, ToolCall, Usage
-from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.models.registry import make_model
+from pagoda_agent.dialects.anthropic import VERSIONS, Anthropic
+from pagoda_agent.dialects.openai import OpenAI
+from pagoda_agent.dialects.qwen import Qwen
+from pagoda_agent.models.dialogue import Message, Picture, Reply, ToolCall, Usage
+from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.registry import make_model
 from tests.agent.dialect_cases import FULL, SCREEN
 from tests.agent.model_server import ModelServer, Step
 

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from pagoda.agent.actions import Point, Power
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.errors import DriverError, UnsupportedActionError, UntypeableError
+from pagoda_agent.base.errors import DriverError, UnsupportedActionError, UntypeableError
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.input.actions import Point, Power
 from tests.agent.fakes.nanokvm import NANOKVM, OLD_NANOKVM, OLD_PRO, PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until
@@ -225,7 +225,7 @@ async def test_dead_keys_are_strokes_of_their_own():
 
 
 async def test_a_heartbeat_keeps_the_connection(monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._HEARTBEAT", 0.05)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._HEARTBEAT", 0.05)
     kvm = FakeNanoKvm(Still())
     async with kvm.run(), opened(kvm.url()):
         await until(lambda: kvm.heartbeats >= 3, "heartbeats")

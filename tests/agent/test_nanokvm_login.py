@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.actions import Power
-from pagoda.agent.drivers.nanokvm.driver import make
-from pagoda.agent.errors import DriverError, LoginError
+from pagoda_agent.base.errors import DriverError, LoginError
+from pagoda_agent.drivers.nanokvm.driver import make
+from pagoda_agent.input.actions import Power
 from tests.agent.fakes.nanokvm import PRO, FakeNanoKvm, Firmware
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until
@@ -104,7 +104,7 @@ async def test_tasks_that_lose_a_session_together_share_the_next_one():
 
 
 async def test_a_password_that_was_changed_is_not_tried_for_ever(monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._PATIENCE", 0.5)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._PATIENCE", 0.5)
     kvm = FakeNanoKvm(Still(), close_code=4401)
     async with kvm.run(), opened(kvm.url()) as driver:
         await driver.screenshot()

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.errors import ConnectionLostError
+from pagoda_agent.base.errors import ConnectionLostError
+from pagoda_agent.input.actions import Point
 from tests.agent.fakes.nanokvm import NANOKVM, OLD_NANOKVM, PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until
@@ -70,7 +70,7 @@ async def test_a_session_that_was_revoked_in_the_middle():
 
 async def test_while_nothing_is_done(monkeypatch):
     """Nobody needs to know."""
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._UNSURE", 0.0)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._UNSURE", 0.0)
     kvm = FakeNanoKvm(Still())
     async with kvm.run(), opened(kvm.url()) as driver:
         await driver.type_text("a")
@@ -93,8 +93,8 @@ async def test_right_after_an_action_the_next_one_says_that_it_may_be_lost():
 
 
 async def test_for_good(monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._PATIENCE", 0.3)
-    monkeypatch.setattr("pagoda.agent.drivers.base._RELEASE_SECONDS", 0.5)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._PATIENCE", 0.3)
+    monkeypatch.setattr("pagoda_agent.drivers.base._RELEASE_SECONDS", 0.5)
     kvm = FakeNanoKvm(Still(), PRO)
     async with kvm.run(), opened(kvm.url()) as driver:
         await driver.press("left")

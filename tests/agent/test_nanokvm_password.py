@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from pagoda.agent.drivers.nanokvm.password import obfuscated
+from pagoda_agent.drivers.nanokvm.password import obfuscated
 
 PASSPHRASE = "nanokvm-sipeed-2024"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagoda.agent.errors import DriverError, NoSignalError
+from pagoda_agent.base.errors import DriverError, NoSignalError
 from tests.agent.fakes.nanokvm import NANOKVM, PRO, FakeNanoKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import until
@@ -66,7 +66,7 @@ async def test_the_size_is_that_of_each_picture():
 
 
 async def test_no_picture_at_all(monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.nanokvm.driver._FIRST", 0.3)
+    monkeypatch.setattr("pagoda_agent.drivers.nanokvm.driver._FIRST", 0.3)
     kvm = FakeNanoKvm(Still())
     kvm.stream.dead = True
     async with kvm.run(), opened(kvm.url()) as driver:
@@ -157,7 +157,7 @@ async def test_a_stream_that_ends_is_asked_for_again():
 
 
 async def test_a_page_instead_of_a_stream(monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.nanokvm.driver._FIRST", 0.3)
+    monkeypatch.setattr("pagoda_agent.drivers.nanokvm.driver._FIRST", 0.3)
     kvm = FakeNanoKvm(Still())
     kvm.stream.content_type = "text/html"
     async with kvm.run(), opened(kvm.url()) as driver:

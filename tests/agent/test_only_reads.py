@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from pagoda.agent.readonly import LISTED, only_reads
+from pagoda_agent.consent.readonly import LISTED, only_reads
 from tests.agent.rig.sandbox import observed
 
 SETUP = [

@@ -5,19 +5,19 @@ import json
 
 import pytest
 
-from pagoda.agent.control import State, StateError
-from pagoda.agent.dialogue import Reply, Usage
-from pagoda.agent.errors import (
+from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
     ModelError,
     UnsupportedActionError,
 )
-from pagoda.agent.journal import JOURNAL, JournalError, read
-from pagoda.agent.observe import Settle
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.settings import Settings
+from pagoda_agent.models.dialogue import Reply, Usage
+from pagoda_agent.runs.journal import JOURNAL, JournalError, read
+from pagoda_agent.screen.observe import Settle
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State, StateError
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 
 PATIENCE = 30

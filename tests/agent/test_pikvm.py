@@ -6,15 +6,15 @@ import shutil
 
 import pytest
 
-from pagoda.agent.actions import Point, Power
-from pagoda.agent.errors import (
+from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
     LoginError,
     NoSignalError,
     UntypeableError,
 )
-from pagoda.agent.keys import KEYS
+from pagoda_agent.input.actions import Point, Power
+from pagoda_agent.input.keys import KEYS
 from tests.agent.fakes.pikvm import FakePiKvm
 from tests.agent.fakes.screens import Still
 from tests.agent.fakes.site import self_signed, until
@@ -175,8 +175,8 @@ async def test_lost_in_the_middle_of_a_drag(pikvm):
 
 
 async def test_a_password_that_was_changed_is_not_tried_for_ever(pikvm, monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._PATIENCE", 0.5)
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._RETRIES", (0.01,))
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._PATIENCE", 0.5)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._RETRIES", (0.01,))
     pikvm.drop_after = 3
     async with opened(pikvm.url(pikvm.options)) as driver:
         pikvm.password = "changed"
@@ -186,6 +186,6 @@ async def test_a_password_that_was_changed_is_not_tried_for_ever(pikvm, monkeypa
 
 
 async def test_a_heartbeat(pikvm, monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.kvm.link._HEARTBEAT", 0.05)
+    monkeypatch.setattr("pagoda_agent.drivers.kvm.link._HEARTBEAT", 0.05)
     async with opened(pikvm.url(pikvm.options)):
         await until(lambda: pikvm.pings >= 2, "pings")

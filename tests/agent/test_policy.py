@@ -2,10 +2,10 @@
 
 import pytest
 
-from pagoda.agent.actions import Click, HidReset, Key, Move, Point, Power, Type
-from pagoda.agent.keys import chord
-from pagoda.agent.line import Memory
-from pagoda.agent.policy import Category, Decision, Level, Policy, decisions
+from pagoda_agent.consent.line import Memory
+from pagoda_agent.consent.policy import Category, Decision, Level, Policy, decisions
+from pagoda_agent.input.actions import Click, HidReset, Key, Move, Point, Power, Type
+from pagoda_agent.input.keys import chord
 
 AT = Point(0.5, 0.5)
 ENTER = Key(("Enter",))

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.agent.actions import Click
-from pagoda.agent.dialects.space import Space
-from pagoda.agent.dialogue import Reply, ToolCall
-from pagoda.agent.models.endpoint import Endpoint
-from pagoda.agent.models.registry import APIS, make_model
-from pagoda.agent.profiles import DEFAULT, PROFILES, dialect_of, profile_for
-from pagoda.base.errors import ConfigError
-from pagoda.cli.agent import parse_kind
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.cli.main import parse_kind
+from pagoda_agent.dialects.space import Space
+from pagoda_agent.input.actions import Click
+from pagoda_agent.models.dialogue import Reply, ToolCall
+from pagoda_agent.models.endpoint import Endpoint
+from pagoda_agent.models.profiles import DEFAULT, PROFILES, dialect_of, profile_for
+from pagoda_agent.models.registry import APIS, make_model
 from tests.agent.dialect_cases import FULL, SCREEN
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "agent.md").read_text()

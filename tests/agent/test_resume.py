@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.control import State, StateError
-from pagoda.agent.errors import ModelError
-from pagoda.agent.journal import JOURNAL, read
-from pagoda.agent.replay import ReplayError, replay
+from pagoda_agent.base.errors import ModelError
+from pagoda_agent.runs.journal import JOURNAL, read
+from pagoda_agent.runs.replay import ReplayError, replay
+from pagoda_agent.task.control import State, StateError
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, QUICK, computer, make, run, until
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda.agent.errors import ActionError
-from pagoda.agent.secrets import Secrets
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ActionError, ConfigError
+from pagoda_agent.secrets import Secrets
 
 VALUES = [
     "hunter2!",

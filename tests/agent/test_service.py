@@ -13,14 +13,14 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from pagoda.agent.control import State
-from pagoda.agent.journal import JOURNAL
-from pagoda.agent.policy import Category, Decision
-from pagoda.agent.service import gate as gates
-from pagoda.agent.service.app import Service
-from pagoda.agent.service.gate import Gate
-from pagoda.agent.service.server import Server
-from pagoda.agent.settings import load
+from pagoda_agent.consent.policy import Category, Decision
+from pagoda_agent.runs.journal import JOURNAL
+from pagoda_agent.service import gate as gates
+from pagoda_agent.service.app import Service
+from pagoda_agent.service.gate import Gate
+from pagoda_agent.service.server import Server
+from pagoda_agent.settings import load
+from pagoda_agent.task.control import State
 from tests.agent.test_operator import PATIENCE, computer, entered, make, until
 
 __all__ = ["computer", "make"]
@@ -439,7 +439,7 @@ async def test_the_end_does_not_wait_for_pages_that_look_on(make, tmp_path, capl
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     service = Service(make()[0], Gate("127.0.0.1", port), tmp_path / "agent.json", lambda: None)
-    server = Server(service, service.app())
+    server = Server(service)
     running = Running(service, f"http://127.0.0.1:{port}")
     serving = asyncio.create_task(server.serve([listener]))
     await until(lambda: server.started)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pagoda.agent.claim import claim
-from pagoda.agent.drivers.base import Capabilities, Driver
-from pagoda.agent.errors import DriverError, NoSignalError
-from pagoda.agent.settings import load
+from pagoda_agent.base.errors import DriverError, NoSignalError
+from pagoda_agent.drivers.base import Capabilities, Driver
+from pagoda_agent.settings import load
+from pagoda_agent.task.claim import claim
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, computer, make, until
 from tests.agent.test_service import events_of, is_over, serve

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from pagoda.agent.policy import Category, Decision, Level, decisions
-from pagoda.agent.settings import Settings, changed, save
-from pagoda.base.errors import ConfigError
-from pagoda.cli.agent import parse_kind
-from pagoda.cli.agent_flags import load_settings, named_driver, settings_path
 from pagoda.cli.main import main
+from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.cli.flags import load_settings, named_driver, settings_path
+from pagoda_agent.cli.main import parse_kind
+from pagoda_agent.consent.policy import Category, Decision, Level, decisions
+from pagoda_agent.settings import Settings, changed, save
 
 
 def test_settings_show_every_kind_and_whether_it_follows_the_level():

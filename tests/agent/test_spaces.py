@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pagoda.agent.actions import Point
-from pagoda.agent.dialects.space import Space, notches, resized
-from pagoda.agent.errors import ActionError
+from pagoda_agent.base.errors import ActionError
+from pagoda_agent.dialects.space import Space, notches, resized
+from pagoda_agent.input.actions import Point
 
 SIZES = st.tuples(st.integers(1, 4000), st.integers(1, 4000))
 

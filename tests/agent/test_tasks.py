@@ -19,15 +19,15 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from pagoda.agent.control import State
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.export import export_html
-from pagoda.agent.journal import read
-from pagoda.agent.operator import Operator
-from pagoda.agent.policy import BROWSERS, Category, Decision, Level
-from pagoda.agent.replay import ReplayError, replay
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.settings import Settings
+from pagoda_agent.consent.policy import BROWSERS, Category, Decision, Level
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.runs.export import export_html
+from pagoda_agent.runs.journal import read
+from pagoda_agent.runs.replay import ReplayError, replay
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.control import State
+from pagoda_agent.task.operator import Operator
 from tests.agent.model_server import ModelServer
 from tests.agent.rig.desktop import require, start_desktop, wait_until
 from tests.agent.rig.programs import datasheet, xterm, zenity

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from pagoda.agent.journal import Journal, JournalError
-from pagoda.agent.policy import Category, Decision
-from pagoda.agent.replay import ReplayError
-from pagoda.cli import agent_replay
-from pagoda.cli.agent_terminal import Terminal
+from pagoda_agent.cli import replay as replay_command
+from pagoda_agent.cli.terminal import Terminal
+from pagoda_agent.consent.policy import Category, Decision
+from pagoda_agent.runs.journal import Journal, JournalError
+from pagoda_agent.runs.replay import ReplayError
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.test_operator import PATIENCE, computer, entered, journal, make, until
 
@@ -208,12 +208,12 @@ async def test_replay_asks_again(make, monkeypatch, capsys, request, tmp_path, a
     operator, _script = make("keyboard ctrl+alt+delete", "Done", policy=FREE)
     await asyncio.wait_for((await operator.start("x")).wait(), PATIENCE)
     again = FakeComputer()
-    monkeypatch.setattr(agent_replay, "named_driver", lambda settings: again)
+    monkeypatch.setattr(replay_command, "named_driver", lambda settings: again)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     parser = argparse.ArgumentParser()
-    agent_replay.add_arguments(parser)
+    replay_command.add_arguments(parser)
     runs = str(operator.folder.parent)
-    replaying = agent_replay.replay_run(
+    replaying = replay_command.replay_run(
         parser.parse_args([operator.folder.name, "--runs-dir", runs])
     )
     if not answer:

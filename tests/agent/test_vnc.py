@@ -7,9 +7,9 @@ import pytest
 from PIL import ImageChops
 from Xlib import display
 
-from pagoda.agent.actions import Point
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.errors import ConnectionLostError, DriverError, LoginError, UntypeableError
+from pagoda_agent.base.errors import ConnectionLostError, DriverError, LoginError, UntypeableError
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.desktop import require, start_desktop, start_x11vnc
 from tests.agent.rig.stations import STATIONS, start_station
 from tests.agent.rig.target import start_target
@@ -300,7 +300,7 @@ async def test_a_connection_that_is_lost_between_actions_is_made_again(desktop, 
 
 
 async def test_a_server_that_stays_away(desktop, clean, monkeypatch):
-    monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0, 0.05))
+    monkeypatch.setattr("pagoda_agent.drivers.vnc.driver._TRIES", (0.0, 0.05))
     async with proxied(desktop.vnc_port) as (driver, proxy):
         await driver.move(clean.share(100, 300))
         await driver.press("left")

@@ -7,16 +7,16 @@ import zlib
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.drivers.vnc import connection
-from pagoda.agent.drivers.vnc.security import answer
-from pagoda.agent.errors import (
+from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
     LoginError,
     NoSignalError,
     UntypeableError,
 )
+from pagoda_agent.drivers.vnc import connection
+from pagoda_agent.drivers.vnc.security import answer
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.fake_vnc import fake_vnc, greeting, pixels, rectangle, says, update
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -32,7 +32,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(connection, "_ECHO_SECONDS", 0)
     monkeypatch.setattr(connection, "_PICTURE_TRIES", 1)
-    monkeypatch.setattr("pagoda.agent.drivers.vnc.driver._TRIES", (0.0,))
+    monkeypatch.setattr("pagoda_agent.drivers.vnc.driver._TRIES", (0.0,))
 
 
 def test_the_challenge_is_answered_with_des():

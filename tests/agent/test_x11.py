@@ -9,12 +9,11 @@ import threading
 
 import pytest
 
-from pagoda.agent.actions import Point
-from pagoda.agent.drivers.registry import make_driver
-from pagoda.agent.drivers.x11 import driver as x11
-from pagoda.agent.drivers.x11.keyboard import Keyboard
-from pagoda.agent.errors import ConnectionLostError, DriverError
-from pagoda.base.errors import ConfigError
+from pagoda_agent.base.errors import ConfigError, ConnectionLostError, DriverError
+from pagoda_agent.drivers.registry import make_driver
+from pagoda_agent.drivers.x11 import driver as x11
+from pagoda_agent.drivers.x11.keyboard import Keyboard
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.desktop import Desktop, require, start_desktop, start_server, wait_until
 from tests.agent.rig.observer import Observer
 from tests.agent.rig.programs import xterm, zenity

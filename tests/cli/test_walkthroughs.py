@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pagoda.base.errors import ConfigError
-from pagoda.cli import agent
 from pagoda.cli.main import main, parse_command
 from pagoda.config import compat, flags
 from pagoda.config.server import ServerConfig
+from pagoda_agent.cli import main as agent
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "walkthroughs.md"
 GGUF = "./Qwen3-VL-2B-Thinking-GGUF/Qwen3VL-2B-Thinking-Q8_0.gguf"

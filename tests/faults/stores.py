@@ -9,18 +9,18 @@ from pathlib import Path
 
 from PIL import Image
 
-from pagoda.agent import journal as journals
-from pagoda.agent import settings as settings_file
-from pagoda.agent.claim import claim
-from pagoda.agent.dialogue import Picture
-from pagoda.agent.frame import Frame
-from pagoda.agent.line import Line, Memory
 from pagoda.base import runfile
 from pagoda.base.whole import write_whole
 from pagoda.cli.conversation import Conversation
 from pagoda.engine import measured
 from pagoda.engine.kv_disk import KvDisk
 from pagoda.weights.hub.remote import _write_json
+from pagoda_agent import settings as settings_file
+from pagoda_agent.consent.line import Line, Memory
+from pagoda_agent.models.dialogue import Picture
+from pagoda_agent.runs import journal as journals
+from pagoda_agent.screen.frame import Frame
+from pagoda_agent.task.claim import claim
 from tests.engine.test_kv_disk import check, compute, make
 
 

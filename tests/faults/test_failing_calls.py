@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagoda.agent.errors import DriverError
-from pagoda.agent.line import Line, Memory
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.core.messages import MediaItem
 from pagoda.engine.kv_disk import KvDisk
 from pagoda.engine.media import MediaFiles
+from pagoda_agent.base.errors import AgentError, DriverError
+from pagoda_agent.consent.line import Line, Memory
 from tests.engine.test_kv_disk import MemoryStore, check, compute, make
 from tests.faults.faults import KINDS, Faults, full
 from tests.faults.stores import STORES, Store, claim_and_leave, serve_and_stop
@@ -28,6 +28,9 @@ def broken() -> OSError:
     return OSError(errno.EIO, "Input/output error")
 
 
+SAID = (PagodaError, AgentError)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("store", STORES, ids=lambda store: store.name)
 def test_stores_come_back_with_old_or_new_contents(tmp_path, store: Store, kind: str):
@@ -35,7 +38,7 @@ def test_stores_come_back_with_old_or_new_contents(tmp_path, store: Store, kind:
         folder = tmp_path / str(number)
         folder.mkdir()
         store.write(folder, "old")
-        known = (PagodaError, OSError) if store.name in SAYS_OSERROR else PagodaError
+        known = (*SAID, OSError) if store.name in SAYS_OSERROR else SAID
         faults = Faults(kind, number, [full, broken][number % 2])
         said = None
         with faults.installed():
@@ -160,7 +163,7 @@ def test_start_and_stop(tmp_path, monkeypatch, scenario: str, kind: str):
         with Faults(kind, number).installed() as faults:
             try:
                 serve_and_stop(1234) if scenario == "server" else claim_and_leave("tcp://x")
-            except PagodaError as error:
+            except AgentError as error:
                 assert scenario == "agent" and "No space left" in str(error)
         assert len(os.listdir("/proc/self/fd")) == descriptors
         if faults.calls < number:

@@ -18,7 +18,7 @@ STEPS = re.findall(r"^\| (\d+) \| `([^`]+)` \|", _LIFE, re.MULTILINE)
 def place(path: str) -> Path:
     return (
         ROOT / path
-        if path.startswith(("docs/", "tests/", "tools/"))
+        if path.startswith(("agent/", "docs/", "tests/", "tools/"))
         else ROOT / "src/pagoda" / path
     )
 

@@ -5,19 +5,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from pagoda.agent.observe import Settle
-from pagoda.agent.operator import Operator
-from pagoda.agent.secrets import Secrets
-from pagoda.agent.service.app import Service
-from pagoda.agent.service.gate import Gate
-from pagoda.agent.settings import Settings
-from pagoda.web.site import Site
+from pagoda_agent.screen.observe import Settle
+from pagoda_agent.secrets import Secrets
+from pagoda_agent.service.app import Service
+from pagoda_agent.service.gate import Gate
+from pagoda_agent.settings import Settings
+from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import ModelServer
 
@@ -42,7 +40,7 @@ class AgentServer:
         self.gate = Gate("127.0.0.1", self.listener.getsockname()[1])
         self.url = self.gate.address.partition("/#")[0]
         service = Service(self.operator, self.gate, self.settings_path, self.exited.set, exits)
-        app = service.app(wrap=partial(Site, page="agent"))
+        app = service.app()
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
         self.thread = threading.Thread(target=self.server.run, args=([self.listener],))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagoda.agent.errors import DriverError
-from pagoda.agent.service import gate
+from pagoda_agent.base.errors import DriverError
+from pagoda_agent.service import gate
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
 from tests.web.agent_server import AgentServer, serving, wait_until

@@ -54,14 +54,6 @@ VARIABLES = {
             "Best native kernels to use: amx, avx512, avx512vnni (without BF16), avxvnni, avx2, "
             "neondot, neon, generic, or none; the CPU decides if unset.",
         ),
-        Variable("DISPLAY", str, None, "X11 display that `--driver x11:` operates, as :0."),
-        Variable("XAUTHORITY", Path, None, "File with the keys to X11 displays; ~/.Xauthority."),
-        Variable(
-            "PAGODA_DRIVER_PASSWORD",
-            str,
-            None,
-            "Password of the computer that `--driver` names, to keep it out of the command line.",
-        ),
         Variable("XDG_CONFIG_HOME", Path, None, "Where settings live; ~/.config."),
         Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
         Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),

@@ -1,6 +1,7 @@
 """Which known word somebody meant who mistyped one."""
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 
 # One slip in so many letters: `bogus` is not `verbose`, and `generate` is not `serve`.
 _LETTERS_PER_SLIP = 3
@@ -23,6 +24,13 @@ def nearest(word: str, *groups: Iterable[str]) -> str | None:
         if begun:
             return min(begun, key=len)
     return None
+
+
+def nearest_of(word: str, known: Collection[str]) -> str:
+    """A phrase for error messages: the nearest known name, and all known ones."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.3)
+    names = "known: " + ", ".join(sorted(known))
+    return f"the nearest known is {close[0]!r} ({names})" if close else names
 
 
 def edit_distance(first: str, second: str) -> int:

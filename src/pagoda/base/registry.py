@@ -1,9 +1,10 @@
 """A table of `name -> "module:attribute"` whose modules load when they are asked for."""
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pagoda.base.near import nearest_of
 
 
 def attribute(path: str) -> Any:
@@ -39,6 +40,4 @@ class Registry:
 
     def nearest(self, name: str) -> str:
         """A phrase for error messages: the nearest known name, and all known ones."""
-        close = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.3)
-        known = "known: " + ", ".join(sorted(self._entries))
-        return f"the nearest known is {close[0]!r} ({known})" if close else known
+        return nearest_of(name, self._entries)

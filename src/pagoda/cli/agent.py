@@ -1,51 +1,17 @@
-"""`pagoda agent`: a served model that sees operates a computer."""
+"""`pagoda agent`: hands over to the agent, a distribution of its own."""
 
 import argparse
-import importlib
-from types import ModuleType
 
-from pagoda.base.errors import ConfigError
-from pagoda.base.near import nearest
+from pagoda.base.errors import PagodaError
+from pagoda_agent.base.errors import AgentError
+from pagoda_agent.cli.main import EPILOG, USAGE, add_arguments
+from pagoda_agent.cli.main import run as run_agent
 
-USAGE = "{serve,run,resume,replay,calibrate,mcp} [flags]"
-EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
-
-KINDS = {
-    "serve": "The page: watch, chat, pause, hint, allow, in a browser.",
-    "run": "One task, from this terminal.",
-    "resume": "Go on with a run that was cut off.",
-    "replay": "Do a recorded run again, without a model.",
-    "calibrate": "How far a model's clicks miss drawn targets.",
-    "mcp": "The computer and the agent as tools for other programs.",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
-    parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
+__all__ = ["EPILOG", "USAGE", "add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    module, parsed = parse_kind(args.words)
-    return int(module.run(parsed))
-
-
-def parse_kind(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """The kind's module and its flags. ConfigError for a kind that there is not."""
-    from pagoda.config.parser import FlagParser
-
-    kind, *words = words or [""]
-    if kind not in KINDS:
-        close = nearest(kind, KINDS)
-        if close:
-            raise ConfigError(f"There is no {kind!r} of agents; did you mean {close!r}?")
-        there_is = f"There is no {kind!r} of agents" if kind else "Say what the agent should do"
-        raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
-    module = importlib.import_module("pagoda.cli.agent_" + kind)
-    parser = FlagParser(
-        prog=f"pagoda agent {kind}",
-        usage=f"pagoda agent {kind} {module.USAGE}",
-        description=KINDS[kind],
-    )
-    module.add_arguments(parser)
-    return module, parser.parse_args(words)
+    try:
+        return run_agent(args)
+    except AgentError as error:
+        raise PagodaError(str(error)) from error

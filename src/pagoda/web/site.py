@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _ASSETS = Path(__file__).parent / "assets"
 _ASSETS_PATH = "/pages/chat"
-_PAGES = {"chat": "index.html", "agent": "agent/index.html"}
 _HEADERS = {
     # Nothing on a page needs eval, scripts or styles in its text, or another host.
     "Content-Security-Policy": (
@@ -35,15 +34,14 @@ class Site:
     """An ASGI application: the page's own paths, and `app` for all others.
 
     Like the API's, the page's paths are served with and without `root_path` before them: a proxy
-    may have taken that away. The page names its files by relative paths, which fit both. `page` is
-    "chat" or "agent".
+    may have taken that away. The page names its files by relative paths, which fit both.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str = "", page: str = "chat"):
+    def __init__(self, app: ASGIApp, root_path: str = ""):
         self._app = app
         self._root = root_path
-        self._document = _PAGES[page]
-        self._files = StaticFiles(directory=_ASSETS)
+        # In a clone, files that two pages share are links.
+        self._files = StaticFiles(directory=_ASSETS, follow_symlink=True)
         self._pages = Starlette(
             routes=[Route("/", self._show), Mount(_ASSETS_PATH, self._files)],
         )
@@ -64,4 +62,4 @@ class Site:
         await self._pages({**scope, "path": path}, receive, send_guarded)
 
     async def _show(self, request: Request) -> Response:
-        return await self._files.get_response(self._document, request.scope)
+        return await self._files.get_response("index.html", request.scope)

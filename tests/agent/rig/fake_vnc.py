@@ -5,8 +5,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from pagoda.agent.drivers.base import Driver
-from pagoda.agent.drivers.registry import make_driver
+from pagoda_agent.drivers.base import Driver
+from pagoda_agent.drivers.registry import make_driver
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagoda.agent.actions import Point
+from pagoda_agent.input.actions import Point
 from tests.agent.rig.desktop import Desktop, wait_until
 
 _APP = Path(__file__).with_name("target_app.py")

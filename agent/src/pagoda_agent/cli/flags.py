@@ -1,0 +1,175 @@
+"""Flags that all kinds of `pagoda agent` share, and what they make."""
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagoda_agent.base import env
+from pagoda_agent.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pagoda_agent.drivers.base import Driver
+    from pagoda_agent.settings import Settings
+    from pagoda_agent.task.control import Control
+    from pagoda_agent.task.operator import Operator
+
+ALONE = "pagoda-agent"
+"""The command of an agent that was installed without Pagoda."""
+SETTINGS_NAME = "agent.json"
+# Flags that change one field of the settings for this run.
+_SETTINGS = {
+    "base_url": ("URL", str, "where the model is served"),
+    "model": ("NAME", str, "its name there"),
+    "api": ("API", str, "openai, responses, anthropic or dashscope"),
+    "profile": ("NAME", str, "how the model speaks and counts; by its name otherwise"),
+    "prompt": ("TEXT", str, "what the model should know of the computer"),
+    "consent": (
+        "LEVEL",
+        str,
+        "when you are asked: strict (every action), default (what is not known to only read), "
+        "trusting (what is known to be dangerous)",
+    ),
+    "images_kept": ("N", int, "screenshots in each request"),
+    "max_rounds": ("N", int, "calls of the model at most"),
+    "max_tokens": ("N", int, "tokens at most, in and out"),
+    "max_cost": ("SUM", float, "money at most, with --price-input and --price-output"),
+    "max_minutes": ("N", float, "minutes at most"),
+    "reply_seconds": ("N", float, "seconds at most for one reply of the model (600)"),
+    "price_input": ("SUM", float, "price of a million tokens read"),
+    "price_output": ("SUM", float, "price of a million tokens written"),
+    "ca_file": ("FILE", str, "certificates to trust"),
+}
+
+
+def command() -> str:
+    """What its user types to start the agent."""
+    return ALONE if Path(sys.argv[0]).name == ALONE else "pagoda agent"
+
+
+def add_driver(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--driver",
+        metavar="URL",
+        help="the computer, if not the settings' one: x11: (this display), vnc://host:5900, "
+        "nanokvm://admin@host, pikvm://admin@host",
+    )
+    parser.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="FILE",
+        help="lines NAME=VALUE; the model writes {{secret:NAME}} and never sees the value",
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "settings, over those of the page",
+        "The key that the model's server wants is no flag, for a command line is seen by every "
+        "user: set it on the page, or in PAGODA_API_KEY.",
+    )
+    for name in _SETTINGS:
+        add_setting(group, name)
+    group.add_argument("--insecure", action="store_true", default=None, help="any certificate")
+
+
+def add_setting(parser: "argparse._ActionsContainer", name: str) -> None:
+    """The flag of one field of the settings."""
+    metavar, kind, text = _SETTINGS[name]
+    parser.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs-dir", type=Path, metavar="DIR", help="where journals are kept; in the cache"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's name, as its folder is called")
+
+
+def add_operator(parser: argparse.ArgumentParser) -> None:
+    """What `make_operator` needs."""
+    add_driver(parser)
+    add_runs(parser)
+    add_settings(parser)
+
+
+def runs_folder(args: argparse.Namespace) -> Path:
+    return args.runs_dir or env.cache_dir() / "agent-runs"
+
+
+def settings_path() -> Path:
+    return env.config_dir() / SETTINGS_NAME
+
+
+def load_settings(args: argparse.Namespace) -> "Settings":
+    """The page's settings, with those of the flags over them."""
+    from pagoda_agent import settings
+
+    names = ["driver", *_SETTINGS, "insecure"]
+    changes: dict[str, Any] = {
+        name: value for name in names if (value := getattr(args, name, None)) is not None
+    }
+    kept = settings.load(settings_path())
+    key = env.get("PAGODA_API_KEY")
+    if key and not kept.api_key:
+        changes["api_key"] = key
+    try:
+        return settings.changed(kept, changes)
+    except ConfigError as error:
+        raise ConfigError(_with_flags(str(error))) from error
+
+
+def _with_flags(text: str) -> str:
+    """What is said of a setting, said of its flag."""
+    for name in (name for name in _SETTINGS if "_" in name):
+        text = text.replace(name, _flag(name))
+    return text
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def make_operator(args: argparse.Namespace) -> "Operator":
+    """From the flags, the settings file and the environment; the driver is not open yet. Makes the
+    folder of the journals."""
+    from pagoda_agent.runs.journal import make_runs
+    from pagoda_agent.secrets import Secrets
+    from pagoda_agent.task.operator import Operator
+
+    secrets, settings = Secrets.load(args.secrets), load_settings(args)
+    operator = Operator(named_driver(settings), settings, secrets, runs_folder(args))
+    make_runs(operator.runs)
+    return operator
+
+
+def named_driver(settings: "Settings") -> "Driver":
+    """Not open yet. Raises ConfigError, also where no computer is named."""
+    from pagoda_agent.drivers.registry import make_driver
+
+    if not settings.driver:
+        raise ConfigError(
+            "Name the computer with --driver: x11: (this display), vnc://host:5900, "
+            "nanokvm://admin@host or pikvm://admin@host."
+        )
+    return make_driver(settings.driver)
+
+
+def in_terminal(args: argparse.Namespace, begin: "Callable[[Operator], Awaitable[Control]]") -> int:
+    """Watch a task from this terminal; 0 where it was done, 1 where not."""
+    import asyncio
+
+    from pagoda_agent.base.log import setup_logging
+    from pagoda_agent.cli.terminal import Terminal
+
+    setup_logging("warning")
+    operator = make_operator(args)
+
+    async def watch() -> int:
+        return await Terminal(operator).run(lambda: begin(operator))
+
+    return asyncio.run(watch())

@@ -1,0 +1,1 @@
+../../../../../src/pagoda/web/assets/ask.js

@@ -1,0 +1,64 @@
+// The one text field: a task, a hint or an answer, by what the agent waits for.
+
+import { byId, toast } from "./dom.js";
+import { t } from "./words.js";
+import { post } from "./link.js";
+import { said } from "./sentences.js";
+
+const KINDS = {
+  paused: { wanted: "wantHint", button: "goOn", path: "resume", field: "hint", optional: true },
+  waiting_user: { wanted: "wantAnswer", button: "sendAnswer", path: "answer", field: "text" },
+  running: { wanted: "wantNothing", button: "submit" },
+  waiting_consent: { wanted: "wantsConsent", button: "submit" },
+  connecting: { wanted: "state_connecting", button: "submit" },
+};
+const TASK = { wanted: "wantTask", button: "submit", path: "start", field: "task" };
+
+export class Composer {
+  constructor() {
+    this.kind = TASK;
+    this.field = byId("prompt");
+    this.field.addEventListener("input", () => this.showButton());
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      byId("composer").requestSubmit();
+    });
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+  }
+
+  /** `question` is what the model asks. */
+  show(state, question = "") {
+    const kind = KINDS[state] ?? TASK;
+    if (kind !== this.kind && kind.path && state !== "connecting") this.field.value = "";
+    this.kind = kind;
+    byId("wanted").textContent = [t(kind.wanted), said(question)].filter(Boolean).join(" ");
+    byId("wanted").dataset.state = state;
+    byId("send").textContent = t(kind.button);
+    this.field.setAttribute("aria-label", t(kind.wanted));
+    this.field.disabled = !kind.path;
+    this.showButton();
+  }
+
+  showButton() {
+    const { path, optional } = this.kind;
+    byId("send").disabled = !path || !(optional || this.field.value.trim());
+  }
+
+  async send() {
+    const { path, field, optional } = this.kind;
+    const text = this.field.value;
+    if (!path || !(optional || text.trim())) return;
+    byId("send").disabled = true;
+    try {
+      await post(path, { [field]: text });
+      this.field.value = "";
+    } catch (error) {
+      toast(error.message);
+    }
+    this.showButton();
+  }
+}
