@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[2] / "src" / "pagoda"
+ROOT = Path(__file__).parents[2]
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "agent" / "src").rglob("*.py")]
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
@@ -19,9 +20,8 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_each_stands_alone() -> None:
     found = [
-        f"{path.relative_to(SOURCES)}:{line}: {text.strip()}"
-        for path in sorted(SOURCES.rglob("*.py"))
-        if path.relative_to(SOURCES).parts[0] != "agent"
+        f"{path.relative_to(ROOT)}:{line}: {text.strip()}"
+        for path in sorted(SOURCES)
         for line, text in docstrings(path)
         if text.startswith("Of ") or len(text.split()) < 2
     ]

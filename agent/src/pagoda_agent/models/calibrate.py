@@ -35,7 +35,7 @@ _MARGIN = 8
 class Target:
     name: str
     center: tuple[float, float]
-    """Pixels."""
+    """Edge in pixels."""
     size: int
 
 

@@ -24,7 +24,7 @@ class Arrival:
     number: int
     """Counts up with every picture."""
     at: float
-    """time.monotonic"""
+    """As time.monotonic() has it."""
 
 
 class Video:

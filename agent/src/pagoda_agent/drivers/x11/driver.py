@@ -178,11 +178,3 @@ def make(url: str) -> X11Driver:
             f"x11://:{number[1] if number else 1}."
         )
     return X11Driver(parts.netloc)
-
-
-def _prepare(text: str) -> Callable[[Screen], tuple[int, bool]]:
-    return lambda screen: screen.keyboard.prepare(text)
-
-
-def _type(text: str) -> Callable[[Screen], None]:
-    return lambda screen: screen.keyboard.type(text)
