@@ -35,7 +35,7 @@ _MARGIN = 8
 class Target:
     name: str
     center: tuple[float, float]
-    """Edge in pixels."""
+    """In pixels, from the top left."""
     size: int
 
 
