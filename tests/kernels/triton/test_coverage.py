@@ -14,7 +14,7 @@ from pagoda.kernels.protocol import Ops
 from pagoda.kernels.triton.target import offers
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
-ROWS = re.findall(r"^\| (`.+`) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
 PLACES = {name: place for names, place in ROWS for name in re.findall(r"`(\w+)`", names)}
 OPS = {
     name: op
