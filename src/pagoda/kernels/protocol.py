@@ -43,7 +43,7 @@ class Ops(Protocol):
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension, computed in fp32, in x's dtype."""
+        """x [..., size] / rms(x) * weight [size] over size, computed in fp32, in x's dtype."""
 
     def add_rms_norm(
         self,
@@ -122,10 +122,10 @@ class Ops(Protocol):
         """gelu (of the error function), gelu_tanh, relu or silu of each element."""
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        """x * factor, in x's dtype."""
+        """x [..., size] * factor, in x's dtype."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap), in x's dtype."""
+        """cap * tanh(x / cap) of x [..., size], in x's dtype."""
 
     def route(
         self,

@@ -49,6 +49,7 @@ class CpuOps:
         self._native = native
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `Ops.rms_norm`."""
         if x.dim() != 2:
             return reference.rms_norm(x, weight, eps)
         rows, size = _dims("x", x, 2)
@@ -201,6 +202,7 @@ class CpuOps:
                                     scale=scale, both_ways=True)  # fmt: skip
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
+        """As `Ops.activate`."""
         if kind not in ("gelu", "gelu_tanh"):
             return reference.activate(x, kind)
         rows, size = _dims("x", x, 2)
@@ -210,6 +212,7 @@ class CpuOps:
         return y
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
+        """As `Ops.scale`."""
         if x.dim() != 2:
             return reference.scale(x, factor)
         rows, size = _dims("x", x, 2)
@@ -219,6 +222,7 @@ class CpuOps:
         return y
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """As `Ops.soft_cap`."""
         if x.dim() != 2:
             return reference.soft_cap(x, cap)
         rows, size = _dims("x", x, 2)
@@ -230,6 +234,7 @@ class CpuOps:
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
+        """As `Ops.layer_norm`."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
@@ -244,6 +249,7 @@ class CpuOps:
         return y
 
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
+        """As `Ops.activate_and_mul`."""
         if kind not in ("silu", "gelu_tanh"):
             return reference.activate_and_mul(x, kind)
         rows, width = _dims("x", x, 2)
@@ -257,6 +263,7 @@ class CpuOps:
         return y
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """As `Ops.sigmoid_mul`."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check_rows("gate", gate, (rows, size))
@@ -267,6 +274,7 @@ class CpuOps:
         return y
 
     def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
+        """As `Ops.add_gated`."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("added", added, torch.float32, (rows, size))
@@ -281,6 +289,7 @@ class CpuOps:
         return y
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `Ops.gated_rms_norm`."""
         rows, width = _dims("x", x, 2)
         (size,) = _dims("weight", weight, 1)
         _check("x", x, torch.float32)
@@ -296,6 +305,7 @@ class CpuOps:
         return y
 
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+        """As `Ops.causal_conv`."""
         rows, channels = _dims("x", x, 2)
         width, _ = _dims("weight", weight, 2)
         _check_rows("x", x, (rows, channels))
@@ -351,6 +361,7 @@ class CpuOps:
         renormalize: bool = False,
         scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """As `Ops.route`."""
         rows, count = _dims("logits", logits, 2)
         _check_rows("logits", logits, (rows, count))
         if not 1 <= top_k <= count:
@@ -377,6 +388,7 @@ class CpuOps:
         return y
 
     def first_max(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Ops.first_max`."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
         if size == 0:
@@ -397,6 +409,7 @@ class CpuOps:
         return values, ids
 
     def draw(self, tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:
+        """As `Ops.draw`."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
         _check("tokens", tokens, torch.int64, (rows,))
@@ -414,6 +427,7 @@ class CpuOps:
         )  # fmt: skip
 
     def mask_logits(self, logits: Tensor, index: Tensor, masks: Tensor) -> None:
+        """As `Ops.mask_logits`."""
         rows, size = _dims("logits", logits, 2)
         count, words = _dims("masks", masks, 2)
         _check("logits", logits, torch.float32)

@@ -14,26 +14,32 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activate_and_mul(x: torch.Tensor, kind: str = "silu") -> torch.Tensor:
+    """As `Ops.activate_and_mul`."""
     gate, up = x.chunk(2, dim=-1)
     return activate(gate, kind) * up
 
 
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """As `Ops.sigmoid_mul`."""
     return x * gate.sigmoid()
 
 
 def add_gated(x: torch.Tensor, added: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """As `Ops.add_gated`."""
     wide = added.float() if gate is None else added.float() * gate.float().sigmoid()
     return (x.float() + wide).to(x.dtype)
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """As `Ops.scale`."""
     return x * factor
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """As `Ops.soft_cap`."""
     return cap * torch.tanh(x / cap)
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """As `Ops.activate`."""
     return _ACTIVATIONS[kind](x)

@@ -40,6 +40,7 @@ class Decay(NamedTuple):
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+    """As `Ops.causal_conv`."""
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
     for part in _parts(slots, x.device):
@@ -55,6 +56,7 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
 def gated_delta_rule(
     qkv: Tensor, strength: Tensor, decay: Decay, state: Tensor, slots: StateSlots, *, tiled: bool
 ) -> Tensor:
+    """As `Ops.gated_delta_rule`."""
     heads, key_dim, value_dim = state.shape[1:]
     keys = (qkv.shape[1] - heads * value_dim) // 2
     q, k, v = qkv.float().split((keys, keys, heads * value_dim), dim=1)
@@ -96,6 +98,7 @@ def _chunk(
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `Ops.gated_rms_norm`."""
     heads = x.float().unflatten(1, (-1, weight.shape[0]))
     scale = torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)
     out: Tensor = ((heads * scale * weight).flatten(1) * F.silu(gate.float())).to(x.dtype)

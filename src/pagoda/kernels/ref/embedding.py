@@ -8,4 +8,5 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def take_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """As `Ops.take_rows`."""
     return x[index]

@@ -11,6 +11,7 @@ Tensor = torch.Tensor
 def encoder_attention(
     q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
 ) -> Tensor:
+    """As `Ops.encoder_attention`."""
     out = q.new_zeros(q.shape)
     # One request at a time: padding them to one length would cost more, and change the sums.
     for begin, end in pairwise(query_start.tolist()):

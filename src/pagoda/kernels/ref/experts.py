@@ -35,6 +35,7 @@ def route(
     renormalize: bool = False,
     scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As `Ops.route`."""
     logits = logits.float()
     ids = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
     chosen = logits.gather(1, ids)

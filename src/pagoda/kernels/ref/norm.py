@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As `Ops.rms_norm`."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight.float()).to(x.dtype)
@@ -18,6 +19,7 @@ def add_rms_norm(
     added: torch.Tensor | None = None,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `Ops.add_rms_norm`."""
     wide = x.to(residual.dtype)
     total = wide + residual if added is None else (rms_norm(wide, added, eps) + residual) * scale
     return rms_norm(total, weight, eps).to(x.dtype), total
@@ -30,5 +32,6 @@ def layer_norm(
     eps: float,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """As `Ops.layer_norm`."""
     total = x.float() if residual is None else x.float() + residual.float()
     return F.layer_norm(total, weight.shape, weight, bias, eps).to(x.dtype)

@@ -22,11 +22,13 @@ _E2M1_DOUBLED = torch.tensor(
 
 
 def q4_0(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's Q4_0 blocks, uint8 [blocks, 18] as in the file."""
     d, packed = fields(blocks, 2, 16)
     return half(d) * (nibbles(packed).float() - 8)
 
 
 def q4_1(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's Q4_1 blocks, uint8 [blocks, 20] as in the file."""
     d, minimum, packed = fields(blocks, 2, 2, 16)
     return half(d) * nibbles(packed).float() + half(minimum)
 
@@ -36,21 +38,25 @@ def _five_bits(high: Tensor, packed: Tensor) -> Tensor:
 
 
 def q5_0(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's Q5_0 blocks, uint8 [blocks, 22] as in the file."""
     d, high, packed = fields(blocks, 2, 4, 16)
     return half(d) * (_five_bits(high, packed) - 16)
 
 
 def q5_1(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's Q5_1 blocks, uint8 [blocks, 24] as in the file."""
     d, minimum, high, packed = fields(blocks, 2, 2, 4, 16)
     return half(d) * _five_bits(high, packed) + half(minimum)
 
 
 def q8_0(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's Q8_0 blocks, uint8 [blocks, 34] as in the file."""
     d, values = fields(blocks, 2, 32)
     return values.view(torch.int8).float() * half(d)
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's IQ4_NL blocks, uint8 [blocks, 18] as in the file."""
     d, packed = fields(blocks, 2, 16)
     return half(d) * lookup(IQ4_LEVELS, nibbles(packed))
 
@@ -66,12 +72,14 @@ def _trits(packed: Tensor, group: int, count: int) -> Tensor:
 
 
 def tq1_0(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's TQ1_0 blocks, uint8 [blocks, 54] as in the file."""
     first, second, last, d = fields(blocks, 32, 16, 4, 2)
     trits = torch.cat((_trits(first, 32, 5), _trits(second, 16, 5), _trits(last, 4, 4)), dim=1)
     return half(d) * (trits.float() - 1)
 
 
 def tq2_0(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's TQ2_0 blocks, uint8 [blocks, 66] as in the file."""
     packed, d = fields(blocks, 64, 2)
     return half(d) * (planes(packed, 32, 2, 4).reshape(-1, 256).float() - 1)
 
@@ -84,6 +92,7 @@ def _e8m0_halved(exponents: Tensor) -> Tensor:
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 32] of GGUF's MXFP4 blocks, uint8 [blocks, 17] as in the file."""
     exponent, packed = fields(blocks, 1, 16)
     return _e8m0_halved(exponent) * lookup(_E2M1_DOUBLED, nibbles(packed))
 
@@ -98,6 +107,7 @@ def _ue4m3_halved(scales: Tensor) -> Tensor:
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 64] of GGUF's NVFP4 blocks, uint8 [blocks, 36] as in the file."""
     scales, packed = fields(blocks, 4, 32)
     values = lookup(_E2M1_DOUBLED, planes(packed, 8, 4, 2)).reshape(-1, 4, 16)
     return (_ue4m3_halved(scales).unsqueeze(-1) * values).reshape(-1, 64)

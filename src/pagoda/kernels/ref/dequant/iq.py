@@ -34,6 +34,7 @@ def _signed(scale: Tensor, codewords: Tensor, signs: Tensor) -> Tensor:
 
 
 def iq2_xxs(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ2_XXS blocks, uint8 [blocks, 66] as in the file."""
     d, packed = fields(blocks, 2, 64)
     # Per 32 elements: four indices in one word, four times 7 sign bits and a scale in the next.
     indices = packed.reshape(-1, 8, 8)[:, :, :4].reshape(-1, 32)
@@ -44,6 +45,7 @@ def iq2_xxs(blocks: Tensor) -> Tensor:
 
 
 def iq2_xs(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ2_XS blocks, uint8 [blocks, 74] as in the file."""
     d, packed, scales = fields(blocks, 2, 64, 8)
     indices = words(packed, torch.int16)
     scale = half(d) * (0.5 + in_order(scales, 4, 2).float()) * 0.25
@@ -52,6 +54,7 @@ def iq2_xs(blocks: Tensor) -> Tensor:
 
 
 def iq2_s(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ2_S blocks, uint8 [blocks, 82] as in the file."""
     d, low, signs, high, scales = fields(blocks, 2, 32, 32, 8, 8)
     indices = low.int() | (in_order(high, 2, 4).int() << 8)
     scale = half(d) * (0.5 + in_order(scales, 4, 2).float()) * 0.25
@@ -59,6 +62,7 @@ def iq2_s(blocks: Tensor) -> Tensor:
 
 
 def iq3_xxs(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ3_XXS blocks, uint8 [blocks, 98] as in the file."""
     d, indices, packed = fields(blocks, 2, 64, 32)
     info = words(packed, torch.int32)
     scale = half(d) * (0.5 + (info >> 28).float()) * 0.5
@@ -67,6 +71,7 @@ def iq3_xxs(blocks: Tensor) -> Tensor:
 
 
 def iq3_s(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ3_S blocks, uint8 [blocks, 110] as in the file."""
     d, low, high, signs, scales = fields(blocks, 2, 64, 8, 32, 4)
     indices = low.int() | (in_order(high, 1, 8).int() << 8)
     scale = half(d) * (1 + 2 * in_order(scales, 4, 2).float())
@@ -74,6 +79,7 @@ def iq3_s(blocks: Tensor) -> Tensor:
 
 
 def iq1_s(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ1_S blocks, uint8 [blocks, 50] as in the file."""
     d, low, packed = fields(blocks, 2, 32, 16)
     info = words(packed, torch.int16)
     indices = low.int() | (in_order(info & 0xFFF, 3, 4) << 8)
@@ -84,6 +90,7 @@ def iq1_s(blocks: Tensor) -> Tensor:
 
 
 def iq1_m(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ1_M blocks, uint8 [blocks, 56] as in the file."""
     low, high, packed = fields(blocks, 32, 16, 8)
     info = words(packed, torch.int16)
     # The block's fp16 scale is spread over the top nibbles of the four words.
@@ -98,6 +105,7 @@ def iq1_m(blocks: Tensor) -> Tensor:
 
 
 def iq4_xs(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's IQ4_XS blocks, uint8 [blocks, 136] as in the file."""
     d, high, low, packed = fields(blocks, 2, 2, 4, 128)
     top = in_order(words(high, torch.int16), 2, 8)
     scale = half(d) * ((in_order(low, 4, 2).int() | (top << 4)).float() - 32)

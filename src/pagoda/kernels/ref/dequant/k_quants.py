@@ -11,6 +11,7 @@ Tensor = torch.Tensor
 
 
 def q2_k(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's Q2_K blocks, uint8 [blocks, 84] as in the file."""
     scales, packed, d, minimum = fields(blocks, 16, 64, 2, 2)
     scale = half(d) * (scales & 15).float()
     offset = half(minimum) * (scales >> 4).float()
@@ -19,6 +20,7 @@ def q2_k(blocks: Tensor) -> Tensor:
 
 
 def q3_k(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's Q3_K blocks, uint8 [blocks, 110] as in the file."""
     mask, packed, scales, d = fields(blocks, 32, 64, 12, 2)
     # 16 six-bit scales: low nibbles of 8 bytes (then high ones), top bits in the last 4 bytes.
     low = planes(scales[:, :8], 8, 4, 2).reshape(-1, 16)
@@ -46,11 +48,13 @@ def _scaled(d: Tensor, minimum: Tensor, scales: Tensor, q: Tensor) -> Tensor:
 
 
 def q4_k(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's Q4_K blocks, uint8 [blocks, 144] as in the file."""
     d, minimum, scales, packed = fields(blocks, 2, 2, 12, 128)
     return _scaled(d, minimum, scales, planes(packed, 32, 4, 2).reshape(-1, 8, 32).float())
 
 
 def q5_k(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's Q5_K blocks, uint8 [blocks, 176] as in the file."""
     d, minimum, scales, high, packed = fields(blocks, 2, 2, 12, 32, 128)
     low = planes(packed, 32, 4, 2).reshape(-1, 8, 32)
     q = low | (planes(high, 32, 1, 8).reshape(-1, 8, 32) << 4)
@@ -58,6 +62,7 @@ def q5_k(blocks: Tensor) -> Tensor:
 
 
 def q6_k(blocks: Tensor) -> Tensor:
+    """Elements fp32 [blocks, 256] of GGUF's Q6_K blocks, uint8 [blocks, 210] as in the file."""
     low, high, scales, d = fields(blocks, 128, 64, 16, 2)
     scale = half(d) * scales.view(torch.int8).float()
     nibbles = planes(low, 64, 4, 2).reshape(-1, 16, 16)
