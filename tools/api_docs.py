@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from api_peers import FIELDS, LLAMA, ROUTES, VLLM
 from pagoda.config.server import ServerConfig
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.openapi import BODIES
 from pagoda.server.protocol.common import Body

@@ -9,7 +9,7 @@ from bench.peers import environments
 from bench.peers.environments import Environment, run_logged
 from bench.peers.paths import CACHE, MODELS, ROOT, WORKERS
 from pagoda.config.engine import ModelConfig
-from pagoda.engine.text_side import fetch_model
+from pagoda.engine.served.text_side import fetch_model
 from pagoda.weights.files import open_model
 
 GGUF_FILES = ("q4_1", "q8_0", "q4_0", "q4_k_m", "q6_k", "bf16")

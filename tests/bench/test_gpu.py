@@ -8,9 +8,9 @@ import torch
 
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import ConfigError
-from pagoda.bench.gpu import Ceilings, Measured, _add_best, measure_all
-from pagoda.bench.gpu_models import MODELS
-from pagoda.bench.gpu_report import replaced, tables
+from pagoda.bench.gpus.models import MODELS
+from pagoda.bench.gpus.report import replaced, tables
+from pagoda.bench.gpus.run import Ceilings, Measured, _add_best, measure_all
 from pagoda.cli.main import main
 from pagoda.planner.parameters import parameter_count
 
@@ -130,7 +130,7 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys):
 
 
 def test_unknown_models_are_named():
-    from pagoda.cli.bench_gpu import _chosen
+    from pagoda.cli.benches.gpu import _chosen
 
     assert _chosen(["GPT-OSS-20B"]) == (BY_NAME["gpt-oss-20b"],)
     assert _chosen([]) == MODELS

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("pagoda.kernels.cpu._native", reason="the native kernels are not built here")
 
-from pagoda.bench.micro import Ceilings, Timing, measure_ceilings, time_cases
-from pagoda.bench.micro_cases import Case, all_cases
-from pagoda.bench.micro_tables import as_json, markdown
+from pagoda.bench.kernels.cases import Case, all_cases
+from pagoda.bench.kernels.run import Ceilings, Timing, measure_ceilings, time_cases
+from pagoda.bench.kernels.tables import as_json, markdown
 from pagoda.kernels import cpu
 
 CEILINGS = Ceilings({1 << 20: 100e9, 1 << 24: 20e9}, dot=1e12, fma=1e11)

@@ -11,11 +11,11 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from pagoda.base.errors import ConfigError, PagodaError
-from pagoda.cli.chat_commands import COMMANDS, Next, context_used, run_command
-from pagoda.cli.conversation import Conversation
-from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, printable
-from pagoda.cli.source import Piece, Usage
-from pagoda.cli.terminal import make_session
+from pagoda.cli.talk.chat_commands import COMMANDS, Next, context_used, run_command
+from pagoda.cli.talk.conversation import Conversation
+from pagoda.cli.talk.reply import ReplyPrinter, describe, on_ctrl_c, printable
+from pagoda.cli.talk.source import Piece, Usage
+from pagoda.cli.talk.terminal import make_session
 
 USAGE = Usage(10, 21, 4, 0.5, 2.5, "stop")
 

@@ -88,7 +88,7 @@ def test_a_bench_refuses_what_exceeds_the_context(smollm2_gguf, kind, flags, lim
 def test_the_parser_flags_reach_the_parser(smollm2_gguf):
     from pagoda.base.errors import ConfigError
     from pagoda.config.engine import ModelConfig
-    from pagoda.engine.text_side import load_text_side
+    from pagoda.engine.served.text_side import load_text_side
 
     def family(**flags):
         return load_text_side(ModelConfig(model=str(smollm2_gguf), **flags)).parser.name

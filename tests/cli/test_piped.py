@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from pagoda.base.errors import ConfigError
-from pagoda.cli import piped
-from pagoda.cli.piped import with_piped
+from pagoda.cli.talk import piped
+from pagoda.cli.talk.piped import with_piped
 
 
 @pytest.fixture

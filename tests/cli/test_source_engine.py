@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagoda.cli.source import Piece, Usage
-from pagoda.cli.source_engine import EngineSource
+from pagoda.cli.talk.source import Piece, Usage
+from pagoda.cli.talk.source_engine import EngineSource
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate

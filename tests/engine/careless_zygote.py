@@ -5,7 +5,7 @@ import re
 
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.aside import zygote
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.template import budget as template_budget
 
 NEVER = re.compile("(?!)")

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
-from pagoda.engine import fleet as fleets
 from pagoda.engine.aside.direct import Direct
+from pagoda.engine.served import fleet as fleets
 
 from .fake_fleet import SIZES, FakeEngine, FakeText
 

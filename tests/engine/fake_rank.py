@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagoda.engine.rank_link import RankDied, RankDone, RankEnd, RankLaunch, RankUp
+from pagoda.engine.ranks.link import RankDied, RankDone, RankEnd, RankLaunch, RankUp
 
 LAST = 2
 

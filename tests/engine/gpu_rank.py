@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 from pagoda.base.facts import DeviceFacts
-from pagoda.runtime import captured
 from pagoda.runtime import device as devices
 from pagoda.runtime.device import CpuDevice
+from pagoda.runtime.steps import captured
 
 GIB = 1 << 30
 
@@ -43,7 +43,7 @@ class PlayedGpu(CpuDevice):
 
 
 if __name__ == "__main__":
-    from pagoda.engine import rank
+    from pagoda.engine.ranks import main as rank
 
     devices.make_device = lambda name, index: PlayedGpu()
     # Only rank 0's matters: it says when.

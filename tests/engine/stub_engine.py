@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pagoda.core.messages import EngineReady
 from pagoda.core.plan import StepPlan, StepResult
-from pagoda.engine import process
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
+from pagoda.engine.processes import main as process
 from tests.engine.mock_runner import CountingRunner, make_scheduler
 
 COUNTS, DIES, DIES_ONCE, SLEEPS, HOLDS_THE_LOCK = range(65, 70)

@@ -5,11 +5,11 @@ from concurrent.futures import Future
 
 from pagoda.core.messages import AddRequest, EngineHeartbeat, Utility
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.activity import STEP, Activity
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
-from pagoda.engine.process import EngineLoop
-from pagoda.engine.watchdog import Watchdog
+from pagoda.engine.processes.activity import STEP, Activity
+from pagoda.engine.processes.main import EngineLoop
+from pagoda.engine.processes.watchdog import Watchdog
 from tests.engine.mock_runner import CountingRunner, make_scheduler
 
 

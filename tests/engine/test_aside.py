@@ -27,7 +27,7 @@ from pagoda.engine.aside.jobs import (
     perform,
 )
 from pagoda.engine.aside.workers import Workers, start_workers
-from pagoda.engine.text_side import load_text_side
+from pagoda.engine.served.text_side import load_text_side
 from tests.engine.careless_zygote import SEES
 from tests.server.fakes import FakeTextSide
 from tests.server.seeing import text_side, url

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.engine import child
-from pagoda.engine.child import exit_cause
-from pagoda.engine.client import EngineClient
+from pagoda.engine.processes import child
+from pagoda.engine.processes.child import exit_cause
+from pagoda.engine.processes.client import EngineClient
 from tests.engine.test_client import is_gone, wait_until
 
 
@@ -31,7 +31,7 @@ def ignores_interrupts(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes up who lost its parent")
-@pytest.mark.parametrize("module", ["pagoda.engine.process", "pagoda.engine.rank"])
+@pytest.mark.parametrize("module", ["pagoda.engine.processes.main", "pagoda.engine.ranks.main"])
 async def test_a_stopped_process_does_not_outlive_its_parent(module):
     """Its end is seen at the end of stdin, which nobody reads who is stopped."""
     program = f"""if True:

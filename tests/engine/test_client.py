@@ -17,8 +17,8 @@ from pagoda.base.errors import EngineDeadError, EngineKilledError, QueueFullErro
 from pagoda.config.engine import ParallelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.client import EngineClient
-from pagoda.engine.supervision import SupervisionLimits
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.supervision import SupervisionLimits
 from tests.engine.conftest import with_model
 
 # Generous: the machine that runs the tests may be busy. Nothing waits so long when all is well.
@@ -218,7 +218,7 @@ def test_the_engine_goes_when_its_parent_is_killed(tiny_config, when, tmp_path):
     program = f"""
         import asyncio, sys, msgspec
         from pagoda.config.engine import EngineConfig
-        from pagoda.engine.client import EngineClient
+        from pagoda.engine.processes.client import EngineClient
 
         async def main():
             config = msgspec.json.decode(sys.stdin.readline(), type=EngineConfig)

@@ -15,11 +15,11 @@ from pagoda.base.errors import (
 from pagoda.config.engine import ModelConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import both_sides, start_served_model
-from pagoda.engine.fleet import Fleet
 from pagoda.engine.outputs import OutputProcessor
-from pagoda.engine.text_side import sampling_defaults
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.served.fleet import Fleet
+from pagoda.engine.served.model import both_sides, start_served_model
+from pagoda.engine.served.text_side import sampling_defaults
 from pagoda.weights.files import open_model
 from tests.engine.conftest import with_model
 

@@ -14,8 +14,8 @@ from pagoda.base.errors import (
     SourceError,
 )
 from pagoda.config.engine import EngineConfig
-from pagoda.engine import fleet as fleets
-from pagoda.engine.fleet import Fleet, find_models, model_entries
+from pagoda.engine.served import fleet as fleets
+from pagoda.engine.served.fleet import Fleet, find_models, model_entries
 from pagoda.weights.source import parse_ref
 
 from .fake_fleet import LIMIT, SIZES, FakeEngine, make, states, use

@@ -31,7 +31,7 @@ async def test_an_engine_that_was_given_up_is_loaded_again_after_a_while(monkeyp
     with pytest.raises(EngineDeadError, match="too often"):
         await use(fleet, "small")
     await use(fleet, "other")
-    monkeypatch.setattr("pagoda.engine.fleet._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("pagoda.engine.served.fleet._RETRY_SECONDS", 0.0)
     again = await asyncio.gather(*(use(fleet, "small") for _ in range(3)))
     assert again[0].client is not served.client and states(fleet) == ["loaded", "loaded"]
     assert [name for name, _ in FakeEngine.launches] == ["small", "other", "small"]

@@ -4,7 +4,7 @@ import pytest
 
 from pagoda.base.errors import EngineDeadError
 from pagoda.core.messages import RequestDelta, TokenLogprobs
-from pagoda.engine.inbox import Inbox
+from pagoda.engine.processes.inbox import Inbox
 
 
 def delta(*tokens: int, req_id: str = "r", **fields) -> RequestDelta:

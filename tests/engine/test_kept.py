@@ -22,9 +22,9 @@ from pagoda.core.messages import (
     Utility,
     UtilityResult,
 )
-from pagoda.engine.child import LaunchOptions, exit_cause
-from pagoda.engine.client import EngineClient
-from pagoda.engine.supervision import SupervisionLimits
+from pagoda.engine.processes.child import LaunchOptions, exit_cause
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.supervision import SupervisionLimits
 from tests.virtual_time import in_virtual_time
 
 READY = EngineReady(

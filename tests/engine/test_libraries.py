@@ -8,9 +8,9 @@ import pytest
 
 from pagoda.base.errors import CapacityError, EngineDeadError, MissingLibraryError
 from pagoda.cli.main import main
-from pagoda.engine import libraries
-from pagoda.engine.client import EngineClient
-from pagoda.engine.libraries import import_torch
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.start import libraries
+from pagoda.engine.start.libraries import import_torch
 
 MISSING_FILE = "libcudart.so.99: cannot open shared object file"
 BROKEN = {

@@ -8,7 +8,7 @@ import pytest
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import ModelConfig
-from pagoda.engine.model_files import spec_of
+from pagoda.engine.start.model_files import spec_of
 from pagoda.weights.files import open_model
 
 ENCODER = {

@@ -11,9 +11,9 @@ from pagoda.base.errors import CapacityError
 from pagoda.base.facts import DeviceFacts
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.model_files import spec_of
-from pagoda.engine.startup import start_engine
-from pagoda.planner.memory import MemoryPlan
+from pagoda.engine.start.model_files import spec_of
+from pagoda.engine.start.startup import start_engine
+from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.resolve import resolve
 from pagoda.runtime import device as devices
 from pagoda.weights.files import open_model

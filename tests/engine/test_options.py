@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pagoda.base.errors import ConfigError
-from pagoda.engine.options import engine_config
+from pagoda.engine.start.options import engine_config
 
 
 def test_arguments_reach_their_section():

@@ -1,8 +1,8 @@
 import pytest
 
 from pagoda.core.messages import EngineProgress
-from pagoda.engine import progress
-from pagoda.engine.progress import PromptDisplay, StartupDisplay
+from pagoda.engine.start import progress
+from pagoda.engine.start.progress import PromptDisplay, StartupDisplay
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from pagoda.base.errors import QueueFullError
 from pagoda.config.engine import SchedulerConfig
 from pagoda.core.messages import AddRequest, EngineReady, EngineStats
-from pagoda.engine.queue_limit import QueueLimit
+from pagoda.engine.processes.queue_limit import QueueLimit
 
 READY = EngineReady(
     max_model_len=100, vocab_size=100, num_blocks=10, block_size=16, kv_tokens=160, max_num_seqs=4

@@ -26,9 +26,9 @@ from pagoda.config.engine import SchedulerConfig as Scheduling
 from pagoda.core.messages import AddRequest, PoolingParams, RequestDelta, Utility
 from pagoda.core.ranks import RankCall
 from pagoda.engine.core import EngineCore
-from pagoda.engine.rank_link import RankSetup
-from pagoda.engine.ranks import Ranks
-from pagoda.engine.startup import start_engine
+from pagoda.engine.ranks.executor import Ranks
+from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.start.startup import start_engine
 from pagoda.planner.resolved import (
     ResolvedCache,
     ResolvedConfig,
@@ -342,7 +342,7 @@ def test_a_rank_that_fails_at_start(fakes, behaviour, error, words):
 
 
 def test_an_engine_that_waits_for_a_lost_rank_is_ended(fakes, monkeypatch):
-    monkeypatch.setattr("pagoda.engine.ranks._NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("pagoda.engine.ranks.executor._NOTICE_SECONDS", 0.1)
     causes: list[str] = []
     ranks = fakes("exits", give_up=causes.append)
     ranks.load(RankSetup(RESOLVED, 1, False))

@@ -13,11 +13,11 @@ import pytest
 from pagoda.base.errors import EngineDeadError
 from pagoda.config.engine import DeviceConfig
 from pagoda.core.messages import AbortRequests, Utility
-from pagoda.engine import ranks
 from pagoda.engine.core import EngineCore
-from pagoda.engine.startup import start_engine
-from pagoda.runtime import captured
+from pagoda.engine.ranks import executor as ranks
+from pagoda.engine.start.startup import start_engine
 from pagoda.runtime import device as devices
+from pagoda.runtime.steps import captured
 from tests.engine.gpu_rank import PlayedGpu
 from tests.engine.running import run, tokens
 from tests.engine.test_ranks import are_gone, cached, config_of, expected, processes, request

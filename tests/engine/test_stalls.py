@@ -14,9 +14,9 @@ from pagoda.base.errors import EngineDeadError
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.child import LaunchOptions
-from pagoda.engine.client import EngineClient
-from pagoda.engine.supervision import SupervisionLimits
+from pagoda.engine.processes.child import LaunchOptions
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.supervision import SupervisionLimits
 from tests.engine import stub_engine
 
 ROOT = Path(__file__).parents[2]

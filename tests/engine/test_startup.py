@@ -11,8 +11,8 @@ from pagoda.base.errors import CapacityError, ConfigError, UnsupportedModelError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from pagoda.core.messages import EngineProgress
-from pagoda.engine.phases import memory_guard
-from pagoda.engine.startup import start_engine
+from pagoda.engine.start.phases import memory_guard
+from pagoda.engine.start.startup import start_engine
 from pagoda.kernels import cpu
 from pagoda.planner.resolve import resolve
 from pagoda.weights.files import open_model
@@ -77,7 +77,7 @@ def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
 
 def test_too_few_addresses_are_said_before_weights_are_read(tiny_config, monkeypatch):
     phases = []
-    monkeypatch.setattr("pagoda.engine.planned.address_limit", lambda: 700 << 20)
+    monkeypatch.setattr("pagoda.engine.start.planned.address_limit", lambda: 700 << 20)
     with pytest.raises(CapacityError, match=r"700\.00 MiB of addresses here.*ulimit -v"):
         start_engine(tiny_config, lambda message: phases.append(message.phase))
     assert phases[-1] == "plan"

@@ -19,8 +19,8 @@ from pagoda.core.messages import (
     RequestDelta,
     StepOutputs,
 )
-from pagoda.engine.child import LaunchOptions
-from pagoda.engine.client import EngineClient
+from pagoda.engine.processes.child import LaunchOptions
+from pagoda.engine.processes.client import EngineClient
 
 READY = EngineReady(
     max_model_len=64, vocab_size=8, num_blocks=4, block_size=4, kv_tokens=12, max_num_seqs=1

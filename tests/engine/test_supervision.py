@@ -3,7 +3,7 @@
 import pytest
 
 from pagoda.core.messages import EngineHeartbeat
-from pagoda.engine.supervision import Supervision, SupervisionLimits
+from pagoda.engine.processes.supervision import Supervision, SupervisionLimits
 
 LIMITS = SupervisionLimits(stall_seconds=100.0, max_restarts=5)
 

@@ -1,6 +1,6 @@
 import threading
 
-from pagoda.engine.watchdog import Watchdog, situation
+from pagoda.engine.processes.watchdog import Watchdog, situation
 
 
 def test_the_situation_names_phase_memory_and_stacks():

@@ -11,9 +11,9 @@ from PIL import Image
 
 from pagoda.base import runfile
 from pagoda.base.whole import write_whole
-from pagoda.cli.conversation import Conversation
-from pagoda.engine import measured
+from pagoda.cli.talk.conversation import Conversation
 from pagoda.engine.kv_disk import KvDisk
+from pagoda.engine.start import measured
 from pagoda.weights.hub.remote import _write_json
 from pagoda_agent import settings as settings_file
 from pagoda_agent.consent.line import Line, Memory

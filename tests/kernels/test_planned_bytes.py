@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from pagoda.arch.registry import spec_for
 from pagoda.kernels.triton.products.layouts import STORAGES
 from pagoda.kernels.triton.products.matrix import GpuMatrix
-from pagoda.planner.assumed import assumed_tensors
-from pagoda.planner.weights import held_weights
+from pagoda.planner.memory.assumed import assumed_tensors
+from pagoda.planner.memory.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import open_model
 from pagoda.weights.formats import FORMATS, PUBLISHED

@@ -16,10 +16,10 @@ from transformers import (
 from pagoda.kernels.ref.draw import Limits, draw, draw_kept, noise_width, top_tokens
 from pagoda.kernels.ref.noise import exponential, splitmix
 from pagoda.kernels.ref.sampling import first_max
-from pagoda.runtime.logprobs import token_logprobs
-from pagoda.runtime.params import PARAMS, Rules, request_seed
-from pagoda.runtime.penalties import TokenCounts, apply_penalties
-from pagoda.runtime.rules import apply_rules
+from pagoda.runtime.sampling.logprobs import token_logprobs
+from pagoda.runtime.sampling.params import PARAMS, Rules, request_seed
+from pagoda.runtime.sampling.penalties import TokenCounts, apply_penalties
+from pagoda.runtime.sampling.rules import apply_rules
 
 DRAWS = 6000
 

@@ -12,7 +12,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.kernels import ops
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
-from pagoda.planner.weights import weight_bytes
+from pagoda.planner.memory.weights import weight_bytes
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.files import open_model
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pagoda.runtime.captured import CapturedSteps
-from pagoda.runtime.program import StepLimits
+from pagoda.runtime.steps.captured import CapturedSteps
+from pagoda.runtime.steps.program import StepLimits
 from tests.models import tiny
 from tests.models.driver import Driver
 from tests.models.test_program import MODELS, replay

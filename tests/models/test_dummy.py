@@ -13,8 +13,8 @@ from pagoda.kernels.ref.dequant.formats import dequantize
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy, dummy_of
-from pagoda.planner.weights import weight_bytes
+from pagoda.planner.memory.assumed import Dummy, dummy_of
+from pagoda.planner.memory.weights import weight_bytes
 from pagoda.weights.checkpoint import TensorInfo
 from tests.models import tiny
 from tests.models.driver import Driver

@@ -10,14 +10,14 @@ import torch
 
 from pagoda.arch.registry import spec_for
 from pagoda.config.engine import ModelConfig
-from pagoda.engine.model_files import checkpoint_of, spec_of
+from pagoda.engine.start.model_files import checkpoint_of, spec_of
 from pagoda.kernels import ops
 from pagoda.layers.context import Parallel
 from pagoda.layers.moe import ExpertMatrices
 from pagoda.models.loader import build_model
+from pagoda.planner.memory.weights import held_weights
 from pagoda.planner.quantization import quantized_tensors, rounding_in_words
 from pagoda.planner.resolved import ResolvedModel
-from pagoda.planner.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import open_model
 from tests.models import expert_layouts, published, tiny

@@ -9,7 +9,7 @@ import torch
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory.assumed import Dummy
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 from tests.models import tiny, tiny_gguf

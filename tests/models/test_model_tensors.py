@@ -9,9 +9,9 @@ import torch
 from pagoda.arch.registry import spec_for
 from pagoda.layers.context import Parallel
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy
-from pagoda.planner.memory import position_bytes
-from pagoda.planner.tensors import model_tensors
+from pagoda.planner.memory.assumed import Dummy
+from pagoda.planner.memory.plan import position_bytes
+from pagoda.planner.memory.tensors import model_tensors
 from tests.models import tiny
 
 CHANGES = {

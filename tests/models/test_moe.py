@@ -12,7 +12,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu, ops
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory.assumed import Dummy
 from pagoda.weights.files import open_model
 from tests.models import tiny, tiny_gguf
 from tests.models.driver import Driver

@@ -7,9 +7,9 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import DeviceConfig, EngineConfig, ModelConfig
 from pagoda.layers.context import Parallel
 from pagoda.layers.loading import WeightedLayer
-from pagoda.planner.placement import placed, placements
+from pagoda.planner.memory.placement import placed, placements
+from pagoda.planner.memory.weights import held_weights
 from pagoda.planner.resolve import resolve
-from pagoda.planner.weights import held_weights
 from pagoda.quant.host import HostWeights
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of

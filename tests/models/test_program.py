@@ -10,9 +10,9 @@ import torch
 
 from pagoda.kernels import cpu, ops
 from pagoda.layers.batch import GroupInputs
-from pagoda.runtime.inputs import GroupArrays, StateArrays, StepArrays
-from pagoda.runtime.program import StepLimits, StepProgram
 from pagoda.runtime.states import BlockTable
+from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays
+from pagoda.runtime.steps.program import StepLimits, StepProgram
 from tests.models import tiny
 from tests.models.driver import Driver
 from tests.models.test_transformers import MULTIPLIERS

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from pagoda.arch.registry import spec_for
-from pagoda.planner.weights import held_weights
+from pagoda.planner.memory.weights import held_weights
 from pagoda.weights.files import open_model
 from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B
 from tests.unit.planner.published import QWEN3_VL_30B

@@ -10,7 +10,7 @@ from pagoda.arch.spec import DeltaNetSpec
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory.assumed import Dummy
 from tests.models import tiny, tiny_gguf_qwen35
 from tests.models.driver import Driver
 from tests.unit.arch.test_qwen3_5 import QWEN_27B

@@ -10,7 +10,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
-from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory.assumed import Dummy
 from pagoda.planner.parameters import parameter_count
 from tests.models.driver import Driver
 from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.planner.memory import captured_sizes
-from pagoda.runtime import captured
-from pagoda.runtime.captured import CapturedSteps
+from pagoda.planner.memory.plan import captured_sizes
 from pagoda.runtime.device import CpuDevice
-from pagoda.runtime.graphs import CudaGraphs
+from pagoda.runtime.steps import captured
+from pagoda.runtime.steps.captured import CapturedSteps
+from pagoda.runtime.steps.graphs import CudaGraphs
 from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
 
 COST = 1000

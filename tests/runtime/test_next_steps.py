@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pagoda.runtime.prepared import PreparedStep
+from pagoda.runtime.steps.prepared import PreparedStep
 from tests.plans import Planned, plan_of
 
 

@@ -13,9 +13,9 @@ import torch
 
 from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep
-from pagoda.runtime import captured
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
 from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
+from pagoda.runtime.steps import captured
 from tests.runtime.conftest import POISON, CacheModel
 from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
 from tests.runtime.test_captured import FakeGpu, decode

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pagoda.runtime.warm_up import first_plans
+from pagoda.runtime.steps.warm_up import first_plans
 from tests.plans import shares
 
 NUM_TOKENS = 12

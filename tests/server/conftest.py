@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http1 import StreamingProtocol

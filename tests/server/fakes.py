@@ -17,9 +17,9 @@ from pagoda.core.messages import (
     RequestDelta,
     TokenLogprobs,
 )
-from pagoda.engine.directory import ServedModel
-from pagoda.engine.inbox import Inbox
-from pagoda.engine.queue_limit import QueueLimit
+from pagoda.engine.processes.inbox import Inbox
+from pagoda.engine.processes.queue_limit import QueueLimit
+from pagoda.engine.served.model import ServedModel
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily
 from pagoda.text.parsers.tagged import TaggedForm
 from pagoda.text.template.chat import ChatTemplate

@@ -14,9 +14,9 @@ from pagoda.config.server import ServerConfig
 from pagoda.engine.aside.direct import Direct
 from pagoda.engine.aside.jobs import BOUNDS, Bounds, RenderChat
 from pagoda.engine.aside.workers import Workers
-from pagoda.engine.child import LaunchOptions
-from pagoda.engine.client import EngineClient
-from pagoda.engine.supervision import SupervisionLimits
+from pagoda.engine.processes.child import LaunchOptions
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.server import launch
 from tests.server.fakes import REPLY, FakeClient, FakeTextSide
 

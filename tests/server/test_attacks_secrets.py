@@ -14,7 +14,7 @@ import pytest
 
 from pagoda.base.log import setup_logging
 from pagoda.config.server import ServerConfig
-from pagoda.engine import child
+from pagoda.engine.processes import child
 from pagoda.server.http import auth
 from tests.server.conftest import RunningServer
 from tests.server.fakes import FakeClient

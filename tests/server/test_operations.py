@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagoda.config.engine import SchedulerConfig
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
-from pagoda.engine.fleet import Fleet
-from pagoda.engine.queue_limit import QueueLimit
+from pagoda.engine.processes.queue_limit import QueueLimit
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.http.listen import listen
 from pagoda.server.stats import throughput_line

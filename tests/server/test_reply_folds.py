@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, RequestDelta
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.text.parsers.select import parser_for
 from tests.server.fakes import EOS, FakeClient, entry, served_model

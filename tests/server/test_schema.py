@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import AddRequest, RequestDelta
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.routes.unserved import UNSERVED
 from tests.server.conftest import running

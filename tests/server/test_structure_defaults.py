@@ -6,7 +6,7 @@ import pytest
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import ModelConfig
-from pagoda.engine.text_side import sampling_defaults
+from pagoda.engine.served.text_side import sampling_defaults
 from tests.server.conftest import RunningServer
 from tests.server.fakes import FakeClient
 from tests.unit.grammar.bytes_vocabulary import ByteGrammars

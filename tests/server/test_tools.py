@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.parsers.select import parser_for
 from tests.server.conftest import RunningServer
 from tests.server.fakes import ByteTokenizer

@@ -7,7 +7,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from pagoda.config.server import ServerConfig
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.http1 import StreamingProtocol
 from tests.server.fakes import FakeClient, served_model

@@ -10,8 +10,8 @@ import msgspec
 
 from pagoda.base.errors import PagodaError, RequestError
 from pagoda.core.messages import RequestDelta
-from pagoda.engine.fleet import Fleet
 from pagoda.engine.requests import fan_out
+from pagoda.engine.served.fleet import Fleet
 from tests.simulation.model import pixels_of
 from tests.simulation.scenario import Ask
 

@@ -15,16 +15,16 @@ from pagoda.core.messages import (
     RequestDelta,
     UtilityResult,
 )
-from pagoda.engine import inbox as inbox_module
 from pagoda.engine.core import EngineCore
-from pagoda.engine.directory import ServedModel
-from pagoda.engine.entry import ModelEntry
-from pagoda.engine.fleet import Fleet
-from pagoda.engine.inbox import Inbox
 from pagoda.engine.media import MediaFiles
-from pagoda.engine.queue_limit import QueueLimit
-from pagoda.engine.running import RunningRequests
-from pagoda.engine.supervision import Supervision
+from pagoda.engine.processes import inbox as inbox_module
+from pagoda.engine.processes.inbox import Inbox
+from pagoda.engine.processes.queue_limit import QueueLimit
+from pagoda.engine.processes.running import RunningRequests
+from pagoda.engine.processes.supervision import Supervision
+from pagoda.engine.served.entry import ModelEntry
+from pagoda.engine.served.fleet import Fleet
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.metrics import RequestTimer
 
 Mutation = Callable[[], AbstractContextManager[Any]]

@@ -18,12 +18,12 @@ from pagoda.core.messages import (
     StepOutputs,
     Utility,
 )
-from pagoda.engine.activity import Activity
-from pagoda.engine.child import LaunchOptions, exit_cause
 from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import KvDisk
-from pagoda.engine.process import EngineLoop
+from pagoda.engine.processes.activity import Activity
+from pagoda.engine.processes.child import LaunchOptions, exit_cause
+from pagoda.engine.processes.main import EngineLoop
 from tests.simulation.model import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -145,7 +145,7 @@ class SimChild:
         """Tokens that it sent of requests after their end."""
         return self._engine_end.num_late
 
-    # The process itself, as `pagoda.engine.process.main`.
+    # The process itself, as `pagoda.engine.processes.main.main`.
 
     async def _run(self) -> None:
         code = 0

@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 
 from pagoda.core.messages import AbortRequests, ClientMessage, EngineMessage, StepOutputs
-from pagoda.engine.transport import (
+from pagoda.engine.processes.transport import (
     UnreadableMessage,
     decode_output,
     decode_request,

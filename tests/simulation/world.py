@@ -18,14 +18,14 @@ import numpy as np
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.config.server import ServerConfig
-from pagoda.engine import entry as entry_module
-from pagoda.engine import fleet as fleet_module
 from pagoda.engine.aside.direct import Direct
-from pagoda.engine.child import LaunchOptions
-from pagoda.engine.client import EngineClient
-from pagoda.engine.entry import ModelEntry
-from pagoda.engine.fleet import Fleet, FleetLimits
-from pagoda.engine.transport import MemoryRoom
+from pagoda.engine.processes.child import LaunchOptions
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.served import entry as entry_module
+from pagoda.engine.served import fleet as fleet_module
+from pagoda.engine.served.entry import ModelEntry
+from pagoda.engine.served.fleet import Fleet, FleetLimits
 from pagoda.server.app import create_app
 from pagoda.server.replies import generation
 from tests.server.fakes import FakeTextSide

@@ -42,7 +42,7 @@ def start(serve, folder, *flags: str) -> Served:
 
 
 def ranks(served: Served) -> list[int]:
-    return [pid for pid in served.processes() if b"pagoda.engine.rank" in _command(pid)]
+    return [pid for pid in served.processes() if b"pagoda.engine.ranks.main" in _command(pid)]
 
 
 def _command(pid: int) -> bytes:

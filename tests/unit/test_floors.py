@@ -10,8 +10,8 @@ TORCH_FREE = (
     "base", "config", "weights", "arch", "core", "text", "planner", "server", "doctor", "cli",
 )  # fmt: skip
 TORCH_FREE_MODULES = (
-    "pagoda.engine.client",
-    "pagoda.engine.directory",
+    "pagoda.engine.processes.client",
+    "pagoda.engine.served.model",
     "pagoda.engine.outputs",
     "pagoda.web.site",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pagoda.bench.serverprocess import ServerProcess
 from pagoda.config.engine import ModelConfig
-from pagoda.engine.text_side import fetch_model
+from pagoda.engine.served.text_side import fetch_model
 from tools.soak import processes
 from tools.soak.gates import Asked
 
@@ -85,7 +85,9 @@ class House:
     def _engine_pids(self) -> list[int]:
         """Without the processes that work on texts and media."""
         children = processes.children(self.server.process.pid)
-        return [pid for pid in children if b"pagoda.engine.process" in processes.command(pid)]
+        return [
+            pid for pid in children if b"pagoda.engine.processes.main" in processes.command(pid)
+        ]
 
     def roles(self) -> dict[int, str]:
         """Each process and what it is, the names of engines being those of their models."""

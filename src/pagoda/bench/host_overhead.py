@@ -100,8 +100,8 @@ def _null_engine(config: HostOverheadConfig) -> EngineCore:
     from pagoda.core.scheduler import Scheduler, SchedulerLimits
     from pagoda.engine.executor import DeviceExecutor
     from pagoda.runtime.device import CpuDevice
-    from pagoda.runtime.graphs import GraphMaker
     from pagoda.runtime.runner import ModelRunner
+    from pagoda.runtime.steps.graphs import GraphMaker
 
     class NullGraph:
         """Computes when it is first replayed, for that is checked."""

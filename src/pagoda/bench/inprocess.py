@@ -16,8 +16,8 @@ from pagoda.core.messages import AddRequest, Deltas, EngineProgress, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
-from pagoda.engine.progress import StartupDisplay
-from pagoda.engine.startup import start_engine
+from pagoda.engine.start.progress import StartupDisplay
+from pagoda.engine.start.startup import start_engine
 
 if TYPE_CHECKING:
     from pagoda.runtime.runner import ModelRunner
@@ -91,7 +91,7 @@ class BenchEngine:
         """The ops of the last step, computed again and again: calls of each kind of op, and the
         seconds of all of them together (median). Empty where steps run op by op, or as CUDA
         graphs."""
-        from pagoda.runtime.program import StepProgram
+        from pagoda.runtime.steps.program import StepProgram
 
         program = self._runner().program
         if not isinstance(program, StepProgram):

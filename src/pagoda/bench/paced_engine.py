@@ -14,7 +14,7 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
-from pagoda.engine.process import main
+from pagoda.engine.processes.main import main
 
 _MAX_LENGTH, _NUM_BLOCKS, _BLOCK_SIZE = 8192, 65536, 16
 _MAX_REQS = 256

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if kind not in KINDS:
         there_is = f"There is no bench {kind!r}" if kind else "Name a bench"
         raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
-    module = importlib.import_module("pagoda.cli.bench_" + kind.replace("-", "_"))
+    module = importlib.import_module("pagoda.cli.benches." + kind.replace("-", "_"))
     parser = FlagParser(
         prog=f"pagoda bench {kind}",
         usage=f"pagoda bench {kind} {module.USAGE}",
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     module.add_arguments(parser)
     given = parser.parse_args(words)
     if kind in _WITH_TORCH:
-        from pagoda.engine.libraries import import_torch
+        from pagoda.engine.start.libraries import import_torch
 
         import_torch()
     return int(module.run(given))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, PagodaError
-from pagoda.cli.chat_commands import Next, context_used, run_command
 from pagoda.cli.connect import (
     add_source_arguments,
     open_source,
@@ -15,10 +14,11 @@ from pagoda.cli.connect import (
     request_options,
     say_answers,
 )
-from pagoda.cli.conversation import Conversation
-from pagoda.cli.piped import with_piped
-from pagoda.cli.reply import ReplyPrinter, describe, on_ctrl_c, once_printer, show
-from pagoda.cli.source import Source
+from pagoda.cli.talk.chat_commands import Next, context_used, run_command
+from pagoda.cli.talk.conversation import Conversation
+from pagoda.cli.talk.piped import with_piped
+from pagoda.cli.talk.reply import ReplyPrinter, describe, on_ctrl_c, once_printer, show
+from pagoda.cli.talk.source import Source
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -74,7 +74,7 @@ async def _answer_once(chat: Conversation, source: Source) -> int:
 
 
 async def _converse(chat: Conversation, source: Source, first: str | None) -> int:
-    from pagoda.cli.terminal import make_session, quiet_keys
+    from pagoda.cli.talk.terminal import make_session, quiet_keys
 
     printer = ReplyPrinter(sys.stdout, color=True)
     session = make_session(env.cache_dir() / "chat_history", lambda: _toolbar(chat, source))

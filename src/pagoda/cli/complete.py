@@ -13,9 +13,9 @@ from pagoda.cli.connect import (
     request_options,
     say_answers,
 )
-from pagoda.cli.piped import with_piped
-from pagoda.cli.reply import ReplyPrinter, describe, once_printer, show
-from pagoda.cli.source import Source
+from pagoda.cli.talk.piped import with_piped
+from pagoda.cli.talk.reply import ReplyPrinter, describe, once_printer, show
+from pagoda.cli.talk.source import Source
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -55,7 +55,7 @@ async def _complete(args: argparse.Namespace) -> int:
 async def _prompt_loop(source: Source, options: dict[str, Any]) -> int:
     from prompt_toolkit import PromptSession
 
-    from pagoda.cli.terminal import quiet_keys
+    from pagoda.cli.talk.terminal import quiet_keys
 
     printer = ReplyPrinter(sys.stdout, color=True, strip=False)
     printer.note(f"{source.model} {source.place} · text in, its continuation out; Ctrl-D leaves")

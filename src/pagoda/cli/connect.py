@@ -7,8 +7,8 @@ from typing import Any
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
-from pagoda.cli.conversation import OPTIONS
-from pagoda.cli.source import Source
+from pagoda.cli.talk.conversation import OPTIONS
+from pagoda.cli.talk.source import Source
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import add_engine_flags, engine_config
 from pagoda.config.sampling import NUMBERS
@@ -62,7 +62,7 @@ def refuse_text_as_model(args: argparse.Namespace) -> None:
 async def open_source(args: argparse.Namespace) -> Source:
     """The server of --url or --port; without them, one on port 8000 that fits, else an engine
     of our own. A server that was named is never replaced: that would load a model unasked."""
-    from pagoda.cli.source_http import HttpSource, find_local
+    from pagoda.cli.talk.source_http import HttpSource, find_local
 
     key = args.api_key or env.get("PAGODA_API_KEY")
     model = args.model_name or getattr(args, "model_tag", None) or getattr(args, "model", None)
@@ -74,7 +74,7 @@ async def open_source(args: argparse.Namespace) -> Source:
     if found is not None:
         return found
 
-    from pagoda.cli.source_engine import EngineSource
+    from pagoda.cli.talk.source_engine import EngineSource
 
     return await EngineSource.start(config)
 

@@ -116,9 +116,9 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
 
 @asynccontextmanager
 async def _own_app(args: argparse.Namespace) -> AsyncIterator[Any]:
-    from pagoda.cli.source_engine import open_served_model
+    from pagoda.cli.talk.source_engine import open_served_model
     from pagoda.config.server import ServerConfig
-    from pagoda.engine.fleet import Fleet
+    from pagoda.engine.served.fleet import Fleet
     from pagoda.server.app import create_app
 
     served = await open_served_model(engine_config(args))

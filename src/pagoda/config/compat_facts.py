@@ -17,7 +17,7 @@ ONE_ENGINE = Fact(
 )
 GRAPHS = Fact(
     "steps are captured as graphs when they are first needed; --enforce-eager leaves it out",
-    has=("--enforce-eager", "pagoda.runtime.captured"),
+    has=("--enforce-eager", "pagoda.runtime.steps.captured"),
 )
 PARSERS = Fact(
     "--reasoning-parser and --tool-call-parser say what a reply's parts are, by default as the "

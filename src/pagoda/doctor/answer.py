@@ -19,8 +19,8 @@ from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
+from pagoda.planner.memory.pool import cache_is_chosen
 from pagoda.planner.parallel import machine_part, most_ranks
-from pagoda.planner.pool import cache_is_chosen
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
 from pagoda.planner.speculation import speculative_tokens

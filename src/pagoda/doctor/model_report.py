@@ -14,7 +14,7 @@ from pagoda.doctor.remedies.search import Remedy
 from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.devices.speed import PROMPT_TOKENS, Range
-from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.memory.plan import MemoryPlan
 
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.doctor.answer import Answer
-from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.pool import CPU_RESERVE
+from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.memory.pool import CPU_RESERVE
 from pagoda.planner.resolve import resolve
 
 _ENDLESS = 1 << 60

@@ -12,10 +12,10 @@ from pagoda.planner.devices.speed import (
     between,
     estimate_speed,
 )
+from pagoda.planner.memory.weights import HeldWeight, held_weights
 from pagoda.planner.parallel import rank_spec
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import Resolution
-from pagoda.planner.weights import HeldWeight, held_weights
 
 
 @dataclass(frozen=True)

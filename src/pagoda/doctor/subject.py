@@ -10,7 +10,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
 from pagoda.config.engine import ModelConfig
 from pagoda.doctor.catalogue import config_of, names
-from pagoda.planner.assumed import config_tensors, dummy_of
+from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model

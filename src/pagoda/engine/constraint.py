@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.structured import StructuredOutputsParams
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.grammar.body import (
     ANY_OBJECT,
     check,

@@ -20,13 +20,13 @@ from pagoda.engine.constraint import (
 from pagoda.engine.interrupt import deferred_interrupt
 from pagoda.engine.media import MediaFiles, Placed, attach_media, payloads
 from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
-from pagoda.engine.options import engine_config
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
-from pagoda.engine.progress import PromptDisplay, StartupDisplay
+from pagoda.engine.processes.watchdog import Watchdog
 from pagoda.engine.requests import RequestLimits, fan_out, make_request
-from pagoda.engine.startup import start_engine
-from pagoda.engine.text_side import fetch_model, load_text_side
-from pagoda.engine.watchdog import Watchdog
+from pagoda.engine.served.text_side import fetch_model, load_text_side
+from pagoda.engine.start.options import engine_config
+from pagoda.engine.start.progress import PromptDisplay, StartupDisplay
+from pagoda.engine.start.startup import start_engine
 from pagoda.text.media.options import media_options
 from pagoda.text.template.chat import ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pagoda.base.errors import RequestError
 from pagoda.config.engine import MediaConfig
 from pagoda.config.modality import MODALITIES, modality_of_part
 from pagoda.engine.media import MediaInput, Placed, place_media, write_media
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium, Options, Sizes
 from pagoda.text.media.dataurl import is_data_url
 from pagoda.text.media.select import loader_of

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagoda.planner.assumed import Dummy
+from pagoda.planner.memory.assumed import Dummy
 from pagoda.quant.plain import STORAGES
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS

@@ -22,8 +22,8 @@ from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
 from pagoda.models.pieces import Piece, pieces, valued
 from pagoda.models.registry import MODELS
-from pagoda.planner.assumed import Dummy
 from pagoda.planner.attention import AttentionChoice, own_attention
+from pagoda.planner.memory.assumed import Dummy
 from pagoda.quant.base import ShardSource
 from pagoda.quant.host import HostWeights
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.planner.estimate import Estimate, Row
-from pagoda.planner.tensors import ModelTensor, model_tensors
+from pagoda.planner.memory.tensors import ModelTensor, model_tensors
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
 

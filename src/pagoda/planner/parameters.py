@@ -1,7 +1,7 @@
 """How many parameters a model has, by its sizes alone."""
 
 from pagoda.arch.spec import ModelSpec
-from pagoda.planner.tensors import model_tensors
+from pagoda.planner.memory.tensors import model_tensors
 
 
 def parameter_count(spec: ModelSpec) -> int:

@@ -14,14 +14,17 @@ from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
-from pagoda.planner import memory
 from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
-from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.offload import resolve_offload
+from pagoda.planner.memory import plan as memory
+from pagoda.planner.memory.offload import resolve_offload
+from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.memory.pool import check_chosen_pool, pool_limit, with_pool
+from pagoda.planner.memory.storage import quantization_reason
+from pagoda.planner.memory.vision import encoder_bytes, resolve_media
+from pagoda.planner.memory.weights import HeldWeight, held_weights
 from pagoda.planner.parallel import rank_spec
 from pagoda.planner.parameters import parameter_count
-from pagoda.planner.pool import check_chosen_pool, pool_limit, with_pool
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import (
@@ -34,9 +37,6 @@ from pagoda.planner.resolved import (
     ResolvedModel,
     ResolvedScheduler,
 )
-from pagoda.planner.storage import quantization_reason
-from pagoda.planner.vision import encoder_bytes, resolve_media
-from pagoda.planner.weights import HeldWeight, held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 

@@ -18,7 +18,7 @@ from pagoda.kernels.attention.libraries import attention_libraries
 from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
 from pagoda.quant.host import HostWeights
-from pagoda.runtime.graphs import CudaGraphs, GraphMaker
+from pagoda.runtime.steps.graphs import CudaGraphs, GraphMaker
 
 if TYPE_CHECKING:  # these need Triton
     from pagoda.runtime.model import Model

@@ -19,14 +19,14 @@ from pagoda.base.log import get_logger
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.ranks import RankCapture, RankStep
 from pagoda.layers.batch import ForwardBatch
-from pagoda.runtime.captured import CapturedSteps, Outputs
-from pagoda.runtime.graphs import Graph, GraphMaker
-from pagoda.runtime.prepared import PreparedStep
-from pagoda.runtime.program import Computed, StepProgram
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
-from pagoda.runtime.sampler import FirstMax, Sampled
+from pagoda.runtime.sampling.sampler import FirstMax, Sampled
 from pagoda.runtime.states import Fault, Scheduled
+from pagoda.runtime.steps.captured import CapturedSteps, Outputs
+from pagoda.runtime.steps.graphs import Graph, GraphMaker
+from pagoda.runtime.steps.prepared import PreparedStep
+from pagoda.runtime.steps.program import Computed, StepProgram
 
 logger = get_logger(__name__)
 

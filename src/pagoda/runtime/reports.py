@@ -8,14 +8,14 @@ import torch
 
 from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
 from pagoda.core.plan import RequestResult
-from pagoda.planner.memory import PROMPT_LOGITS
-from pagoda.runtime.logprobs import token_logprobs
+from pagoda.planner.memory.plan import PROMPT_LOGITS
 from pagoda.runtime.model import Model
-from pagoda.runtime.params import Needs
 from pagoda.runtime.pooling import Pooler
-from pagoda.runtime.prepared import PreparedStep
-from pagoda.runtime.sampler import NOT_A_NUMBER
+from pagoda.runtime.sampling.logprobs import token_logprobs
+from pagoda.runtime.sampling.params import Needs
+from pagoda.runtime.sampling.sampler import NOT_A_NUMBER
 from pagoda.runtime.states import Fault, RequestStates
+from pagoda.runtime.steps.prepared import PreparedStep
 
 
 @dataclass

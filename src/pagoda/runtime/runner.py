@@ -14,20 +14,14 @@ from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
-from pagoda.runtime.captured import CapturedSteps
 from pagoda.runtime.device import Device, to_tensor
-from pagoda.runtime.graphs import GraphMaker
-from pagoda.runtime.inputs import build_batch
-from pagoda.runtime.launched import LaunchedStep
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
-from pagoda.runtime.params import Needs
 from pagoda.runtime.pooling import Pooler
-from pagoda.runtime.prepared import PreparedStep, encoded_step
 from pagoda.runtime.profile import StepTimes
-from pagoda.runtime.program import Computed, StepLimits, StepProgram
 from pagoda.runtime.reports import Reports
-from pagoda.runtime.sampler import (
+from pagoda.runtime.sampling.params import Needs
+from pagoda.runtime.sampling.sampler import (
     CHANGES,
     FirstMax,
     Sampled,
@@ -37,7 +31,13 @@ from pagoda.runtime.sampler import (
 )
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
-from pagoda.runtime.warm_up import first_plans
+from pagoda.runtime.steps.captured import CapturedSteps
+from pagoda.runtime.steps.graphs import GraphMaker
+from pagoda.runtime.steps.inputs import build_batch
+from pagoda.runtime.steps.launched import LaunchedStep
+from pagoda.runtime.steps.prepared import PreparedStep, encoded_step
+from pagoda.runtime.steps.program import Computed, StepLimits, StepProgram
+from pagoda.runtime.steps.warm_up import first_plans
 from pagoda.text.media.base import Processor
 
 logger = get_logger(__name__)

@@ -17,7 +17,7 @@ from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import StepPlan
 from pagoda.runtime.media import RequestMedia, check_media
-from pagoda.runtime.params import (
+from pagoda.runtime.sampling.params import (
     PARAMS,
     Needs,
     Rules,
@@ -25,7 +25,7 @@ from pagoda.runtime.params import (
     compile_params,
     compile_rules,
 )
-from pagoda.runtime.penalties import TokenCounts
+from pagoda.runtime.sampling.penalties import TokenCounts
 
 Ints = npt.NDArray[np.int64]
 

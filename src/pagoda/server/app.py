@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
-from pagoda.engine.fleet import Fleet
+from pagoda.engine.served.fleet import Fleet
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.http.auth import AuthMiddleware, configured_keys

@@ -12,11 +12,11 @@ from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.server import ServerConfig
-from pagoda.engine.client import EngineClient
-from pagoda.engine.supervision import SupervisionLimits
-from pagoda.engine.text_side import fetch_model
-from pagoda.engine.transport import MemoryRoom
-from pagoda.engine.watchdog import Watchdog
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.supervision import SupervisionLimits
+from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.processes.watchdog import Watchdog
+from pagoda.engine.served.text_side import fetch_model
 from pagoda.server.http.listen import listening
 from pagoda.server.http.tls import tls_context
 
@@ -44,8 +44,8 @@ def run_server(
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
-    `launcher` starts another engine process than `pagoda.engine.process`. `more_models` are loaded
-    when they are asked for. `wrap` puts pages in front of the API. `advise` says what would
+    `launcher` starts another engine process than `pagoda.engine.processes.main`. `more_models` are
+    loaded when they are asked for. `wrap` puts pages in front of the API. `advise` says what would
     work where starting failed.
     """
     launcher = launcher or _launch
@@ -66,7 +66,12 @@ def run_server(
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
                 import uvloop
 
-                from pagoda.engine.fleet import Fleet, FleetLimits, find_models, model_entries
+                from pagoda.engine.served.fleet import (
+                    Fleet,
+                    FleetLimits,
+                    find_models,
+                    model_entries,
+                )
                 from pagoda.server.lifecycle import Lifecycle
 
                 entries = model_entries(

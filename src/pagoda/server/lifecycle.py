@@ -20,12 +20,12 @@ from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
-from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ServedModel, both_sides
-from pagoda.engine.fleet import Fleet
-from pagoda.engine.progress import StartupDisplay
-from pagoda.engine.text_side import TextSide, load_text_side
-from pagoda.engine.watchdog import situation
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.watchdog import situation
+from pagoda.engine.served.fleet import Fleet
+from pagoda.engine.served.model import ServedModel, both_sides
+from pagoda.engine.served.text_side import TextSide, load_text_side
+from pagoda.engine.start.progress import StartupDisplay
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http.auth import configured_keys

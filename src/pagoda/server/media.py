@@ -7,8 +7,8 @@ from typing import Any
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import MODALITIES, Modality, modality_of_part
 from pagoda.engine.aside.jobs import Decode, Rendered
-from pagoda.engine.directory import ServedModel
 from pagoda.engine.media import media_key, place_media, write_media
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.fetch import MediaFetcher
 from pagoda.server.protocol.chat import ChatMessage

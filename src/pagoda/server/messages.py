@@ -5,7 +5,7 @@ from typing import Any
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import modality_of_part
 from pagoda.engine.aside.jobs import RenderChat, Rendered
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.template.chat import RESERVED
 

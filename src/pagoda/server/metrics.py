@@ -18,8 +18,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
-from pagoda.engine.client import EngineClient
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.http.looplag import LoopLag
 
 Models = Callable[[], list[ServedModel]]

@@ -8,7 +8,7 @@ from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.aside.jobs import Constrain
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import MAX_PROMPTS, encode
 from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
 from pagoda.server.protocol.native import NativeBody

@@ -8,7 +8,7 @@ from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.structure import wanted_structure
 from pagoda.server.protocol.chat import ChatBody
 from pagoda.server.protocol.common import GenerationBody, SamplingFields

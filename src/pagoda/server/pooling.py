@@ -7,8 +7,8 @@ import numpy as np
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import PoolingParams, RequestDelta
 from pagoda.core.vectors import Vector, cosine, embedding, scores
-from pagoda.engine.directory import ServedModel
-from pagoda.server.bodies.texts import PooledText, pair_ids, single_ids
+from pagoda.engine.served.model import ServedModel
+from pagoda.server.bodies.pooling_texts import PooledText, pair_ids, single_ids
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError
 from pagoda.server.metrics import RequestTimer, Siblings

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pagoda.base.log import get_logger
 from pagoda.core.messages import EngineStats
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.metrics import kv_usage
 
 _log = get_logger(__name__)

@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from pagoda.planner.placement import placed
-from pagoda.planner.weights import held_weights
+from pagoda.planner.memory.placement import placed
+from pagoda.planner.memory.weights import held_weights
 from pagoda.quant.host import HostWeights
 from pagoda.runtime.device import CpuDevice
 from tests.models import tiny, tiny_gguf

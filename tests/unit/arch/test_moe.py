@@ -6,9 +6,9 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ClampedSwiglu, ModelSpec, SharedExpert
 from pagoda.base.errors import CheckpointError
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
+from pagoda.planner.memory.weights import held_weights
 from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
-from pagoda.planner.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo
 
 # As published with Qwen/Qwen3-30B-A3B.

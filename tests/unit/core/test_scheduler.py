@@ -6,7 +6,7 @@ import pytest
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
-from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.memory.plan import MemoryPlan
 from tests.plans import shares
 
 from .fake_runner import (

@@ -3,9 +3,9 @@ from math import prod
 import pytest
 
 from pagoda.arch.registry import spec_for
-from pagoda.planner.assumed import assumed_tensors
+from pagoda.planner.memory.assumed import assumed_tensors
+from pagoda.planner.memory.weights import weight_bytes
 from pagoda.planner.parameters import parameter_count
-from pagoda.planner.weights import weight_bytes
 from pagoda.weights.published.select import nominal_storage
 
 LLAMA = {

@@ -21,7 +21,7 @@ OPTIONS = {"kv_disk"}
 # Between what was asked for and the engine: the floors that run what the planner resolved.
 RESOLVED_FLOORS = ("kernels", "quant", "layers", "models", "runtime", "engine")
 # Where a model's own sampling defaults come from, by name; `text/` chooses them by its template.
-SOURCES = {("engine/text_side.py", "source")}
+SOURCES = {("engine/served/text_side.py", "source")}
 
 
 def leaves(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from pagoda.config.engine import ModelConfig
 from pagoda.config.modality import MODALITIES
 from pagoda.core.sampling import SamplingParams
 from pagoda.doctor.subject import find_subject
-from pagoda.engine.text_side import load_text_side
+from pagoda.engine.served.text_side import load_text_side
 from pagoda.text.gguf.tokenizer import parts_from_gguf
 from pagoda.text.json_tokenizer import parts_from_folder
 from pagoda.text.media.select import processor_for

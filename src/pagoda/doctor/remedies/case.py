@@ -9,8 +9,8 @@ from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import needed_addresses
-from pagoda.planner.memory import MemoryPlan
-from pagoda.planner.pool import room_for_pool
+from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.memory.pool import room_for_pool
 
 MIB = 1 << 20
 SHORTEST = 512

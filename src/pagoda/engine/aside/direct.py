@@ -16,7 +16,7 @@ from pagoda.engine.aside.jobs import (
     perform,
 )
 from pagoda.engine.constraint import Constraint
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium
 
 

@@ -11,7 +11,7 @@ from pagoda.base.errors import RequestError
 from pagoda.config.modality import MODALITIES
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.constraint import Constraint, ToolUse, chat_constraint, completion_constraint
-from pagoda.engine.text_side import TextSide
+from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium
 
 SHORT_TEXT = 4000

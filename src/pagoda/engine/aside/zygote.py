@@ -19,7 +19,7 @@ from pagoda.base.process import signal_when_parent_ends
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.aside import wire
 from pagoda.engine.aside.jobs import Bounds, perform
-from pagoda.engine.text_side import TextSide, load_text_side
+from pagoda.engine.served.text_side import TextSide, load_text_side
 
 LINK = 0
 """Its standard input is its socket to the server."""

@@ -2,7 +2,7 @@
 
 from pagoda.base.errors import CapacityError
 from pagoda.base.units import format_bytes
-from pagoda.planner.memory import MemoryPlan
+from pagoda.planner.memory.plan import MemoryPlan
 
 # Beyond an engine's memory and the checkpoint: libraries, stacks of threads and what the allocator
 # sets aside for each. With two threads and torch's CPU build 755 MiB; with more of them, or CUDA's

@@ -12,7 +12,7 @@ from math import inf, sqrt
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
-from pagoda.planner.weights import HeldWeight
+from pagoda.planner.memory.weights import HeldWeight
 
 PROMPT_TOKENS = 512
 """Length of a prompt whose speed is foretold."""

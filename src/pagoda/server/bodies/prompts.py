@@ -6,8 +6,8 @@ from typing import Any
 
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.engine.aside.jobs import SHORT_TEXT, Encode
-from pagoda.engine.directory import ServedModel
 from pagoda.engine.media import Placed
+from pagoda.engine.served.model import ServedModel
 
 MAX_PROMPTS = 1024
 # Ordinary text has 2 to 6 characters per token.

@@ -11,7 +11,7 @@ from pagoda.base.errors import RequestError
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.constraint import Constraint, ToolUse
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.protocol.common import GenerationBody, ResponseFormat
 
 # What a header may hold: proxies refuse more than a few kB.

@@ -9,7 +9,7 @@ from functools import partial
 from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import Constrain, Rendered
 from pagoda.engine.constraint import Constraint
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Prompt, encode
 from pagoda.server.bodies.structure import constrained, is_named, tool_use
 from pagoda.server.context import ReplyHead

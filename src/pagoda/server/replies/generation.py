@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.directory import ServedModel, fan_out
-from pagoda.engine.inbox import Inbox
 from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
+from pagoda.engine.processes.inbox import Inbox
+from pagoda.engine.served.model import ServedModel, fan_out
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings

@@ -3,7 +3,7 @@
 import msgspec
 
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.context import ReplyHead
 from pagoda.server.media import MediaLoader

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.protocol.replies import CompletionTokensDetails, PrefixReport, Usage
 from pagoda.server.replies.events import ReplyStream
 from pagoda.version import __version__

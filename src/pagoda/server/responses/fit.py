@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import tokenize
 from pagoda.server.media import MediaLoader
 from pagoda.server.protocol.chat import ChatCompletionRequest

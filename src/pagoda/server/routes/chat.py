@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import ReplyHead, context_of, reply_head

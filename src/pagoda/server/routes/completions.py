@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.constraint import Constraint
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.prompts import MAX_PROMPTS, Prompt, encode, split_prompts
 from pagoda.server.bodies.structure import constrained

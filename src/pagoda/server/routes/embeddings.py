@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.core.vectors import Vector, check_dimensions, embedding, scores, token_embeddings
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
-from pagoda.server.bodies.texts import body_texts, input_texts
+from pagoda.server.bodies.pooling_texts import body_texts, input_texts
 from pagoda.server.context import ReplyHead, context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.pooling import PoolingJob, check_classifies, check_embeds

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import parse_fields, read_body
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.context import ReplyHead, context_of, reply_id

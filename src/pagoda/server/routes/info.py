@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.context import context_of
 from pagoda.server.openapi import describe, query
 from pagoda.server.protocol.state import CacheReset, ModelInfo, ServerInfo, TokenizerInfo

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_object
 from pagoda.server.context import context_of
 from pagoda.server.errors import ApiError

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import ContextLengthError
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
 from pagoda.server.anthropic.reply import MessageReply
 from pagoda.server.anthropic.translate import NAMES, chat_request

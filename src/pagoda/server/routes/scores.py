@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.core.vectors import scores
 from pagoda.server.bodies.body import read_body
-from pagoda.server.bodies.texts import MAX_TEXTS, bare_ids, body_texts
+from pagoda.server.bodies.pooling_texts import MAX_TEXTS, bare_ids, body_texts
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.pooling import PoolingJob, Scorer, check_classifies

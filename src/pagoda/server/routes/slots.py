@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.context import Context, context_of
 from pagoda.server.errors import unavailable
 from pagoda.server.metrics import RequestTimer

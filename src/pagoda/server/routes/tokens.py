@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
-from pagoda.engine.directory import ServedModel
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.prompts import tokenize
 from pagoda.server.bodies.volume import MAX_ITEMS

@@ -1,0 +1,144 @@
+"""The /commands of `pagoda chat`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pagoda.base.errors import ConfigError
+from pagoda.base.near import nearest
+from pagoda.cli.talk.conversation import OPTIONS, Conversation
+from pagoda.cli.talk.source import Source
+
+
+class Next(Enum):
+    """What the chat does after a command."""
+
+    PROMPT = "prompt"
+    REPLY = "reply"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True)
+class Command:
+    argument: str
+    doc: str
+    run: Callable[[str, Conversation, Source], tuple[str, Next]]
+    """(argument, chat, source) -> (text to show, what follows)."""
+
+
+def run_command(line: str, chat: Conversation, source: Source) -> tuple[str, Next]:
+    """Carry out `/name argument`. Raises PagodaError with the reason it failed."""
+    name, _, argument = line[1:].partition(" ")
+    name = name.lower()
+    name = _ALIASES.get(name, name)
+    if name not in COMMANDS:
+        close = nearest(name, COMMANDS)
+        hint = f"did you mean /{close}?" if close else "/help lists them."
+        raise ConfigError(f"There is no command /{name}; {hint}")
+    try:
+        return COMMANDS[name].run(argument.strip(), chat, source)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{error.filename} cannot be opened: {reason}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{argument.strip()} is not text.") from error
+
+
+def _help(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Next]:
+    lines = []
+    for name, command in COMMANDS.items():
+        usage = f"/{name} {command.argument}".strip()
+        lines.append(f"  {usage:<22}{command.doc}")
+    lines += [
+        "",
+        "  Enter sends; Alt-Enter or a \\ at the end of the line starts a new one.",
+        "  Ctrl-C stops a reply, Ctrl-D leaves.",
+    ]
+    return "\n".join(lines), Next.PROMPT
+
+
+def _clear(_argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    chat.clear()
+    return "The chat is empty.", Next.PROMPT
+
+
+def _system(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    if argument:
+        chat.system = None if argument == "none" else argument
+        return "The system prompt is set." if chat.system else "No system prompt.", Next.PROMPT
+    return chat.system or "No system prompt; /system TEXT sets one.", Next.PROMPT
+
+
+def _regen(_argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    if not chat.take_back_answer():
+        raise ConfigError("There is nothing to answer again.")
+    return "", Next.REPLY
+
+
+def _read(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    chat.ask(_path(argument).read_text())
+    return "", Next.REPLY
+
+
+def _set(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    name, _, value = argument.replace("=", " ", 1).partition(" ")
+    if name:
+        chat.set_option(name, value.strip())
+    lines = [f"  {option:<20}{chat.options.get(option, 'default')}" for option in OPTIONS]
+    return "\n".join(lines), Next.PROMPT
+
+
+def _save(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    path = _path(argument)
+    chat.save(path)
+    return f"{len(chat.turns)} messages are in {path}.", Next.PROMPT
+
+
+def _load(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+    chat.load(_path(argument))
+    return f"{len(chat.turns)} messages loaded.", Next.PROMPT
+
+
+def _stats(_argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
+    generated = sum(usage.completion_tokens for usage in chat.usages)
+    prompts = sum(usage.prompt_tokens for usage in chat.usages)
+    cached = sum(usage.cached_tokens for usage in chat.usages)
+    rows = {
+        "model": f"{source.model} {source.place}",
+        "context": f"{context_used(chat)} of {source.max_model_len or '?'} tokens",
+        "replies": f"{len(chat.usages)}, {generated} tokens",
+        "prompts": f"{prompts} tokens, {cached} of them from the prefix cache",
+    }
+    return "\n".join(f"  {name:<10}{value}" for name, value in rows.items()), Next.PROMPT
+
+
+def _exit(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Next]:
+    return "", Next.EXIT
+
+
+def context_used(chat: Conversation) -> str:
+    """Tokens of the chat so far, as of the last reply; `?` where nobody has counted them."""
+    return "?" if chat.context is None else str(chat.context)
+
+
+def _path(argument: str) -> Path:
+    if not argument:
+        raise ConfigError("Name a file.")
+    return Path(argument).expanduser()
+
+
+COMMANDS = {
+    "help": Command("", "this list", _help),
+    "clear": Command("", "forget what was said", _clear),
+    "system": Command("[TEXT|none]", "show or set the system prompt", _system),
+    "regen": Command("", "answer the last message again", _regen),
+    "read": Command("FILE", "send a file's text", _read),
+    "set": Command("[OPTION VALUE]", "show or set sampling options", _set),
+    "save": Command("FILE", "keep the chat in a file", _save),
+    "load": Command("FILE", "go on with a saved chat", _load),
+    "stats": Command("", "tokens and context so far", _stats),
+    "exit": Command("", "leave (/quit, Ctrl-D)", _exit),
+}
+_ALIASES = {"quit": "exit"}
+FILE_COMMANDS = ("read", "save", "load")

@@ -1,0 +1,343 @@
+"""The other ranks' processes as rank 0 holds them: started, watched, ended, cleaned up after."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base import env
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.log import get_logger, log_settings
+from pagoda.base.machine import oom_kills
+from pagoda.config.engine import EngineConfig
+from pagoda.core.plan import StepPlan
+from pagoda.core.ranks import RankCall
+from pagoda.engine.core import describe
+from pagoda.engine.executor import LocalExecutor, Runner, StartedStep
+from pagoda.engine.processes.child import exit_cause, private_folder
+from pagoda.engine.ranks.link import (
+    LeaderEnd,
+    RankDevice,
+    RankDied,
+    RankDone,
+    RankLaunch,
+    RankReady,
+    RankSetup,
+    RankUp,
+)
+from pagoda.planner.parallel import machine_part, rank_spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from pagoda.runtime.rank_group import RankGroup
+    from pagoda.runtime.ranks import LeadingRunner
+
+log = get_logger(__name__)
+
+Result = TypeVar("Result")
+
+_POLL_MS = 100
+_WATCH_SECONDS = 0.5
+# The engine's own thread notices a rank's end at its next exchange over gloo or its next idle look;
+# NCCL may let it wait for ever.
+_NOTICE_SECONDS = 5.0
+# After one rank is lost, so long may the others and the system take to say which was the first.
+_VERDICT_SECONDS = 2.0
+
+
+class Ranks:
+    """Starts ranks 1 and up at once; what they say is read by one thread only."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        *,
+        give_up: Callable[[str], None] | None = None,
+        module: str = "pagoda.engine.ranks.main",
+    ):
+        """`give_up` ends this process with a cause, from any thread, when a rank is gone and the
+        engine does not notice. `module` is what runs in the others."""
+        self.size = config.parallel.tensor_parallel_size
+        self.folder = private_folder()
+        self._give_up = give_up
+        self._link = LeaderEnd(self.folder, self.size)
+        self._oom_kills = oom_kills()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._finalizer = weakref.finalize(
+            self, _clean_up, self._processes, self._link, self.folder
+        )
+        self._up: dict[int, RankUp] = {}
+        self._ready: set[int] = set()
+        self._done: dict[int, RankDone] = {}
+        self._died: dict[int, RankDied] = {}
+        self._closed = threading.Event()
+        self._over: EngineDeadError | CapacityError | None = None
+        level, form = log_settings()
+        for rank in range(1, self.size):
+            folder = str(self.folder)
+            launch = RankLaunch(config, rank, str(model_path), folder, level, form)
+            self._processes[rank] = _started(launch, module)
+        threading.Thread(
+            target=_watch, args=(self._processes, self._closed, weakref.ref(self)), daemon=True
+        ).start()
+
+    @cached_property
+    def group(self) -> "RankGroup":
+        """Rank 0's place among them; brings torch."""
+        from pagoda.runtime.rank_group import RankGroup
+
+        env.set_default("NCCL_SOCKET_IFNAME", "lo")
+        return RankGroup(0, self.size)
+
+    def share(
+        self, config: EngineConfig, facts: DeviceFacts, num_devices: int
+    ) -> tuple[EngineConfig, DeviceFacts]:
+        """What each rank may count on, of rank 0's facts: ranks on a CPU share it, and each GPU
+        rank has its own of `num_devices`. ConfigError where they are too few."""
+        self._link.send(RankDevice(facts.device))
+        if facts.device == "cpu":
+            log.warning(
+                "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
+                "is for tests; one process is faster.", self.size, self.size,
+            )  # fmt: skip
+            return machine_part(config, facts, self.size)
+        if num_devices < self.size:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.size} needs {self.size} GPUs and torch finds "
+                f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
+            )
+        self._wait(lambda: len(self._up) == self.size - 1)
+        free = [facts.free_memory, *(up.free_memory for up in self._up.values())]
+        total = [facts.total_memory, *(up.total_memory for up in self._up.values())]
+        return config, replace(facts, free_memory=min(free), total_memory=min(total))
+
+    def load(self, setup: RankSetup) -> None:
+        """Let them load their shares, while rank 0 loads its own."""
+        self._link.send(setup)
+
+    def meet(self, device: "torch.device") -> None:
+        """Wait until all have loaded, and connect them."""
+        self._wait(lambda: len(self._ready) == self.size - 1)
+        with self.in_step():
+            self.group.connect(device, self.folder / "store")
+
+    def runner(self, *args: Any, **options: Any) -> "LeadingRunner":
+        """Rank 0's; takes what `ModelRunner` takes."""
+        from pagoda.runtime.ranks import LeadingRunner
+
+        return LeadingRunner(*args, group=self.group, tell=self._link.send, **options)
+
+    def call(self, call: RankCall, own: Callable[[], None]) -> None:
+        """Have all other ranks do something while this one does `own`, and wait until all have.
+        CapacityError for one that could not: these calls take memory, or time and nothing else."""
+        self.check()
+        self._done.clear()
+        self._link.send(call)
+        try:
+            own()
+        finally:
+            self._wait(lambda: len(self._done) == self.size - 1)
+        for rank, done in self._done.items():
+            if done.error:
+                raise CapacityError(f"Rank {rank}: {done.error}")
+
+    def check(self) -> None:
+        """Raise why, if a rank is gone: CapacityError where its memory ran out, else
+        EngineDeadError."""
+        if self._over is None and all(p.poll() is None for p in self._processes.values()):
+            return
+        raise self._verdict()
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around what all ranks do together: an error in it leaves them at different places and
+        ends them; EngineDeadError with the cause, which may be another rank's."""
+        from pagoda.runtime.rank_group import PeerLostError  # brings torch
+
+        try:
+            self.check()
+            yield
+        except PeerLostError as error:
+            raise self._verdict(error) from error
+        except (EngineDeadError, CapacityError):
+            raise
+        except Exception as error:
+            self._over = EngineDeadError(f"A step failed on rank 0: {describe(error)}")
+            self.close()
+            raise self._over from error
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What `work` gives, which all ranks do together."""
+        with self.in_step():
+            return work()
+
+    def unblock(self, cause: str) -> None:
+        """End the engine's thread from another one, for it waits for a rank that is gone."""
+        if self._give_up is not None:
+            self._give_up(cause)
+        elif "group" in self.__dict__:
+            self.group.abort()
+
+    def close(self) -> None:
+        """End the processes and remove their sockets. Harmless when repeated."""
+        self._over = self._over or EngineDeadError("The engine was stopped.")
+        self._closed.set()
+        self._finalizer()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._receive(_POLL_MS)
+            self.check()
+
+    def _receive(self, timeout_ms: int) -> bool:
+        message = self._link.receive(timeout_ms)
+        if isinstance(message, RankUp):
+            self._up[message.rank] = message
+        elif isinstance(message, RankReady):
+            self._ready.add(message.rank)
+        elif isinstance(message, RankDone):
+            self._done[message.rank] = message
+        elif isinstance(message, RankDied):
+            self._died[message.rank] = message
+        return message is not None
+
+    def _verdict(self, error: Exception | None = None) -> EngineDeadError | CapacityError:
+        """Which rank ended first, and why; the rest ended because of it. Ends all of them."""
+        deadline = time.monotonic() + _VERDICT_SECONDS
+        while self._over is None:
+            while self._receive(0):
+                pass
+            self._over = self._first_cause()
+            if self._over is None and time.monotonic() >= deadline:
+                self._over = self._any_cause(error)
+            elif self._over is None:
+                self._receive(_POLL_MS)
+        self.close()
+        return self._over
+
+    def exit_cause(self, rank: int, code: int | None) -> str:
+        return exit_cause(code, f"The process of rank {rank}", self._oom_kills)
+
+    def _first_cause(self) -> EngineDeadError | CapacityError | None:
+        for rank, process in self._processes.items():
+            died = self._died.get(rank)
+            if died is not None and not died.lost_peer:
+                kind = CapacityError if died.out_of_memory else EngineDeadError
+                return kind(f"Rank {rank}: {died.cause}")
+            # A process that says why ends with 1, and its words may still be under way.
+            code = process.poll()
+            if died is None and code is not None and code != 1:
+                return EngineDeadError(self.exit_cause(rank, code))
+        return None
+
+    def _any_cause(self, error: Exception | None) -> EngineDeadError:
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if rank not in self._died and code is not None:
+                return EngineDeadError(self.exit_cause(rank, code))
+        for rank, died in self._died.items():
+            return EngineDeadError(f"Rank {rank}: {died.cause}")
+        return EngineDeadError(f"The ranks lost each other: {error}")
+
+
+class RanksExecutor(LocalExecutor):
+    """The runner of rank 0 in this process, which the other ranks follow. A step that fails ends
+    them all and raises, now or once it is waited for: they no longer are at the same place."""
+
+    def __init__(self, runner: Runner, ranks: Ranks, *, runs_ahead: bool):
+        super().__init__(runner)
+        self._ranks = ranks
+        self.steps_in_flight = 2 if runs_ahead else 1
+
+    def execute(self, plan: StepPlan) -> StartedStep:
+        with self._ranks.in_step():
+            if self.steps_in_flight > 1:
+                return StartedStep(partial(self._ranks.together, self.runner.launch(plan)))
+            step = super().execute(plan)
+            if step.error is not None:
+                raise step.error
+        return step
+
+    def sleep(self) -> None:
+        self._ranks.call(RankCall("sleep"), super().sleep)
+
+    def wake_up(self) -> None:
+        self._ranks.call(RankCall("wake_up"), super().wake_up)
+
+    def check(self) -> None:
+        self._ranks.check()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._ranks.close()
+
+
+def start_ranks(
+    config: EngineConfig,
+    spec: ModelSpec,
+    model_path: Path,
+    give_up: Callable[[str], None] | None,
+) -> Ranks | None:
+    """The other ranks of a model that is split; None for one on a single device. ConfigError for a
+    model that cannot be split so."""
+    if config.parallel.tensor_parallel_size == 1:
+        return None
+    rank_spec(spec, config.parallel.tensor_parallel_size)
+    return Ranks(config, model_path, give_up=give_up)
+
+
+def _started(launch: RankLaunch, module: str) -> "subprocess.Popen[bytes]":
+    # -P: a file named torch.py in the working folder must not be imported.
+    process = subprocess.Popen([sys.executable, "-P", "-m", module], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    # A process that is already dead says so through its exit status.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def _watch(
+    processes: "dict[int, subprocess.Popen[bytes]]",
+    closed: threading.Event,
+    owner: "weakref.ref[Ranks]",
+) -> None:
+    """Wait for a process to end before its time, then for the engine to see it."""
+    while not closed.wait(_WATCH_SECONDS):
+        if owner() is not None and all(p.poll() is None for p in processes.values()):
+            continue
+        ranks = None if closed.wait(_NOTICE_SECONDS) else owner()
+        if ranks is not None:
+            codes = {rank: process.poll() for rank, process in processes.items()}
+            # Who ends with 1 had a reason to give, which may be the loss of another.
+            rank = max(codes, key=lambda rank: (codes[rank] is not None, codes[rank] != 1))
+            ranks.unblock(ranks.exit_cause(rank, codes[rank]))
+        return
+
+
+def _clean_up(
+    processes: "dict[int, subprocess.Popen[bytes]]", link: LeaderEnd, folder: Path
+) -> None:
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+    link.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""The process of one rank: `python -m pagoda.engine.ranks.main`, told what to do on its stdin."""
+
+import gc
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from pagoda.base import env
+from pagoda.base.errors import CapacityError, PagodaError
+from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.process import go_on_without_parent
+from pagoda.core.kvcache.spec import kv_groups
+from pagoda.core.ranks import RankCall, RankCapture, RankStep
+from pagoda.engine.core import describe
+from pagoda.engine.processes.main import leave
+from pagoda.engine.processes.watchdog import Watchdog
+from pagoda.engine.ranks.link import (
+    RankDevice,
+    RankDied,
+    RankDone,
+    RankEnd,
+    RankLaunch,
+    RankReady,
+    RankSetup,
+    RankUp,
+)
+from pagoda.engine.start.libraries import import_torch
+from pagoda.engine.start.model_files import checkpoint_of, spec_of
+from pagoda.planner.memory.assumed import dummy_of
+from pagoda.planner.parallel import rank_spec
+from pagoda.text.media.select import processors_for
+from pagoda.weights.files import open_model
+
+if TYPE_CHECKING:
+    from pagoda.runtime.device import Device
+    from pagoda.runtime.rank_group import RankGroup
+    from pagoda.runtime.ranks import FollowingRunner
+
+log = get_logger("engine.rank")
+
+_PATIENCE_SECONDS = 10.0
+
+
+def main() -> NoReturn:
+    """The whole process."""
+    go_on_without_parent()
+    # Rank 0 says when to go, by its end of our stdin if by nothing else: an interrupt of the whole
+    # process group, or of a service, lets it finish its requests first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
+    except msgspec.MsgspecError:
+        sys.exit("This is a rank's process of Pagoda; `pagoda serve` starts it.")
+    setup_logging(launch.log_level, launch.log_format)
+    folder = Path(launch.folder)
+    follower = threading.Thread(target=_follow_leader, args=(folder,), name="leader", daemon=True)
+    follower.start()
+    end = RankEnd(folder, launch.rank)
+    try:
+        _serve(launch, end)
+    except Exception as error:
+        lost = type(error).__name__ == "PeerLostError"  # its module brings torch
+        if not (lost or isinstance(error, PagodaError)):
+            log.exception("Rank %d failed.", launch.rank)
+        out_of_memory = isinstance(error, CapacityError | MemoryError)
+        end.send(RankDied(launch.rank, describe(error), out_of_memory, lost))
+        end.close()
+        if lost:
+            # Rank 0 ends us; or it is the one that is gone, and then we clean up behind it.
+            follower.join(_PATIENCE_SECONDS)
+    leave(1)
+
+
+def _serve(launch: RankLaunch, end: RankEnd) -> None:
+    watchdog = Watchdog()
+    watchdog.beat("import torch")
+    env.set_default("OMP_WAIT_POLICY", "PASSIVE")
+    env.set_default("NCCL_SOCKET_IFNAME", "lo")
+    import_torch()
+    from pagoda.runtime.device import make_device
+    from pagoda.runtime.rank_group import RankGroup
+
+    watchdog.beat(None)
+    chosen = end.receive()
+    assert isinstance(chosen, RankDevice)
+    device = make_device(chosen.name, launch.rank)
+    facts = device.facts()
+    end.send(RankUp(launch.rank, facts.total_memory, facts.free_memory))
+    watchdog.beat(None)
+    setup = end.receive()
+    assert isinstance(setup, RankSetup)
+    group = RankGroup(launch.rank, setup.config.parallel.tensor_parallel_size)
+    runner = _make_runner(launch, setup, device, group, watchdog)
+    end.send(RankReady(launch.rank))
+    watchdog.beat(None)
+    group.connect(device.torch_device, Path(launch.folder) / "store")
+    gc.collect()
+    gc.freeze()
+    while True:
+        order = end.receive()
+        watchdog.beat(type(order).__name__)
+        match order:
+            case RankStep():
+                runner.follow(order)
+            case RankCapture(size):
+                runner.capture(size)
+            case RankCall():
+                end.send(RankDone(launch.rank, _called(runner, order)))
+        watchdog.beat(None)
+
+
+def _called(runner: "FollowingRunner", call: RankCall) -> str:
+    """Why it failed, if it did: no rank waits for this one in it, so it may be tried again."""
+    try:
+        {"sleep": runner.sleep, "wake_up": runner.wake_up}[call.method]()
+    except Exception as error:
+        log.exception("%s failed.", call.method)
+        return describe(error)
+    return ""
+
+
+def _make_runner(
+    launch: RankLaunch,
+    setup: RankSetup,
+    device: "Device",
+    group: "RankGroup",
+    watchdog: Watchdog,
+) -> "FollowingRunner":
+    """As start-up makes rank 0's, without what only that one does."""
+    from pagoda.models.loader import build_model
+    from pagoda.runtime.ranks import FollowingRunner
+
+    config = setup.config
+    watchdog.beat("load weights")
+    device.set_threads(config.device.threads, packed=setup.packed)
+    files = open_model(Path(launch.model_path), launch.config.model.mmproj)
+    spec = spec_of(files, launch.config.model)
+    dummy = dummy_of(spec, files.config) if config.model.dummy else None
+    model = build_model(
+        spec,
+        dummy or checkpoint_of(files, spec, config.model),
+        dtype=device.dtype(config.model.dtype),
+        device=device.place_of(setup.in_host),
+        parallel=group.parallel,
+        progress=lambda done, total: watchdog.beat("load weights"),
+        packed=setup.packed,
+        attention=setup.attention,
+    )
+    watchdog.beat("reserve KV cache")
+    own = rank_spec(spec, config.parallel.tensor_parallel_size)
+    return FollowingRunner(
+        model,
+        spec,
+        kv_groups(own, setup.attention.layout, config.cache.kv_cache_dtype),
+        num_slabs=setup.num_slabs,
+        device=device,
+        max_num_reqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=config.model.max_model_len,
+        seed=config.model.seed,
+        processors=processors_for(files),
+        eager=config.device.enforce_eager,
+        captured_bytes=setup.captured_bytes,
+        group=group,
+    )
+
+
+def _follow_leader(folder: Path) -> None:
+    """Leave when rank 0 does, however it ended: its end of our stdin closes with it."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    leave(1)
+
+
+if __name__ == "__main__":
+    main()

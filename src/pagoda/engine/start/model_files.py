@@ -1,0 +1,61 @@
+"""What a config makes of a model's files: its spec, its tensors, its weights."""
+
+from collections.abc import Mapping
+
+from pagoda.arch.registry import spec_for
+from pagoda.arch.sentence import with_sentence_files
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.log import get_logger
+from pagoda.config.engine import ModelConfig
+from pagoda.planner.memory.assumed import dummy_of
+from pagoda.planner.pooling import with_pooling
+from pagoda.planner.quantization import quantized_tensors, rounding_in_words
+from pagoda.planner.resolved import ResolvedModel
+from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.files import ModelFiles
+from pagoda.weights.quantized import QuantizedCheckpoint
+
+log = get_logger("engine.model_files")
+
+
+def spec_of(files: ModelFiles, config: ModelConfig) -> ModelSpec:
+    """What the headers say of the model."""
+    spec = spec_for(files.config, files.metadata, _tensors_of(files, config))
+    if files.kind == "safetensors":
+        spec = with_sentence_files(spec, files.config, files.folder)
+    return with_pooling(spec, config)
+
+
+def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ResolvedModel) -> Checkpoint | None:
+    """Its weights, rounded where `config` says so; None for a dummy load."""
+    if config.dummy:
+        return None
+    checkpoint = files.checkpoint
+    if config.quantization == "none":
+        return checkpoint
+    log.info("%s", rounding_in_words(spec, checkpoint.tensors, config.quantization))
+    rounded = quantized_tensors(spec, checkpoint.tensors, config.quantization)
+    return QuantizedCheckpoint(checkpoint, rounded)
+
+
+def planned_tensors(
+    files: ModelFiles, spec: ModelSpec, config: ModelConfig
+) -> Mapping[str, TensorInfo]:
+    """Its tensors, or those that config.json lets assume for a dummy load; none where these are
+    plain."""
+    assumed = dummy_of(spec, files.config).tensors if config.load_format == "dummy" else None
+    return assumed or _tensors_of(files, config)
+
+
+def mapped_bytes(files: ModelFiles, config: ModelConfig) -> int:
+    """Bytes of the weight files that are read; none for a dummy load."""
+    if config.load_format == "dummy":
+        return 0
+    return sum(path.stat().st_size for path in files.weight_paths())
+
+
+def _tensors_of(files: ModelFiles, config: ModelConfig) -> Mapping[str, TensorInfo]:
+    """None for a dummy load of a folder, which need not hold weights."""
+    if config.load_format == "dummy" and files.kind != "gguf":
+        return {}
+    return files.checkpoint.tensors

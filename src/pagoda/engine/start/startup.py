@@ -1,0 +1,338 @@
+"""From a config to an engine that serves: one phase after the other, each timed and measured."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base import env
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.log import get_logger
+from pagoda.base.machine import anonymous_bytes
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.flags import check_parallel
+from pagoda.core.grammar import Grammars, Vocabulary
+from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.messages import EngineReady
+from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from pagoda.engine.core import EngineCore
+from pagoda.engine.executor import DeviceExecutor, LocalExecutor
+from pagoda.engine.kv_disk import block_contents, kv_disk
+from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.ranks.executor import Ranks, RanksExecutor, start_ranks
+from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.start.libraries import Libraries, import_libraries
+from pagoda.engine.start.measured import fit_to_device, measures_steps
+from pagoda.engine.start.model_files import checkpoint_of, spec_of
+from pagoda.engine.start.phases import Phases, Report, memory_guard
+from pagoda.engine.start.planned import plan_engine
+from pagoda.engine.start.progress import WEIGHTS_PHASE
+from pagoda.kernels import cpu
+from pagoda.planner.memory.assumed import dummy_of
+from pagoda.planner.memory.vision import media_budget, media_sizes
+from pagoda.planner.resolve import Resolution, device_name
+from pagoda.text.media.base import Processor
+from pagoda.text.media.select import processors_for
+from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.source import resolve_model
+
+if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
+    from pagoda.models.base import Model
+    from pagoda.runtime.device import Device
+    from pagoda.runtime.runner import ModelRunner
+
+log = get_logger(__name__)
+
+
+def start_engine(
+    config: EngineConfig,
+    report: Report,
+    *,
+    launched_at: float | None = None,
+    room: MemoryRoom | None = None,
+    give_up: Callable[[str], None] | None = None,
+) -> tuple[EngineCore, EngineReady]:
+    """Load the model and make it ready to serve, telling `report` of every phase.
+
+    `launched_at` is time.time() of the command, so that the ledger counts from there. `room` is
+    what other engines leave. `give_up` is as `Ranks` takes it. Raises the error of whichever phase
+    fails; memory that runs out is a CapacityError.
+    """
+    phases = Phases(report, launched_at)
+    check_parallel(config)
+    # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
+    # torch loads. Where others use the cores too, that made start-up and decoding of the
+    # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
+    env.set_default("OMP_WAIT_POLICY", "PASSIVE")
+    pool = ThreadPoolExecutor(1, "import-torch")
+    libraries = pool.submit(import_libraries)
+    pool.shutdown(wait=False)
+    files, spec = _read_headers(config.model, phases)
+    ranks = start_ranks(config, spec, files.path, give_up)
+    try:
+        return _make_engine(_Start(config, files, spec, phases, libraries, ranks), room)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the phases behind the headers share."""
+
+    config: EngineConfig
+    files: ModelFiles
+    spec: ModelSpec
+    phases: Phases
+    libraries: Future[Libraries]
+    ranks: Ranks | None
+    """The other ranks, of a model that is split."""
+
+    def import_torch(self) -> Libraries:
+        with self.phases.timed("import torch"):
+            return self.libraries.result()
+
+
+def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, EngineReady]:
+    spec, phases, ranks = start.spec, start.phases, start.ranks
+    facts, device = _find_device(start)
+    if ranks is not None:
+        with phases.timed("start ranks"):
+            num_devices = 1 if device is None else device.count
+            config, facts = ranks.share(start.config, facts, num_devices)
+            start = replace(start, config=config)
+    with phases.timed("plan"):
+        resolution = plan_engine(start.config, start.files, spec, facts, room)
+        phases.ledger.plan(resolution)
+    if ranks is not None:
+        ranks.load(_rank_setup(resolution))
+    if device is None:
+        device = start.import_torch().make_device("cpu")
+    device.set_threads(resolution.config.device.threads, packed=resolution.packed)
+    if device.name == "cpu" and not resolution.packed:
+        _warn_of_type(start.config.model.dtype)
+    model = _load(start, device, resolution)
+    if measures_steps(start.config, resolution, device):
+        with phases.timed("profile"), memory_guard("measuring a step", resolution):
+            step = partial(start.libraries.result().largest_step, model)
+            resolution = fit_to_device(start.config, spec, resolution, device, step)
+        phases.ledger.measured["activations"] = resolution.plan.activations
+        phases.ledger.replan(resolution)
+    if ranks is not None:
+        with phases.timed("meet ranks"):
+            ranks.meet(device.torch_device)
+    grammars = Grammars(partial(_vocabulary, start.config.model, start.files), spec.vocab_size)
+    processors = processors_for(start.files, model.encoders)
+    runner = _make_runner(start, model, device, resolution, grammars, processors)
+    scheduler = _make_scheduler(resolution, spec)
+    core = EngineCore(
+        scheduler,
+        _executor(ranks, runner, device),
+        grammars=grammars,
+        when_idle=runner.work_ahead
+        if ranks is None
+        else partial(ranks.together, runner.work_ahead),
+        on_shutdown=_kept_prefixes(start, resolution, scheduler.kv, runner),
+    )
+    ready = EngineReady(
+        max_model_len=resolution.config.model.max_model_len,
+        vocab_size=spec.vocab_size,
+        num_blocks=max(1, resolution.plan.num_slabs),
+        block_size=resolution.config.cache.block_size,
+        kv_tokens=resolution.plan.kv_tokens,
+        max_num_seqs=resolution.config.scheduler.max_num_seqs,
+        device=device.name,
+        generates=spec.writes_text,
+        hidden_size=spec.hidden_size,
+        pooling=spec.pooling,
+        media=media_sizes(resolution.config, processors),
+        ledger=phases.ledger.rows(),
+    )
+    for line in phases.ledger.lines():
+        log.info("%s", line)
+    return core, ready
+
+
+def _executor(ranks: Ranks | None, runner: "ModelRunner", device: "Device") -> LocalExecutor:
+    if ranks is not None:
+        return RanksExecutor(runner, ranks, runs_ahead=device.runs_ahead)
+    return DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner)
+
+
+def _read_headers(model: ModelConfig, phases: Phases) -> tuple[ModelFiles, ModelSpec]:
+    with phases.timed("find model"):
+        path = resolve_model(
+            model.model,
+            download_dir=model.download_dir,
+            revision=model.revision,
+            progress=lambda _, done, total: phases.progress(done, total),
+        )
+    with phases.timed("read headers"):
+        files = open_model(path, model.mmproj)
+        return files, spec_of(files, model)
+
+
+def _find_device(start: _Start) -> "tuple[DeviceFacts, Device | None]":
+    """Facts of the device; a plain CPU's are known without waiting for torch."""
+    name = device_name(start.config.device.device, lambda: start.import_torch().has_gpu())
+    if name != start.config.device.device:
+        log.info("Device %s is %s.", start.config.device.device, name)
+    if name == "cpu":
+        return cpu.device_facts(), None
+    device = start.import_torch().make_device(name)
+    return device.facts(), device
+
+
+def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
+    files, spec, config = start.files, start.spec, resolution.config.model
+    libraries, ledger, ranks = start.libraries.result(), start.phases.ledger, start.ranks
+    dummy = dummy_of(spec, files.config) if config.dummy else None
+    checkpoint = dummy or checkpoint_of(files, spec, config)
+    place = device.place_of(resolution.plan.placement.params)
+    ledger.measured["process"] = anonymous_bytes()
+    before = device.memory_used()
+    with start.phases.timed(WEIGHTS_PHASE), memory_guard("loading the weights", resolution):
+        model = libraries.build_model(
+            spec,
+            checkpoint,
+            dtype=device.dtype(config.dtype),
+            device=place,
+            parallel=None if ranks is None else ranks.group.parallel,
+            progress=partial(start.phases.progress, check=None if ranks is None else ranks.check),
+            packed=resolution.packed,
+            attention=resolution.attention,
+        )
+    if not isinstance(place, str):
+        device.give_back()  # what the weights passed through
+        ledger.measured["in host memory"] = place.nbytes
+    ledger.measured["weights"] = device.memory_used() - before
+    return model
+
+
+def _kept_prefixes(
+    start: _Start, resolution: Resolution, cache: KVCacheManager, runner: "ModelRunner"
+) -> Callable[[], object]:
+    """Bring back what an earlier engine kept on disk; what keeps it again at the end."""
+    config, model = resolution.config.cache, resolution.config.model
+    if config.kv_disk is None or not cache.enable_prefix_caching:
+        return lambda: None
+    with start.phases.timed("read kept KV"):
+        native = cpu.native() if resolution.packed else None
+        kernels = "torch" if native is None else native.isa
+        layout = resolution.attention.layout
+        contents = block_contents(model, config.kv_cache_dtype, layout, kernels)
+        disk = kv_disk(config.kv_disk, config.kv_disk_size, start.files, contents)
+        count = disk.restore(cache, runner)
+    if count:
+        log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
+
+    def keep() -> None:
+        try:
+            disk.save(cache, runner)
+        except (OSError, MemoryError) as error:
+            log.warning("The cached prefixes could not be kept: %s.", error or "no memory")
+
+    return keep
+
+
+def _make_runner(
+    start: _Start,
+    model: "Model",
+    device: "Device",
+    resolution: Resolution,
+    grammars: Grammars,
+    processors: dict[str, Processor],
+) -> "ModelRunner":
+    config, spec, ranks = resolution.config, start.spec, start.ranks
+    phases, measured = start.phases, start.phases.ledger.measured
+    before = device.memory_used()
+    with phases.timed("reserve KV cache"), memory_guard("reserving the KV cache", resolution):
+        model.reserve(config.model.max_model_len)
+        if resolution.plan.tables:
+            measured["positions"] = device.memory_used() - before
+        before = device.memory_used()
+        make = start.libraries.result().runner if ranks is None else ranks.runner
+        runner = make(
+            model,
+            spec,
+            list(resolution.plan.groups),
+            num_slabs=resolution.plan.num_slabs,
+            device=device,
+            max_num_reqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=config.model.max_model_len,
+            seed=config.model.seed,
+            grammars=grammars,
+            processors=processors,
+            kept_media_bytes=media_budget(config, spec, model.encoders),
+            eager=config.device.enforce_eager,
+            captured_bytes=resolution.plan.captured,
+        )
+    measured["KV pool"] = device.memory_used() - before
+    before = device.memory_used()
+    together = nullcontext if ranks is None else ranks.in_step
+    with phases.timed("warm up"), together(), memory_guard("the first step", resolution):
+        num_tokens = runner.warm_up()
+    if "activations" not in measured:
+        measured["activations"] = device.memory_used() - before
+        phases.ledger.details["activations"] += f", measured with {num_tokens} tokens"
+    return runner
+
+
+def _warn_of_type(dtype: str) -> None:
+    """What a type that was asked for costs on a CPU."""
+    if cpu.native() is not None:
+        log.warning(
+            "--dtype %s leaves out the native kernels: weights are expanded, and torch computes, "
+            "many times slower. Without the flag they stay as the file has them.",
+            dtype,
+        )
+
+
+def _rank_setup(resolution: Resolution) -> RankSetup:
+    return RankSetup(
+        resolution.config,
+        num_slabs=resolution.plan.num_slabs,
+        packed=resolution.packed,
+        attention=resolution.attention,
+        captured_bytes=resolution.plan.captured,
+        in_host=resolution.plan.placement.params,
+    )
+
+
+def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
+    config, scheduler = resolution.config, resolution.config.scheduler
+    limits = SchedulerLimits(
+        max_num_reqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=config.model.max_model_len,
+        policy=scheduler.scheduling_policy,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        max_step_seconds=scheduler.max_step_seconds,
+        max_step_growth=scheduler.max_step_growth,
+        whole_media=spec.vision is not None and spec.vision.both_ways,
+    )
+    cache = KVCacheManager(
+        resolution.plan.groups,
+        resolution.plan.num_slabs,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return Scheduler(limits, cache)
+
+
+def _vocabulary(config: ModelConfig, files: ModelFiles) -> Vocabulary:
+    """For the first grammar: imported and read when there is one."""
+    from pagoda.engine.served.text_side import tokenizer_of
+
+    tokenizer = tokenizer_of(config, files)
+    return Vocabulary(
+        tokens=[tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)],
+        special_ids=sorted(tokenizer.special_ids),
+        eos_ids=sorted(tokenizer.eos_token_ids),
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+    )

@@ -1,0 +1,164 @@
+"""What stays in the host's memory: as flags say, or as little as makes the rest fit the GPU."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.units import format_bytes
+from pagoda.config.engine import DeviceConfig, EngineConfig
+from pagoda.config.option import flag_name
+from pagoda.planner.memory.placement import Placement, placed, placements
+from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.memory.weights import HeldWeight
+from pagoda.planner.reason import Reason
+
+_FLAGS = ("cpu_offload_gb", "n_cpu_moe", "n_gpu_layers")
+# Where no context is asked for, weights make room for this one (the least that llama.cpp's `--fit`
+# leaves, too).
+_CONTEXT = 4096
+# For what start-up measures beyond its prediction, and what it leaves to others.
+_MARGIN = 512 << 20
+# The host's memory is also for the file that is read, the server and everything else.
+_HOST_RESERVE = 1 << 30
+_GIB = 1 << 30
+
+
+def resolve_offload(
+    config: EngineConfig,
+    spec: ModelSpec,
+    held: Sequence[HeldWeight],
+    plan: MemoryPlan,
+    facts: DeviceFacts,
+    reasons: list[Reason],
+) -> tuple[float, MemoryPlan]:
+    """`plan`, whose weights are all on the device, with those in the host's memory that flags put
+    there; or, without such flags, those that must be there, and how many GiB these are.
+
+    ConfigError for flags that contradict each other, CapacityError where the host's memory does not
+    suffice for them. Where nothing fits, the plan is returned as it is.
+    """
+    given = [name for name in _FLAGS if getattr(config.device, name) is not None]
+    if facts.device == "cpu":
+        for name in given:
+            value = getattr(config.device, name)
+            reasons.append(Reason(name, value, "without effect: the model runs on the CPU"))
+        return 0.0, plan
+    search = _Search(config, spec, held, plan, facts)
+    if given:
+        chosen = search.asked(config.device, given)
+        search.check_host(chosen, given[0])
+        why = f"{_words(chosen, spec)} in the host's memory"
+        reasons.append(Reason(given[0], getattr(config.device, given[0]), why))
+        return 0.0, search.plan_with(chosen)
+    if search.fits(plan, search.least_context, 0):
+        return 0.0, plan
+    found = search.smallest()
+    if found is None:
+        return 0.0, plan
+    # Rounded up, so that the flag gives the same.
+    gib = -(-100 * found.nbytes // _GIB) / 100
+    why = f"{_words(found, spec)} in the host's memory, for the device's is too small for all"
+    reasons.append(Reason("cpu_offload_gb", gib, why))
+    return gib, search.plan_with(found)
+
+
+class _Search:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        held: Sequence[HeldWeight],
+        plan: MemoryPlan,
+        facts: DeviceFacts,
+    ):
+        self._config, self._spec, self._held = config, spec, held
+        self._plan, self._facts = plan, facts
+        self._steps = placements(spec)
+        wanted = config.model.max_model_len
+        self.least_context = wanted if isinstance(wanted, int) else 1
+        self._context = wanted if isinstance(wanted, int) else min(_CONTEXT, spec.max_position)
+
+    def asked(self, device: DeviceConfig, given: Sequence[str]) -> Placement:
+        """As flags say."""
+        gib = device.cpu_offload_gb
+        if gib is not None:
+            if len(given) > 1:
+                raise ConfigError(
+                    f"--cpu-offload-gb and {flag_name(given[1])} say the same in two ways; leave "
+                    "out one of them."
+                )
+            steps = range(len(self._steps))
+            # The most that such a budget holds.
+            budget = gib * _GIB
+            return self._at(bisect_right(steps, budget, key=lambda i: self._at(i).nbytes) - 1)
+        count = len(self._spec.layers)
+        experts, on_device = device.n_cpu_moe or 0, device.n_gpu_layers
+        layers = count - on_device if isinstance(on_device, int) else 0
+        return placed(
+            self._spec,
+            self._held,
+            count if isinstance(experts, str) else experts,
+            max(0, layers),
+        )
+
+    def smallest(self) -> Placement | None:
+        """With what leaves room for the context; None where nothing does, or where it is not known
+        how much memory the host has."""
+        steps, budget = range(len(self._steps)), self._host_budget
+        if budget is None:
+            return None
+        most = bisect_right(steps, budget, key=lambda i: self._at(i).nbytes) - 1
+        first = bisect_left(steps, True, key=lambda i: self._fits_at(i, _MARGIN))
+        index = min(first, most)
+        return self._at(index) if self._fits_at(index, 0) else None
+
+    def check_host(self, chosen: Placement, flag: str) -> None:
+        budget = self._host_budget
+        if budget is not None and chosen.nbytes > budget:
+            raise CapacityError(
+                f"{flag_name(flag)} puts {format_bytes(chosen.nbytes)} of weights into the host's "
+                f"memory, which has room for {format_bytes(max(0, budget))}; ask for less."
+            )
+
+    def fits(self, plan: MemoryPlan, context: int, margin: int) -> bool:
+        """Whether `plan` leaves room for the pool that flags ask for, or one request."""
+        cache, facts = self._config.cache, self._facts
+        usable = min(int(facts.total_memory * cache.gpu_memory_utilization), facts.free_memory)
+        if cache.kv_cache_memory_bytes is not None:
+            pool, usable = cache.kv_cache_memory_bytes, facts.free_memory
+        elif cache.num_gpu_blocks_override is not None:
+            pool = cache.num_gpu_blocks_override * plan.slab_bytes
+        else:
+            pool = plan.slab_bytes * plan.slabs_for(context) if plan.groups else 0
+        return replace(plan, num_slabs=0, max_model_len=context).total + pool + margin <= usable
+
+    def plan_with(self, chosen: Placement) -> MemoryPlan:
+        return replace(self._plan, weights=self._plan.weights - chosen.nbytes, placement=chosen)
+
+    @property
+    def _host_budget(self) -> int | None:
+        """Bytes for one device's share; None where it is not known."""
+        if self._facts.host_memory is None:
+            return None
+        size = self._config.parallel.tensor_parallel_size
+        return (self._facts.host_memory - _HOST_RESERVE) // size
+
+    def _at(self, index: int) -> Placement:
+        return placed(self._spec, self._held, *self._steps[index])
+
+    def _fits_at(self, index: int, margin: int) -> bool:
+        return self.fits(self.plan_with(self._at(index)), self._context, margin)
+
+
+def _words(chosen: Placement, spec: ModelSpec) -> str:
+    """`the experts of 12 of 48 layers, 9.00 GiB`."""
+    count, parts = len(spec.layers), []
+    if chosen.experts:
+        parts.append(f"the experts of {chosen.experts} of {count} layers")
+    if chosen.layers:
+        parts.append(f"all matrices of {chosen.layers} of {count} layers")
+    what = " and ".join(parts) or "no weights"
+    return f"{what}, {format_bytes(chosen.nbytes)},"

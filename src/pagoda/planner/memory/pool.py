@@ -1,0 +1,201 @@
+"""How long a request may be, and how large the KV pool is: what fits, or what was asked for."""
+
+from dataclasses import replace
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.facts import DeviceFacts
+from pagoda.base.units import format_bytes
+from pagoda.config.engine import EngineConfig
+from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.reason import Reason
+from pagoda.planner.resolved import ResolvedConfig
+
+# On a CPU the KV pool shares memory with everything else the user runs: by default it takes no
+# more than this, and less where less is free.
+_CPU_POOL_CAP = 4 << 30
+CPU_RESERVE = 512 << 20
+
+
+def with_pool(
+    asked: EngineConfig,
+    chosen: ResolvedConfig,
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    limit: int,
+    reasons: list[Reason],
+) -> tuple[ResolvedConfig, MemoryPlan]:
+    """Both with the context and the KV pool that fit `limit` bytes."""
+    on_cpu = chosen.device.device == "cpu"
+    length = _length(asked, spec, plan, limit, on_cpu, reasons)
+    plan = replace(plan, max_model_len=length)
+    slabs = _num_slabs(asked, chosen, plan, limit, reasons)
+    model = replace(chosen.model, max_model_len=length)
+    return replace(chosen, model=model), replace(plan, num_slabs=slabs)
+
+
+def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
+    if config.cache.kv_cache_memory_bytes is not None:
+        if config.cache.num_gpu_blocks_override is not None:
+            raise ConfigError(
+                "--kv-cache-memory-bytes and --num-gpu-blocks-override both say how large the KV "
+                "cache is; leave out one of them."
+            )
+        return config.cache.kv_cache_memory_bytes
+    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
+    reserve = CPU_RESERVE if facts.device == "cpu" else 0
+    usable = min(share, facts.free_memory - reserve)
+    limit = usable - plan.weights - plan.beside_weights
+    least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
+    if limit < least and config.cache.num_gpu_blocks_override is None:
+        host = ""
+        if facts.host_memory is not None:
+            host = f", with {format_bytes(facts.host_memory)} of the host's memory beside it"
+        raise CapacityError(
+            f"The model needs {format_bytes(plan.weights)} for weights and "
+            f"{format_bytes(plan.beside_weights)} to run, and "
+            f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
+            f"({format_bytes(facts.free_memory)} free){host}. Free memory, choose a smaller "
+            "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
+        )
+    return limit
+
+
+def check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
+    """CapacityError for a pool whose size was asked for and that cannot be free beside the rest."""
+    to_run = _to_run(plan, facts)
+    beyond = plan.kv_pool - room_for_pool(plan, facts)
+    if not cache_is_chosen(config) or beyond <= 0:
+        return
+    flag, room = "--kv-cache-memory-bytes", max(0, plan.kv_pool - beyond)
+    fits, least = f"{room >> 20}M", plan.slab_bytes * plan.slabs_for(1)
+    if config.cache.num_gpu_blocks_override is not None:
+        flag, fits = "--num-gpu-blocks-override", str(room // plan.slab_bytes)
+    advice = f"lower {flag} to at most {fits}, or free memory"
+    if room < max(least, 1 << 20):
+        advice = "free memory, or choose a smaller quantization"
+    raise CapacityError(
+        f"{flag} asks for {format_bytes(plan.kv_pool)} of KV cache, which beside "
+        f"{format_bytes(plan.weights)} of weights and {format_bytes(to_run)} to run is "
+        f"{format_bytes(beyond)} more than the {format_bytes(facts.free_memory)} that are free: "
+        f"{advice}."
+    )
+
+
+def cache_is_chosen(config: EngineConfig) -> bool:
+    """The flags say how large the KV pool is, whatever else takes memory."""
+    cache = config.cache
+    return cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+
+
+def room_for_pool(plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Bytes that a pool whose size is asked for may have beside the rest of the plan.
+
+    Neither the share of `--gpu-memory-utilization` nor a reserve bounds it: only what is there.
+    """
+    return facts.free_memory - plan.weights - _to_run(plan, facts)
+
+
+def _to_run(plan: MemoryPlan, facts: DeviceFacts) -> int:
+    """Bytes beside weights and pool."""
+    # A GPU's context is there already where its free memory is asked for.
+    there = plan.process if facts.device != "cpu" else 0
+    return plan.total - plan.weights - plan.kv_pool - there
+
+
+def _length(
+    config: EngineConfig,
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    limit: int,
+    on_cpu: bool,
+    reasons: list[Reason],
+) -> int:
+    """Tokens of the longest request."""
+    wanted = config.model.max_model_len
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise ConfigError(f"--max-model-len {wanted} must be at least 1.")
+        if wanted > spec.max_position:
+            reasons.append(
+                Reason("max_model_len", wanted, f"beyond the trained {spec.max_position:,}")
+            )
+        return wanted
+    pool = limit
+    why = "the largest that fits in memory"
+    capped = on_cpu and config.cache.kv_cache_memory_bytes is None
+    if wanted is None and capped and limit > _CPU_POOL_CAP:
+        pool = _CPU_POOL_CAP
+        why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
+    length = plan.longest(_fitting_slabs(config, plan, pool), spec.max_position)
+    if not cache_is_chosen(config):
+        length = min(length, plan.longest_within(limit, spec.max_position))
+    if not length:
+        raise CapacityError(_too_few_slabs(config, plan))
+    if length == spec.max_position:
+        why = "the model's own"
+    reasons.append(Reason("max_model_len", length, why))
+    return length
+
+
+def _num_slabs(
+    config: EngineConfig,
+    chosen: ResolvedConfig,
+    plan: MemoryPlan,
+    limit: int,
+    reasons: list[Reason],
+) -> int:
+    """Slabs of the pool, the first included; CapacityError if one request would not fit."""
+    length = plan.max_model_len
+    alone = plan.slabs_for(length)
+    needed = f"{format_bytes(alone * plan.slab_bytes)} of KV cache"
+    if cache_is_chosen(config):
+        fits = _fitting_slabs(config, plan, limit)
+        longest, available = plan.longest(fits, length), fits * plan.slab_bytes
+    else:
+        fits = (limit - plan.tables) // plan.slab_bytes
+        longest, available = plan.longest_within(limit, length), limit
+        if plan.tables:
+            needed += f" and {format_bytes(plan.tables)} for positions,"
+    if not longest:
+        raise CapacityError(_too_few_slabs(config, plan))
+    if longest < length:
+        raise CapacityError(
+            f"One request of {length:,} tokens needs {needed} and {format_bytes(available)} is "
+            f"available: lower --max-model-len to at most {longest:,}, or {_more_cache(config)}."
+        )
+    if cache_is_chosen(config):
+        return fits
+    useful = plan.slabs_for(length, chosen.scheduler.max_num_seqs)
+    slabs, why = min(fits, useful), "every running request at full length"
+    cap = max(_CPU_POOL_CAP // plan.slab_bytes, alone)
+    if chosen.device.device == "cpu" and slabs > cap:
+        slabs, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
+    elif slabs < useful:
+        why = "all memory that is left"
+    reasons.append(Reason("kv_cache_memory_bytes", slabs * plan.slab_bytes, why))
+    return slabs
+
+
+def _fitting_slabs(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
+    """Slabs in a pool of so many bytes, unless their number is given; the first included."""
+    override = config.cache.num_gpu_blocks_override
+    return pool // plan.slab_bytes if override is None else override
+
+
+def _more_cache(config: EngineConfig) -> str:
+    if config.cache.num_gpu_blocks_override is not None:
+        return "raise --num-gpu-blocks-override"
+    if config.cache.kv_cache_memory_bytes is not None:
+        return "raise --kv-cache-memory-bytes"
+    return "free memory"
+
+
+def _too_few_slabs(config: EngineConfig, plan: MemoryPlan) -> str:
+    size = config.cache.block_size
+    return (
+        f"The KV cache needs two blocks of {size} tokens at least, one of them spare: "
+        f"{format_bytes(plan.slabs_for(1) * plan.slab_bytes)} for this model; "
+        f"{_more_cache(config)}, or lower --block-size."
+    )

@@ -1,0 +1,388 @@
+"""Decode steps on a GPU, captured as graphs: one for each of some numbers of requests.
+
+Serving starts without any. What steps need is captured first, in the order in which they needed
+it, one at a time between steps; the rest when nobody waits.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes, format_seconds
+from pagoda.kernels import ops
+from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.planner.memory.plan import captured_sizes
+from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.device import copy_to, to_tensor
+from pagoda.runtime.model import Model
+from pagoda.runtime.sampling.sampler import FirstMax
+from pagoda.runtime.states import Ints
+from pagoda.runtime.steps.graphs import Graph, GraphMaker
+from pagoda.runtime.steps.inputs import StateArrays, StepArrays, first_blocks
+from pagoda.runtime.steps.program import Computed, Inputs, StepLimits
+
+logger = get_logger(__name__)
+
+# While requests run, capturing takes at most this share of the time.
+_SHARE = 0.1
+_ALIGNMENT = 16
+_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+
+
+class Outputs(NamedTuple):
+    """What the largest step gives. Of the largest step; each graph writes its first rows. Were they
+    each graph's own, all their logits together would take gigabytes; the copy is a hundredth of a
+    step."""
+
+    hidden_states: torch.Tensor
+    logits: torch.Tensor
+    values: torch.Tensor
+    ids: torch.Tensor
+
+
+class _Arena:
+    """Small host arrays side by side, and their copies on the device, moved all at once."""
+
+    def __init__(self, nbytes: int, device: torch.device):
+        self._host = np.zeros(nbytes, np.uint8)
+        self._whole = torch.from_numpy(self._host)
+        self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: type) -> np.ndarray:
+        """As np.zeros."""
+        count, kind = int(np.prod(shape)), np.dtype(dtype)
+        start, nbytes = self._used, count * kind.itemsize
+        self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._host[start : start + nbytes].view(kind).reshape(shape)
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """The copy of an array of `zeros`."""
+        start = array.ctypes.data - self._host.ctypes.data
+        part = self._device[start : start + array.nbytes]
+        return part.view(_TORCH_TYPES[array.dtype]).view(array.shape)
+
+    def upload(self) -> None:
+        copy_to(self._device, self._whole)
+
+
+class _DeviceInputs(Inputs):
+    """The memory on the device from which graphs read, and its picture on the host.
+
+    Steps are padded to a captured size by requests without tokens. The rows that these seem to
+    have read token 0 at position 0, and store K and V in block 0, which belongs to nobody.
+    """
+
+    def __init__(
+        self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool, device: torch.device
+    ):
+        rows = limits.max_reqs + 1
+        # Each array has at most so many rows of 8 bytes; their alignment is the rest.
+        arrays = 6 + 3 * len(block_sizes) + 2
+        self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
+        super().__init__(limits, block_sizes, has_states, self._arena.zeros)
+        self._device = device
+        self._tables = [
+            torch.zeros(group.block_table.shape, dtype=torch.int32, device=device)
+            for group in self.groups
+        ]
+        zeros, on_device = self._arena.zeros, self._arena.on_device
+        self._entries = [
+            (zeros(limits.max_reqs, np.int64), zeros(limits.max_reqs, np.int32))
+            for _ in self.groups
+        ]
+        """What is new in each table: where it lies, and the blocks."""
+        self._entries_there = [
+            (on_device(places), on_device(blocks)) for places, blocks in self._entries
+        ]
+        self._grown: dict[int, int] = {}
+        """The groups that have new entries, and how many."""
+        self._flat_tables = [table.view(-1) for table in self._tables]
+        self._num_reqs = 0
+        """Requests of the last step."""
+        self._token_ids_there = on_device(self.token_ids)
+
+    def load(self, arrays: StepArrays, samples: Ints) -> None:
+        self._clear_behind(arrays.num_reqs)
+        super().load(arrays, samples)
+        self._arena.upload()
+        for group, count in self._grown.items():
+            places, blocks = self._entries_there[group]
+            self._flat_tables[group].index_copy_(0, places[:count], blocks[:count])
+        self._grown.clear()
+
+    def _clear_behind(self, count: int) -> None:
+        gone, self._num_reqs = slice(count, self._num_reqs), count
+        if gone.start >= gone.stop:
+            return
+        for array in (self.token_ids, self.positions, self.kv_lens):
+            array[gone] = 0
+        for group in self.groups:
+            group.slot_mapping[gone] = 0
+        if self.states is not None:
+            self.states.read[gone] = self.states.write[gone] = 0
+
+    def take_table(self, group: int, table: np.ndarray) -> None:
+        rows, width = table.shape
+        self._tables[group][:rows, :width] = to_tensor(table, self._device)
+
+    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints) -> None:
+        count, (places, entries) = len(rows), self._entries[group]
+        places[:count] = rows * self._tables[group].shape[1] + columns
+        entries[:count] = blocks
+        self._grown[group] = count
+
+    def token_ids_of(self, count: int) -> torch.Tensor:
+        return self._token_ids_there[:count]
+
+    def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+        """The first `size` requests, one token each; no copies."""
+        on_device = self._arena.on_device
+        groups: list[GroupInputs | StateInputs] = [
+            GroupInputs(table[:size], on_device(group.slot_mapping)[:size])
+            for table, group in zip(self._tables, self.groups, strict=True)
+        ]
+        if self.states is not None:
+            read, write = on_device(self.states.read), on_device(self.states.write)
+            groups.append(StateInputs(read[:size], write[:size]))
+        return ForwardBatch(
+            token_ids=self.token_ids_of(size),
+            positions=on_device(self.positions)[:size],
+            query_start=on_device(self.query_start)[: size + 1],
+            kv_lens=on_device(self.kv_lens)[:size],
+            max_query_len=1,
+            max_kv_len=limits.max_model_len,
+            groups=groups,
+            layer_group=cache.layer_group,
+            kv_caches=cache.layers,
+            host_query_start=self.query_start[: size + 1],
+            host_kv_lens=self.kv_lens[:size],
+            fixed=True,
+        )
+
+
+@dataclass(eq=False)
+class CapturedSteps:
+    """Forward pass, output head and greedy choice of decode steps, as `StepProgram` has them.
+
+    `budget` is how many bytes graphs may take; `free_memory` says what the device has left.
+    """
+
+    model: Model
+    cache: CacheMemory
+    block_sizes: Sequence[int]
+    limits: StepLimits
+    has_states: bool
+    device: torch.device
+    make_graphs: Callable[[], GraphMaker]
+    free_memory: Callable[[], int]
+    budget: int
+
+    def __post_init__(self) -> None:
+        self.sizes = captured_sizes(self.limits.max_reqs)
+        self._needed: dict[int, None] = {}
+        """Sizes in the order in which steps needed them."""
+        self._graphs: dict[int, Graph] = {}
+        self._batches: dict[int, ForwardBatch] = {}
+        """What each graph reads, and what was planned for it."""
+        self._maker: GraphMaker | None = None
+        self._inputs: _DeviceInputs | None = None
+        self._outputs: Outputs | None = None
+        self._parts: dict[int, Outputs] = {}
+        """Their first rows, by how many."""
+        self._spent = 0
+        self._seconds = 0.0
+        self._pause_until = 0.0
+        self._given_up = False
+
+    def fits(self, num_tokens: int, num_reqs: int, num_samples: int) -> bool:
+        """Whether such a step is captured; a decode step that is not is noted as needed."""
+        if not num_tokens == num_reqs == num_samples <= self.limits.max_reqs:
+            return False
+        size = self._size_of(num_reqs)
+        if size in self._graphs:
+            return True
+        self._needed[size] = None
+        return False
+
+    def run(
+        self,
+        arrays: StepArrays,
+        samples: Ints,
+        fill: Callable[[torch.Tensor], None] | None = None,
+    ) -> Computed:
+        """Compute a step that `fits`; what it gives lasts until the next one, its tokens longer.
+
+        `fill` puts tokens that the device alone knows yet into int64 token_ids [num_tokens].
+        """
+        count = arrays.num_reqs
+        inputs = self._ready_inputs()
+        inputs.load(arrays, samples)
+        if fill is not None:
+            fill(inputs.token_ids_of(count))
+        size = self._size_of(count)
+        for plan in self._batches[size].plans.values():
+            plan.update()
+        self._graphs[size].replay()
+        assert self._outputs is not None
+        part = self._parts.get(count)
+        if part is None:
+            part = self._parts[count] = Outputs(*(rows[:count] for rows in self._outputs))
+        hidden_states, logits, values, ids = part
+        return Computed(hidden_states, logits, FirstMax(values, ids.clone()))
+
+    def capture_needed(self) -> bool:
+        """Between steps: capture the size that was needed first, if that does not hold up the
+        steps for too long in all. Whether it did."""
+        begun = time.perf_counter()
+        if self._given_up or begun < self._pause_until:
+            return False
+        waiting = [size for size in self._needed if size not in self._graphs]
+        if not waiting:
+            return False
+        self._capture(waiting[0])
+        ended = time.perf_counter()
+        self._pause_until = ended + (ended - begun) / _SHARE
+        return True
+
+    def capture_more(self) -> bool:
+        """With no request running: capture one more size. False when all is done."""
+        # Large ones first: the memory between their inputs and outputs serves the others, too.
+        order = [*self._needed, *reversed(self.sizes)]
+        missing = [size for size in dict.fromkeys(order) if size not in self._graphs]
+        if missing and not self._given_up:
+            self._capture(missing[0])
+        return len(missing) > 1 and not self._given_up
+
+    def drop(self) -> None:
+        """Forget all graphs and their memory: what they point to is about to move or to go. Steps
+        capture again what they need."""
+        self._graphs.clear()
+        self._batches.clear()
+        self._needed.clear()
+        self._parts.clear()
+        self._maker = self._inputs = self._outputs = None
+        self._spent = 0
+        self._given_up = False
+
+    def _size_of(self, num_reqs: int) -> int:
+        return next(size for size in self.sizes if size >= num_reqs)
+
+    def _ready_inputs(self) -> _DeviceInputs:
+        if self._inputs is None:
+            self._inputs = _DeviceInputs(
+                self.limits, self.block_sizes, self.has_states, self.device
+            )
+        return self._inputs
+
+    def _capture(self, size: int) -> None:
+        if self._spent >= self.budget:
+            self._give_up(f"their {format_bytes(self.budget)} of memory are used")
+        else:
+            self.capture(size)
+
+    @torch.inference_mode()
+    def capture(self, size: int) -> None:
+        """Capture one of `sizes` now, whatever it takes."""
+        begun, before = time.perf_counter(), self.free_memory()
+        try:
+            graph = self._graph_of(size)
+        except torch.OutOfMemoryError:
+            self._give_up("memory is short")
+            return
+        except RuntimeError as error:
+            self._give_up(f"one of {size} requests cannot be captured ({_first_line(error)})")
+            return
+        self._spent += max(0, before - self.free_memory())
+        self._seconds += time.perf_counter() - begun
+        if graph is None:
+            self._graphs.clear()
+            self._given_up = True
+            logger.error(
+                "Decode steps run op by op: the replay of a captured one differs from it. This is "
+                "a fault of Pagoda; please report it with the model's name."
+            )
+            return
+        self._graphs[size] = graph
+        logger.debug("Decode steps of up to %d requests are captured.", size)
+        if len(self._graphs) == len(self.sizes):
+            self._report("All")
+
+    def _graph_of(self, size: int) -> Graph | None:
+        """None where a replay does not give what the step itself does."""
+        batch, expected = self._first_pass(size)
+        graph = self._recorded(size, batch, expected)
+        self._batches[size] = batch
+        return graph if self._repeats(graph, expected.logits) else None
+
+    def _first_pass(self, size: int) -> tuple[ForwardBatch, Outputs]:
+        """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
+        inputs = self._ready_inputs()
+        inputs.load(self._first_tokens(size), np.arange(size))
+        batch = inputs.batch_of(size, self.limits, self.cache)
+        return batch, Outputs(*(rows.clone() for rows in self._compute(batch)))
+
+    def _recorded(self, size: int, batch: ForwardBatch, like: Outputs) -> Graph:
+        outputs = self._ready_outputs(like)
+        if self._maker is None:
+            self._maker = self.make_graphs()
+
+        def work() -> None:
+            for kept, rows in zip(outputs, self._compute(batch), strict=True):
+                kept[:size].copy_(rows)
+
+        return self._maker(work)
+
+    def _repeats(self, graph: Graph, expected: torch.Tensor) -> bool:
+        """Whether it gives these logits; not to the bit, for a library may choose another way while
+        it is captured."""
+        assert self._outputs is not None
+        found = self._outputs.logits
+        found.fill_(torch.nan)
+        graph.replay()
+        difference = (found[: len(expected)] - expected).abs().max()
+        return bool(difference <= 0.02 * expected.abs().max())
+
+    def _compute(self, batch: ForwardBatch) -> Outputs:
+        hidden_states = self.model.forward(batch)
+        logits = self.model.compute_logits(hidden_states)
+        return Outputs(hidden_states, logits, *ops.first_max(logits))
+
+    def _ready_outputs(self, like: Sequence[torch.Tensor]) -> Outputs:
+        if self._outputs is None:
+            most = self.limits.max_reqs
+            self._outputs = Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
+        return self._outputs
+
+    def _first_tokens(self, size: int) -> StepArrays:
+        """The first tokens of so many requests, all in block 0; no state is stored."""
+        zeros, none = np.zeros(size, np.int64), np.zeros(size, np.int32)
+        return StepArrays(
+            token_ids=zeros,
+            positions=zeros,
+            query_start=np.arange(size + 1, dtype=np.int32),
+            kv_lens=np.ones(size, np.int32),
+            max_query_len=1,
+            groups=[first_blocks(np.arange(size), zeros) for _ in self.block_sizes],
+            states=StateArrays(none, none) if self.has_states else None,
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        self._report(f"{len(self._graphs)} of {len(self.sizes)}", f"; others stay eager: {why}")
+
+    def _report(self, count: str, more: str = "") -> None:
+        logger.info(
+            "%s sizes of decode steps are captured, in %s and %s of the %s planned%s.",
+            count, format_seconds(self._seconds), format_bytes(self._spent),
+            format_bytes(self.budget), more,
+        )  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
