@@ -65,8 +65,9 @@ class Ops(Protocol):
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
-        """(x - mean) / standard deviation * weight + bias over the last dimension, of x + residual
-        where there is one; computed in fp32, in x's dtype. Weight and bias are fp32."""
+        """(x - mean) / standard deviation * weight + bias over the last dimension of x [..., size],
+        of x + residual where there is one; computed in fp32, in x's dtype and shape. Weight and bias
+        are fp32 [size]."""
 
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
@@ -119,7 +120,7 @@ class Ops(Protocol):
         silu(gate); rows of the gate may lie any stride apart."""
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
-        """gelu (of the error function), gelu_tanh, relu or silu of each element."""
+        """gelu (of the error function), gelu_tanh, relu or silu of each element of x [...]."""
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x [..., size] * factor, in x's dtype."""

@@ -20,14 +20,14 @@ _REFERENCE: Ops = reference
 
 
 def form(x: torch.Tensor) -> Ops:
-    """The fastest ops on activations like `x`."""
+    """The fastest ops on activations like `x`, of any shape."""
     if x.is_cpu:
         return (cpu.native_ops() if x.dtype == torch.float32 else None) or _REFERENCE
     return _gpu_ops(x.device, x.dtype) or _REFERENCE
 
 
 def native(x: torch.Tensor) -> "CpuOps | Any | None":
-    """The fast form of ops on activations like `x`, with the methods of `CpuOps`; None where
+    """The fast form of ops on activations like `x`, of any shape, with the methods of `CpuOps`; None where
     there is none."""
     if x.is_cpu:
         return cpu.native_ops() if x.dtype == torch.float32 else None

@@ -5,7 +5,7 @@ import torch
 
 
 def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A numpy array on the device; on the CPU it keeps the array's memory where it can.
+    """A numpy array of any shape on the device; on the CPU it keeps the array's memory where it can.
 
     On a GPU it arrives in order with the work queued there, and the array may be changed at once.
     (A copy from memory that is not pinned would wait for all of that work first.)
@@ -18,5 +18,6 @@ def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def copy_to(there: torch.Tensor, here: torch.Tensor) -> None:
-    """A host's tensor into one on the device; it may be changed at once, as with `to_tensor`."""
+    """A host's tensor into one on the device, both of any shape; it may be changed at once, as with
+    `to_tensor`."""
     there.copy_(here.pin_memory() if there.is_cuda else here, non_blocking=True)

@@ -73,7 +73,8 @@ def _aligned(nbytes: int) -> int:
 
 
 def all_rows(tensor: torch.Tensor, max_rows: int) -> torch.Tensor:
-    """A contiguous tensor of a workspace with the rows that later steps may have."""
+    """A contiguous tensor [rows, ...] of a workspace as [max_rows, ...]: with the rows that later
+    steps may have."""
     return tensor.as_strided((max_rows, *tensor.shape[1:]), tensor.stride())
 
 
@@ -81,7 +82,7 @@ _serving: Workspace | None = None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An uninitialised tensor on the CPU whose first dimension is a step's rows, from the
+    """An uninitialised tensor [rows, ...] on the CPU whose first dimension is a step's rows, from the
     workspace that is serving or from torch."""
     if _serving is None:
         return torch.empty(shape, dtype=dtype)

@@ -58,9 +58,11 @@ class Parallel:
         return slice(min(self.rank * part, total), min((self.rank + 1) * part, total))
 
     def summed(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' partial results, of any shape; one rank's own where it is alone."""
         return partial if self.reduce is None else self.reduce(partial)
 
     def gathered(self, part: torch.Tensor, columns: int) -> torch.Tensor:
+        """The ranks' parts [rows, this rank's columns] side by side: [rows, columns]."""
         return part if self.gather is None else self.gather(part, columns)
 
 

@@ -59,7 +59,8 @@ class WeightedLayer(nn.Module, ABC):
 
 
 def load_vector(target: torch.Tensor, source: ShardSource) -> None:
-    """Copy a bias or a norm's weight; its elements arrive as rows of one column."""
+    """Copy a bias or a norm's weight into target [size]; its elements arrive as rows of one
+    column."""
     if source.storage not in STORAGES:
         raise UnsupportedModelError(
             f"A vector stored as {source.storage} is not supported; convert the model anew."

@@ -39,10 +39,11 @@ class RMSNorm(Vector):
         self.weight *= self._factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size], normalized: the same shape and dtype."""
         return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normalized sum, sum) of x and residual, in the dtype of each."""
+        """(normalized sum, sum) of x [..., size] and residual [..., size], in the dtype of each."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def add_normed(

@@ -32,7 +32,7 @@ class RotaryTable:
         self._table = torch.empty(0, self.spec.rotary_dim)
 
     def upto(self, length: int) -> torch.Tensor:
-        """The table with at least `length` positions."""
+        """The table with at least `length` positions: fp32 [positions, rotary_dim]."""
         if length > self._table.shape[0]:
             self.reserve(max(_MIN_LENGTH, 1 << (length - 1).bit_length()))
         return self._table
@@ -76,7 +76,7 @@ class QueryScales:
         self._scales = torch.empty(0)
 
     def upto(self, length: int) -> torch.Tensor:
-        """With at least `length` positions."""
+        """The scales of at least `length` positions: fp32 [positions]."""
         if length > len(self._scales):
             self.reserve(max(_MIN_LENGTH, 1 << (length - 1).bit_length()))
         return self._scales

@@ -110,15 +110,15 @@ class Device(ABC):
 
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros for a long-lived pool."""
+        """A tensor of zeros of any shape for a long-lived pool."""
 
     @abstractmethod
     def discard(self, pool: torch.Tensor) -> None:
-        """Give back the memory of what `reserve` gave, and with it its content."""
+        """Give back the memory of what `reserve` gave (any shape), and with it its content."""
 
     @abstractmethod
     def restore(self, pool: torch.Tensor) -> None:
-        """Let a discarded pool be used again."""
+        """Let a discarded pool of any shape be used again; it holds zeros."""
 
 
 class CpuDevice(Device):
@@ -143,7 +143,7 @@ class CpuDevice(Device):
         pass
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros that take memory only when written, page by page.
+        """As `Device.reserve`: zeros that take memory only when written, page by page.
 
         torch.zeros would touch every page now; torch.empty may hand out recycled memory, and a
         stale NaN in a KV block survives the product with an attention weight of 0.
@@ -157,12 +157,13 @@ class CpuDevice(Device):
         return pool
 
     def discard(self, pool: torch.Tensor) -> None:
-        """Its address stays; the system takes the pages, and gives zeros for them (Linux)."""
+        """As `Device.discard`. Its address stays; the system takes the pages, and gives zeros for them (Linux)."""
         pages = self._pages.get(pool.data_ptr())
         if pages is not None:
             pages.madvise(mmap.MADV_DONTNEED)
 
     def restore(self, pool: torch.Tensor) -> None:
+        """As `Device.restore`: the system gives pages of zeros by itself."""
         pass
 
 
@@ -235,7 +236,7 @@ class CudaDevice(Device):
         return lambda: CudaGraphs(self.torch_device)
 
     def host_memory(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Registered memory, for what torch would pin is rounded up to a power of two."""
+        """As `Device.host_memory`: registered memory, for what torch would pin is rounded up to a power of two."""
         memory, _ = super().host_memory(nbytes)
         runtime = torch.cuda.cudart()
         torch.cuda.check_error(
@@ -251,13 +252,16 @@ class CudaDevice(Device):
         return tile_tuning(model, self, most_tokens)
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As `Device.reserve`."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def discard(self, pool: torch.Tensor) -> None:
+        """As `Device.discard`; its address stays."""
         pool.untyped_storage().resize_(0)
         torch.cuda.empty_cache()
 
     def restore(self, pool: torch.Tensor) -> None:
+        """As `Device.restore`."""
         pool.untyped_storage().resize_(pool.nbytes)
         pool.zero_()
 

@@ -188,7 +188,8 @@ class MediaEncoder:
     def fill(
         self, batch: ForwardBatch, media: Sequence[MediaRows], encoded: dict[str, torch.Tensor]
     ) -> None:
-        """Give a batch the embeddings of its items' tokens."""
+        """Give a batch the embeddings of its items' tokens: rows of `encoded`, each [layers, tokens,
+        hidden], by content."""
         first = next(iter(encoded.values()))
         shape = (len(first), batch.num_tokens, first.shape[2])
         embeds = torch.zeros(shape, dtype=first.dtype, device=first.device)
@@ -230,7 +231,7 @@ def _sight(batch: ForwardBatch, media: Sequence[MediaRows]) -> torch.Tensor:
 
 
 def finish(slices: Slices) -> torch.Tensor:
-    """The result, all at once."""
+    """The result of all slices at once, embeddings [layers, tokens, hidden]."""
     while True:
         try:
             next(slices)

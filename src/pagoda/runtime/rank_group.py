@@ -66,7 +66,7 @@ class RankGroup:
             self._group = distributed.ProcessGroupGloo(store, rank, size, options)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' tensors, the same bits on each; changes `x`."""
+        """The sum of all ranks' tensors of any shape, the same bits on each; changes `x`."""
         x = x.contiguous()
         with _peers_needed():
             self._group.allreduce([x]).wait()
@@ -88,7 +88,7 @@ class RankGroup:
         return whole
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Rank 0's contiguous tensor into those of the others."""
+        """Rank 0's contiguous tensor, of any shape, into those of the others."""
         with _peers_needed():
             self._group.broadcast([x]).wait()
 

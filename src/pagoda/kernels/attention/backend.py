@@ -138,6 +138,7 @@ class OwnAttention:
     """The CPU's ops or Triton's; None: the reference, in torch, which takes either layout."""
 
     def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> Paged:
+        """As `AttentionBackend.plan`: the step's own tensors."""
         return Paged(block_table, step.query_start, step.kv_lens)
 
     def store(

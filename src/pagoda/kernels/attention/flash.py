@@ -39,6 +39,7 @@ class FlashAttention:
     name: str = "flash-attn"
 
     def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> FlashPlan:
+        """As `AttentionBackend.plan`: views of the step's own tensors."""
         starts = step.query_start
         if step.fixed:
             # One row each, those of no request too: these see no key, which gives zeros.

@@ -86,6 +86,7 @@ class FlashInfer:
         self._workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=self.device)
 
     def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> InferPlan:
+        """As `AttentionBackend.plan`, worked out on the host."""
         if step.fixed:
             wrapper = self._captured(block_table)
         else:

@@ -4,7 +4,7 @@ import torch
 
 
 def dims(name: str, tensor: torch.Tensor, count: int) -> tuple[int, ...]:
-    """Its shape, of so many dimensions."""
+    """The shape of a tensor that must have `count` dimensions, of any sizes [...]."""
     if tensor.dim() != count:
         raise ValueError(f"{name} has {tensor.dim()} dimensions; it must have {count}.")
     return tuple(tensor.shape)
@@ -13,7 +13,8 @@ def dims(name: str, tensor: torch.Tensor, count: int) -> tuple[int, ...]:
 def check(
     name: str, tensor: torch.Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...] = ()
 ) -> None:
-    """Dtype (None: any), shape (empty: any), contiguous, in the CPU's memory."""
+    """A contiguous tensor in the CPU's memory, of this dtype (None: any) and shape (empty: any
+    shape)."""
     if tensor is None:
         raise ValueError(f"{name} is missing.")
     if not tensor.is_cpu:

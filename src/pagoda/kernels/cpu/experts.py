@@ -44,6 +44,7 @@ def mix(
     first: int,
     weighs_inputs: bool,
 ) -> Tensor:
+    """As `Ops.mix_experts`, of packed matrices; computed in fp32."""
     wide = x.float().contiguous()
     tokens, hidden = x.shape
     if up.parts[0].columns != hidden or down.rows != hidden or up.count != down.count:

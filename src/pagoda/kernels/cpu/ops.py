@@ -70,7 +70,7 @@ class CpuOps:
         added: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """`residual` becomes the sum in place."""
+        """As `Ops.add_rms_norm`; `residual` becomes the sum in place."""
         rows, size = _dims("x", x, 2)
         _check("x", x, torch.float32)
         _check("residual", residual, torch.float32, (rows, size))
@@ -182,8 +182,8 @@ class CpuOps:
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
     ) -> Tensor:
-        """q may be rows of qkv. Keys lie in a cache that lasts for this call: in blocks where
-        there is one text (a picture), else each alone."""
+        """As `Ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts for this
+        call: in blocks where there is one text (a picture), else each alone."""
         if q.shape[-1] % 2:
             return reference.encoder_attention(q, k, v, query_start, scale=scale)
         lens = query_start.diff()
@@ -328,7 +328,7 @@ class CpuOps:
         *,
         tiled: bool,
     ) -> Tensor:
-        """q and k are overwritten."""
+        """As `Ops.gated_delta_rule`; q and k are overwritten."""
         if state.shape[-2] > MAX_KEY_DIM or state.shape[-1] % VALUE_DIM_UNIT:
             return reference.gated_delta_rule(qkv, strength, decay, state, slots, tiled=tiled)
         rows, channels = _dims("qkv", qkv, 2)
@@ -376,7 +376,7 @@ class CpuOps:
         return ids, weights
 
     def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """x may be fp32, bf16 or fp16; the rows are fp32."""
+        """As `Ops.take_rows`; x may be fp32, bf16 or fp16, and the rows are fp32."""
         (rows,) = _dims("index", index, 1)
         _, size = _dims("x", x, 2)
         _check("index", index, torch.int64)
@@ -398,7 +398,8 @@ class CpuOps:
         return values, ids
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """NaN is skipped, and places that stay empty hold -infinity and the id -1."""
+        """As `Ops.top_tokens`; NaN is skipped, and places that stay empty hold -infinity and the
+        id -1."""
         rows, size = _dims("logits", logits, 2)
         _check("logits", logits, torch.float32)
         if not 1 <= count <= min(size, MAX_TOP_K):

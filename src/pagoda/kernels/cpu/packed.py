@@ -20,6 +20,8 @@ def load(matrix: Any, first_row: int, raw: Tensor) -> None:
 def matmul(
     x: Tensor, matrices: Sequence[Any], bias: Tensor | None, out_dtype: torch.dtype | None
 ) -> Tensor:
+    """x [tokens, columns] times matrices of [rows, columns], side by side, + bias [all rows]:
+    [tokens, all rows] of `out_dtype` (x's without one), computed in fp32."""
     wide = x.float().contiguous()
     added = None if bias is None else bias.float()
     tokens, rows = x.shape[0], sum(matrix.rows for matrix in matrices)
@@ -32,6 +34,7 @@ def matmul(
 
 
 def rows(index: Tensor, matrix: Any, dtype: torch.dtype) -> Tensor:
+    """The rows of a packed matrix at int64 index [n], decoded: [n, columns] of `dtype`."""
     ids = index.contiguous()
     out = empty((ids.shape[0], matrix.columns))
     native().gather(matrix, ids.data_ptr(), ids.shape[0], out.data_ptr())

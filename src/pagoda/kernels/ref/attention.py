@@ -37,6 +37,7 @@ def rotary_store(
     q_scales: Tensor | None,
     values_are_keys: bool,
 ) -> Tensor:
+    """As `AttentionBackend.store`, in torch; caches may lie in either layout."""
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     parts: Tensor = qkv.unflatten(-1, (-1, dim))
     heads = parts.shape[1] - kv_heads * (1 if values_are_keys else 2)
@@ -54,6 +55,7 @@ def rotary_store(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """K and V [tokens, kv_heads, head_dim] into the caches at int64 slot_mapping [tokens]."""
     block_size = v_cache.shape[2]
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
@@ -75,6 +77,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
 ) -> Tensor:
+    """As `AttentionBackend.attend`, in torch; caches may lie in either layout."""
     out = torch.zeros_like(q)
     cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()

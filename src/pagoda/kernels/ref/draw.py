@@ -57,6 +57,7 @@ class Limits:
     """fp32 in [0, 1]; 0 keeps all."""
 
     def select(self, rows: Tensor) -> "Limits":
+        """The limits of rows [n], by index or mask."""
         return Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
@@ -93,7 +94,8 @@ def noise_width(vocab: int) -> int:
 
 
 def rows_at_once(logits: Tensor) -> int:
-    """Rows to work on together: few on a CPU, so that passes over them stay in its cache."""
+    """How many rows of logits [rows, vocab] to work on together: few on a CPU, so that passes over
+    them stay in its cache."""
     return max(1, (1 << 19 if logits.is_cpu else 1 << 24) // logits.shape[1])
 
 

@@ -4,6 +4,7 @@ import torch
 
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """As `Ops.embed`."""
     return table.index_select(0, token_ids)
 
 

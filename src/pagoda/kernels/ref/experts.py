@@ -58,6 +58,7 @@ def mix(
     first: int,
     weighs_inputs: bool,
 ) -> Tensor:
+    """As `Ops.mix_experts`, of plain matrices, one expert after the other."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(up.weight)):
         rows, places = torch.where(ids == first + expert)

@@ -23,10 +23,14 @@ def views(keys: Tensor, values: Tensor, layout: KVLayout, kv_heads: int) -> tupl
 
 
 def row_elements(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of `dtype` that a head of one token takes in a cache: a row of int8 ends in its
+    scale."""
     return head_dim + (INT8_SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def head_dim(v_cache: Tensor) -> int:
+    """The size of a head in v_cache [blocks, kv_heads, block_size, row], whose rows may end in a
+    scale."""
     return v_cache.shape[-1] - row_elements(0, v_cache.dtype)
 
 

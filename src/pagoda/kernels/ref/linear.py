@@ -14,6 +14,8 @@ def matmul(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
+    """x [tokens, in] times weight [out, in] transposed, + bias [out]: [tokens, out] of `out_dtype`
+    (x's without one), in which it is accumulated and rounded once."""
     if out_dtype is None or out_dtype == x.dtype:
         return F.linear(x, weight, bias)
     if x.is_cuda:

@@ -24,7 +24,8 @@ class CacheForm(NamedTuple):
 
 
 def cache_form(k_cache: Tensor, v_cache: Tensor) -> CacheForm:
-    """ValueError for keys that lie dimension by dimension."""
+    """The sizes and types of caches [blocks, kv_heads, block_size, row]. ValueError for keys that
+    lie dimension by dimension."""
     if k_cache.stride() != v_cache.stride():
         raise ValueError(
             f"Keys lie with strides {k_cache.stride()} and values with {v_cache.stride()}: these "

@@ -15,7 +15,7 @@ _assumed = 90
 
 
 def capability(x: torch.Tensor) -> int:
-    """The compute capability of the GPU that holds `x`, as 90 for 9.0; for a CPU tensor the one
+    """The compute capability of the GPU that holds `x`, of any shape, as 90 for 9.0; for a CPU tensor the one
     that is assumed."""
     return capability_of(x.device)
 
@@ -26,7 +26,7 @@ def capability_of(device: torch.device) -> int:
 
 
 def processors(x: torch.Tensor) -> int:
-    """Streaming multiprocessors of the GPU that holds `x`."""
+    """Streaming multiprocessors of the GPU that holds `x`, of any shape."""
     return _processors(x.device.index) if x.is_cuda else _PROCESSORS
 
 
@@ -64,5 +64,5 @@ def offers(capability: int, dtype: torch.dtype) -> str | None:
 
 
 def declines(x: torch.Tensor) -> str | None:
-    """Why no kernel takes activations like `x`, which are on a GPU, or None."""
+    """Why no kernel takes activations like `x` (any shape), which are on a GPU, or None."""
     return offers(capability(x), x.dtype)

@@ -16,20 +16,24 @@ def _single(raw: Tensor) -> Tensor:
 
 
 def int4(blocks: Tensor) -> Tensor:
+    """uint8 [n, 20]: fp32 scale, 32 codes of 4 bits that stand for code - 8 -> fp32 [n, 32]."""
     scale, packed = fields(blocks, 4, 16)
     return _single(scale) * (nibbles(packed).float() - 8)
 
 
 def uint4(blocks: Tensor) -> Tensor:
+    """uint8 [n, 21]: fp32 scale, uint8 zero point, 32 codes of 4 bits -> fp32 [n, 32]."""
     scale, zero, packed = fields(blocks, 4, 1, 16)
     return _single(scale) * (nibbles(packed).float() - zero.float())
 
 
 def int8(blocks: Tensor) -> Tensor:
+    """uint8 [n, 36]: fp32 scale, 32 codes of int8 -> fp32 [n, 32]."""
     scale, codes = fields(blocks, 4, 32)
     return _single(scale) * codes.view(torch.int8).float()
 
 
 def fp8(blocks: Tensor) -> Tensor:
+    """uint8 [n, 36]: fp32 scale, 32 codes of E4M3 -> fp32 [n, 32]."""
     scale, codes = fields(blocks, 4, 32)
     return _single(scale) * codes.contiguous().view(torch.float8_e4m3fn).float()

@@ -156,7 +156,7 @@ def decode(matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int) -> Ten
 
 
 def has_dot(x: Tensor) -> bool:
-    """Whether Triton's products run on tensor cores, which round fp32."""
+    """Whether Triton's products run on tensor cores, which round fp32, for x of any shape."""
     return capability(x) >= 80 and x.dtype != torch.float32
 
 

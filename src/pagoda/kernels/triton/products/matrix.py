@@ -71,7 +71,8 @@ class GpuMatrix:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """What kernels take: planes of codes (or the weights), scales, minima, blocks' scales."""
+        """What kernels take, each [rows, its columns]: planes of codes (or the weights), scales,
+        minima, blocks' scales."""
         return self.low, self.high, self.scales, self.minima, self.supers
 
     @property
@@ -79,7 +80,7 @@ class GpuMatrix:
         return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "GpuMatrix":
-        """The same matrix, on what `move` makes of each tensor."""
+        """The same matrix, on what `move` makes of each tensor of any shape."""
         there = copy(self)
         there.low = move(self.low)
         there.high, there.scales, there.minima, there.supers = (

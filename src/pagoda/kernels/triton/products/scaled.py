@@ -46,7 +46,7 @@ def _quantize(x, out, scales, stride, columns, largest, RUNS: tl.constexpr, BLOC
 
 
 def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None:
-    """Why x is not multiplied with the matrix so, or None."""
+    """Why x [tokens, columns] is not multiplied with the matrix so, or None."""
     if matrix.storage != "FP8" or matrix.scales is None:
         return "the weights are not fp8"
     if len(x) < FEWEST:
