@@ -66,8 +66,8 @@ class Ops(Protocol):
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
         """(x - mean) / standard deviation * weight + bias over the last dimension of x [..., size],
-        of x + residual where there is one; computed in fp32, in x's dtype and shape. Weight and bias
-        are fp32 [size]."""
+        of x + residual where there is one; computed in fp32, in x's dtype and shape. Weight and
+        bias are fp32 [size]."""
 
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float

@@ -27,8 +27,8 @@ def form(x: torch.Tensor) -> Ops:
 
 
 def native(x: torch.Tensor) -> "CpuOps | Any | None":
-    """The fast form of ops on activations like `x`, of any shape, with the methods of `CpuOps`; None where
-    there is none."""
+    """The fast form of ops on activations like `x`, of any shape, with the methods of `CpuOps`;
+    None where there is none."""
     if x.is_cpu:
         return cpu.native_ops() if x.dtype == torch.float32 else None
     return _gpu_ops(x.device, x.dtype)

@@ -5,7 +5,8 @@ import torch
 
 
 def to_tensor(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A numpy array of any shape on the device; on the CPU it keeps the array's memory where it can.
+    """A numpy array of any shape on the device; on the CPU it keeps the array's memory where it
+    can.
 
     On a GPU it arrives in order with the work queued there, and the array may be changed at once.
     (A copy from memory that is not pinned would wait for all of that work first.)

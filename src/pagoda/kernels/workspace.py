@@ -82,8 +82,8 @@ _serving: Workspace | None = None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An uninitialised tensor [rows, ...] on the CPU whose first dimension is a step's rows, from the
-    workspace that is serving or from torch."""
+    """An uninitialised tensor [rows, ...] on the CPU whose first dimension is a step's rows, from
+    the workspace that is serving or from torch."""
     if _serving is None:
         return torch.empty(shape, dtype=dtype)
     return _serving.take(shape, dtype)

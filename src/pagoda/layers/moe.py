@@ -138,8 +138,8 @@ class MixtureOfExperts(nn.Module):
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> Result:
-        """What a form of `ops.mix_experts` makes of x [tokens, hidden], ids and weights [tokens, top_k]
-        and of the experts."""
+        """What a form of `ops.mix_experts` makes of x [tokens, hidden], ids and weights [tokens,
+        top_k] and of the experts."""
         return form(
             x,
             ids,

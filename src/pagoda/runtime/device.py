@@ -157,7 +157,8 @@ class CpuDevice(Device):
         return pool
 
     def discard(self, pool: torch.Tensor) -> None:
-        """As `Device.discard`. Its address stays; the system takes the pages, and gives zeros for them (Linux)."""
+        """As `Device.discard`. Its address stays; the system takes the pages, and gives zeros for
+        them (Linux)."""
         pages = self._pages.get(pool.data_ptr())
         if pages is not None:
             pages.madvise(mmap.MADV_DONTNEED)
@@ -236,7 +237,8 @@ class CudaDevice(Device):
         return lambda: CudaGraphs(self.torch_device)
 
     def host_memory(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Device.host_memory`: registered memory, for what torch would pin is rounded up to a power of two."""
+        """As `Device.host_memory`: registered memory, for what torch would pin is rounded up to a
+        power of two."""
         memory, _ = super().host_memory(nbytes)
         runtime = torch.cuda.cudart()
         torch.cuda.check_error(

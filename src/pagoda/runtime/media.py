@@ -188,8 +188,8 @@ class MediaEncoder:
     def fill(
         self, batch: ForwardBatch, media: Sequence[MediaRows], encoded: dict[str, torch.Tensor]
     ) -> None:
-        """Give a batch the embeddings of its items' tokens: rows of `encoded`, each [layers, tokens,
-        hidden], by content."""
+        """Give a batch the embeddings of its items' tokens: rows of `encoded`, each [layers,
+        tokens, hidden], by content."""
         first = next(iter(encoded.values()))
         shape = (len(first), batch.num_tokens, first.shape[2])
         embeds = torch.zeros(shape, dtype=first.dtype, device=first.device)

@@ -32,8 +32,8 @@ class OffloadedTensors:
 
 
 def tensors_of(model: object) -> Iterator[torch.Tensor]:
-    """All tensors, of any shape, that a model's layers hold, in lists and in objects of their own as
-    well."""
+    """All tensors, of any shape, that a model's layers hold, in lists and in objects of their own
+    as well."""
     seen: set[int] = set()
     waiting: list[object] = [model]
     while waiting:

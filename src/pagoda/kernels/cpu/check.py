@@ -13,8 +13,8 @@ def dims(name: str, tensor: torch.Tensor, count: int) -> tuple[int, ...]:
 def check(
     name: str, tensor: torch.Tensor | None, dtype: torch.dtype | None, shape: tuple[int, ...] = ()
 ) -> None:
-    """A contiguous tensor in the CPU's memory, of this dtype (None: any) and shape (empty: any
-    shape)."""
+    """A contiguous tensor in the CPU's memory, of this dtype (None: any) and shape (empty:
+    any shape)."""
     if tensor is None:
         raise ValueError(f"{name} is missing.")
     if not tensor.is_cpu:

@@ -15,8 +15,8 @@ _assumed = 90
 
 
 def capability(x: torch.Tensor) -> int:
-    """The compute capability of the GPU that holds `x`, of any shape, as 90 for 9.0; for a CPU tensor the one
-    that is assumed."""
+    """The compute capability of the GPU that holds `x`, of any shape, as 90 for 9.0; for a CPU
+    tensor the one that is assumed."""
     return capability_of(x.device)
 
 

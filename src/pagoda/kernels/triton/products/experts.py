@@ -185,8 +185,8 @@ def products_of_tiles(
     first: int = 0,
     weighs_inputs: bool = False,
 ) -> list[Product]:
-    """The products of `mix` with many assignments, each to compute by itself; arguments are as
-    `Ops.mix_experts` has them."""
+    """The products of `mix` with many assignments, each to compute by itself. As `Ops.mix_experts`
+    otherwise."""
     ids = ids.contiguous()
     count = down.count if isinstance(down, PackedExperts) else len(down.weight)
     ups, downs = _parts(up, 2), _parts(down, 1)

@@ -114,8 +114,9 @@ def tune(
     compute: Callable[[], Tensor],
     seconds: Callable[[Callable[[], Tensor]], float],
 ) -> Iterator[Form]:
-    """Measure `compute` (its result has any shape), which is of the case `what`, in one form after the other, and take the
-    fastest from the end on. Yields each form behind its measurement, when all is as it was before.
+    """Measure `compute` (its result has any shape), which is of the case `what`, in one form after
+    the other, and take the fastest from the end on. Yields each form behind its measurement, when
+    all is as it was before.
 
     `seconds` times a call. A form that does not fit the device or gives something else than the
     default is passed over.
