@@ -12,7 +12,7 @@ from pagoda.bench.gpus.models import MODELS
 from pagoda.bench.gpus.report import replaced, tables
 from pagoda.bench.gpus.run import Ceilings, Measured, _add_best, measure_all
 from pagoda.cli.main import main
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu.md"
 PLAIN = frozenset()

@@ -10,7 +10,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.models.loader import build_model
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.runtime.media import finish
 from pagoda.text.images.gemma4 import Gemma4ImageProcessor
 from pagoda.text.media.select import processor_for

@@ -10,7 +10,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import ConfigError
 from pagoda.kernels import ops
 from pagoda.models.loader import build_model
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.runtime.media import finish
 from pagoda.weights.files import open_model
 from tests.models import tiny, tiny_gguf_qwen35, vision, vision_gguf

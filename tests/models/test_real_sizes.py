@@ -11,7 +11,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
 from pagoda.planner.memory.assumed import Dummy
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 from tests.models.driver import Driver
 from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
 from tests.unit.arch.test_moe import QWEN3_30B_A3B, QWEN_35B_A3B

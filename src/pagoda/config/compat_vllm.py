@@ -54,7 +54,7 @@ _CHAT = (
     Compat("--response-role", "v", "later",
            Fact("replies come from the assistant", lacks=("response_role",)), ("assistant",)),
     Compat("--enable-prompt-tokens-details", "-", "none",
-           Fact("usage always has cached_tokens", has=("pagoda.server.replies.usage",))),
+           Fact("usage always has cached_tokens", has=("pagoda.server.replies.openai",))),
     Compat("--enable-force-include-usage", "-", "later",
            Fact("ask with stream_options.include_usage", has=("stream_options",))),
     Compat("--enable-per-request-metrics", "-", "later",

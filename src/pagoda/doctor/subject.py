@@ -1,7 +1,9 @@
 """The model that the doctor is asked about: its spec and headers, never its weights."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
 from pagoda.config.engine import ModelConfig
-from pagoda.doctor.catalogue import config_of, names
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
@@ -140,3 +141,26 @@ def _others(ref: str, files: ModelFiles) -> tuple[tuple[str, int], ...]:
         if is_gguf_model(path.name) and path.name not in mine and quant_of(path.name)
     ]
     return tuple(sorted(found, key=lambda other: other[1]))
+
+
+def config_of(name: str) -> dict[str, Any] | None:
+    """The config of `org/name`, in any case; None for a model that is not in the catalogue."""
+    found = _configs().get(name.lower())
+    if isinstance(found, str):
+        found = _configs()[found.lower()]
+    return found
+
+
+def names() -> list[str]:
+    return list(_read())
+
+
+@cache
+def _read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("catalogue.json").read_text())
+    return found
+
+
+@cache
+def _configs() -> dict[str, Any]:
+    return {name.lower(): config for name, config in _read().items()}

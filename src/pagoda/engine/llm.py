@@ -1,10 +1,14 @@
 """The offline engine: a model in this process, used by a script. Names and results are vLLM's."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.base.errors import RequestError
@@ -17,7 +21,6 @@ from pagoda.engine.constraint import (
     chat_constraint,
     completion_constraint,
 )
-from pagoda.engine.interrupt import deferred_interrupt
 from pagoda.engine.media import MediaFiles, Placed, attach_media, payloads
 from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
@@ -313,3 +316,33 @@ def _per_prompt(value: Any, count: int, name: str) -> Sequence[Any]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
     return value
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C only makes the yielded function True; the second one raises.
+
+    A step that is cut short leaves requests half computed, so the caller looks between steps.
+    Where signals are somebody else's (another thread, an own handler) nothing changes.
+    """
+    asked = False
+
+    def on_interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: asked
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:  # behind the caller's last look
+        raise KeyboardInterrupt

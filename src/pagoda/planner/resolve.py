@@ -21,10 +21,10 @@ from pagoda.planner.memory.offload import resolve_offload
 from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.memory.pool import check_chosen_pool, pool_limit, with_pool
 from pagoda.planner.memory.storage import quantization_reason
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import encoder_bytes, resolve_media
 from pagoda.planner.memory.weights import HeldWeight, held_weights
 from pagoda.planner.parallel import rank_spec
-from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import (

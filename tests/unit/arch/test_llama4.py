@@ -6,7 +6,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import QueryScaling, SharedExpert
 from pagoda.base.errors import CheckpointError
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 
 # As published with Llama-4-Scout-17B-16E-Instruct, the language model's part.
 SCOUT = {

@@ -6,8 +6,8 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ClampedSwiglu, ModelSpec, SharedExpert
 from pagoda.base.errors import CheckpointError
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.weights import held_weights
-from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.weights.checkpoint import TensorInfo
 

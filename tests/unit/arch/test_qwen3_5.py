@@ -7,7 +7,7 @@ import pytest
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import AttentionSpec, DeltaNetSpec
 from pagoda.base.errors import CheckpointError
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 
 # As published with Qwen/Qwen3.5-27B and Qwen3.6-27B, the vision tower's sizes left out.
 QWEN_27B = {

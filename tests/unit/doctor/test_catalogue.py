@@ -8,9 +8,8 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import SourceError
 from pagoda.cli.main import main
 from pagoda.config.engine import ModelConfig
-from pagoda.doctor.catalogue import config_of, names
-from pagoda.doctor.subject import find_subject
-from pagoda.planner.parameters import parameter_count
+from pagoda.doctor.subject import config_of, find_subject, names
+from pagoda.planner.memory.tensors import parameter_count
 
 # As the repositories' headers sum up; of gpt-oss as their cards say, in billions.
 PARAMETERS = {

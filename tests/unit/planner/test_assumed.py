@@ -4,8 +4,8 @@ import pytest
 
 from pagoda.arch.registry import spec_for
 from pagoda.planner.memory.assumed import assumed_tensors
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.weights import weight_bytes
-from pagoda.planner.parameters import parameter_count
 from pagoda.weights.published.select import nominal_storage
 
 LLAMA = {

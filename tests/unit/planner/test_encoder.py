@@ -4,7 +4,7 @@ import pytest
 
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.resolve import Resolution, resolve
 from tests.unit.arch.test_sentence import CLASSIFIER, MINILM
 from tests.unit.planner.test_resolve import GIB, configure, machine

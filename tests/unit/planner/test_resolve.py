@@ -10,7 +10,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeS
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
-from pagoda.planner.parameters import parameter_count
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo

@@ -9,8 +9,8 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig, MediaConfig, ModelConfig
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import kept_bytes
-from pagoda.planner.parameters import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo

@@ -7,8 +7,8 @@ from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
+from pagoda.planner.encoder import with_pooling
 from pagoda.planner.memory.assumed import dummy_of
-from pagoda.planner.pooling import with_pooling
 from pagoda.planner.quantization import quantized_tensors, rounding_in_words
 from pagoda.planner.resolved import ResolvedModel
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo

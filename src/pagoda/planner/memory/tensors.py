@@ -293,3 +293,8 @@ def _tower(
     name: str, parts: tuple[Part, ...], columns: int, column_units: int = 0, *, bias: bool = True
 ) -> Iterator[ModelTensor]:
     return _linear(name, parts, columns, bias, column_units=column_units, role="vision")
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """The number of parameters of the whole model, norms and biases included."""
+    return sum(tensor.elements for tensor in model_tensors(spec))

@@ -1,19 +1,27 @@
 """What replies in OpenAI's two dialects, chats and completions, share."""
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from pagoda.engine.served.model import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.protocol.common import GenerationBody, StreamOptions
-from pagoda.server.protocol.replies import ChatCompletionChunk, CompletionChunk
+from pagoda.server.protocol.replies import (
+    ChatCompletionChunk,
+    CompletionChunk,
+    CompletionTokensDetails,
+    PrefixReport,
+    Usage,
+)
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 from pagoda.server.replies.logprobs import LogprobFormatter
 from pagoda.server.replies.reply import Reply
 from pagoda.server.replies.sse import TextEvent, data_event
 from pagoda.server.replies.timings import timings
-from pagoda.server.replies.usage import final_usage, fingerprint
 from pagoda.text.parsers.base import Delta
+from pagoda.version import __version__
 
 ChunkT = TypeVar("ChunkT", ChatCompletionChunk, CompletionChunk)
 
@@ -92,3 +100,30 @@ class OpenAIReply(Reply, Generic[ChunkT]):
             )
             self._texts[index] = found
         return found
+
+
+def final_usage(stream: ReplyStream, *, reports_prefix: bool) -> Usage:
+    usage, thought = stream.usage(), stream.count_thought()
+    if thought:
+        usage.completion_tokens_details = CompletionTokensDetails(thought)
+    if reports_prefix:
+        usage.prompt_tokens_details.prefix_report = _prefix_report(stream)
+    return usage
+
+
+def _prefix_report(stream: ReplyStream) -> PrefixReport:
+    """How much of the first choice's prompt was cached."""
+    first, served = stream.readers[0], stream.generation.served
+    if first.prefix_miss is None or first.prefix_miss == "off":
+        return PrefixReport(reason=first.prefix_miss or "all")
+    at, ready = first.num_cached_tokens or 0, served.client.ready
+    size = ready.block_size if ready is not None else 0
+    block = stream.generation.prompt_ids(0)[at : at + size]
+    return PrefixReport(reason=first.prefix_miss, at_token=at, text=served.tokenizer.decode(block))
+
+
+def fingerprint(served: ServedModel) -> str:
+    """Changes when the program, the model or its shape does: seeds repeat only within one."""
+    ready = served.client.ready
+    shape = (served.root, ready and (ready.max_model_len, ready.vocab_size, ready.block_size))
+    return f"pagoda-{__version__}-{hashlib.sha256(repr(shape).encode()).hexdigest()[:8]}"
