@@ -14,7 +14,7 @@ from pagoda.planner.memory.weights import held_weights
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.files import open_model
 from pagoda.weights.formats import FORMATS, PUBLISHED
-from pagoda.weights.published.select import nominal_group, nominal_storage
+from pagoda.weights.prequantized.select import nominal_group, nominal_storage
 from tests.kernels.triton.quantized import random_raw
 
 HIDDEN, WIDE = 256, 384

@@ -12,7 +12,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
 from pagoda.weights.checkpoint import TensorInfo
-from pagoda.weights.published.select import description_of
+from pagoda.weights.prequantized.select import description_of
 
 CONFIG_ARCHITECTURES = Registry(
     "architecture",

@@ -1,5 +1,5 @@
-"""What an encoder's "auto" values become: each text is computed whole, in one step. And how a text's
-states become a vector or a score: as the model's files say, or as flags do."""
+"""What an encoder's "auto" values become: each text is computed whole, in one step. And how a
+text's states become a vector or a score: as the model's files say, or as flags do."""
 
 from dataclasses import replace
 from typing import cast

@@ -14,7 +14,7 @@ from pagoda.weights.gguf.projector import JoinedCheckpoint, find_projector
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.pointer import START, refuse_pointer
-from pagoda.weights.published.select import method_of
+from pagoda.weights.prequantized.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
 from pagoda.weights.upright import UprightCheckpoint
 
@@ -58,7 +58,7 @@ class ModelFiles:
         plain = UprightCheckpoint(SafetensorsCheckpoint(self.path))
         if method is None:
             return Mxfp4Checkpoint(plain)
-        from pagoda.weights.published.checkpoint import PublishedCheckpoint  # needs numpy
+        from pagoda.weights.prequantized.checkpoint import PublishedCheckpoint  # needs numpy
 
         return PublishedCheckpoint(plain, method)
 

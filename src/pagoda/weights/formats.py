@@ -76,7 +76,7 @@ _TABLE = (
     ("C64", 1, 8, None),
 )
 
-# What quantized safetensors say with several tensors per matrix (`weights.published`), put into
+# What quantized safetensors say with several tensors per matrix (`weights.prequantized`), put into
 # rows of blocks. The fp32 scale holds any published one, which covers whole blocks and often more.
 _PUBLISHED = (
     ("INT4", 32, 20),  # scale, codes as in Q4_0: scale * (code - 8)
@@ -91,7 +91,7 @@ FORMATS: Mapping[str, StorageFormat] = {
 }
 
 PUBLISHED = frozenset(row[0] for row in _PUBLISHED)
-"""What `weights.published` makes of quantized safetensors."""
+"""What `weights.prequantized` makes of quantized safetensors."""
 
 _NEAREST: Mapping[str, str] = {
     "INT4": "Q4_0",

@@ -6,7 +6,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.planner.memory.assumed import assumed_tensors
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.weights import weight_bytes
-from pagoda.weights.published.select import nominal_storage
+from pagoda.weights.prequantized.select import nominal_storage
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1024,

@@ -11,9 +11,9 @@ import pytest
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS, held_as
-from pagoda.weights.published.checkpoint import PublishedCheckpoint
-from pagoda.weights.published.matrix import E4M3
-from pagoda.weights.published.select import METHODS, method_of
+from pagoda.weights.prequantized.checkpoint import PublishedCheckpoint
+from pagoda.weights.prequantized.matrix import E4M3
+from pagoda.weights.prequantized.select import METHODS, method_of
 
 OUT, IN, GROUP = 48, 256, 64
 WORDS, GROUPS = IN // 8, IN // GROUP

@@ -8,9 +8,9 @@ import pytest
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
-from pagoda.weights.published.checkpoint import PublishedCheckpoint
-from pagoda.weights.published.matrix import E4M3
-from pagoda.weights.published.select import method_of
+from pagoda.weights.prequantized.checkpoint import PublishedCheckpoint
+from pagoda.weights.prequantized.matrix import E4M3
+from pagoda.weights.prequantized.select import method_of
 
 COUNT, OUT, IN = 3, 40, 128
 NAME = "layers.0.mlp.experts.down_proj"

@@ -20,7 +20,7 @@ from pagoda.weights.files import open_model
 from pagoda.weights.hub import models as cache
 from pagoda.weights.hub.remote import fetch_headers
 from pagoda.weights.hub.store import headers_dir
-from pagoda.weights.published.checkpoint import PublishedCheckpoint
+from pagoda.weights.prequantized.checkpoint import PublishedCheckpoint
 from pagoda.weights.source import resolve_model
 from tests.unit.weights.hub_server import COMMIT, File, Server, serve
 

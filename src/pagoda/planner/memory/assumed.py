@@ -10,7 +10,7 @@ from pagoda.planner.memory.tensors import ModelTensor, model_tensors
 from pagoda.planner.memory.weights import PLAIN_FORMATS
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
-from pagoda.weights.published.select import left_out, nominal_group, nominal_storage
+from pagoda.weights.prequantized.select import left_out, nominal_group, nominal_storage
 
 
 @dataclass(frozen=True)

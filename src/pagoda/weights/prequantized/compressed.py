@@ -12,10 +12,10 @@ import numpy as np
 
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
-from pagoda.weights.published.matrix import Fields, Indices, Layer, Matrix
-from pagoda.weights.published.packing import Bytes, across, along_rows, word_span, words
-from pagoda.weights.published.scaled import ScaledMatrix, Scales
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized.matrix import Fields, Indices, Layer, Matrix
+from pagoda.weights.prequantized.packing import Bytes, across, along_rows, word_span, words
+from pagoda.weights.prequantized.scaled import ScaledMatrix, Scales
+from pagoda.weights.prequantized.settings import Settings
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 

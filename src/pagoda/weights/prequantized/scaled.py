@@ -6,7 +6,15 @@ import numpy as np
 
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
-from pagoda.weights.published.matrix import Bytes, Fields, Floats, Indices, Layer, Matrix, numbers
+from pagoda.weights.prequantized.matrix import (
+    Bytes,
+    Fields,
+    Floats,
+    Indices,
+    Layer,
+    Matrix,
+    numbers,
+)
 
 _KINDS = {"F8_E4M3": "FP8", "I8": "INT8"}
 _ONE = ((), (1,), (1, 1))

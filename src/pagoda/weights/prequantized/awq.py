@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
-from pagoda.weights.published.matrix import Fields, Layer, Matrix, numbers
-from pagoda.weights.published.packing import Bytes, across, word_span, words
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized.matrix import Fields, Layer, Matrix, numbers
+from pagoda.weights.prequantized.packing import Bytes, across, word_span, words
+from pagoda.weights.prequantized.settings import Settings
 
 _BITS = 4
 _PER_WORD = 8

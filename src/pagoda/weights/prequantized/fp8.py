@@ -6,9 +6,9 @@ scales of static quantization are left out, since activations stay wider here.
 
 from dataclasses import dataclass
 
-from pagoda.weights.published.matrix import Layer, Matrix
-from pagoda.weights.published.scaled import ScaledMatrix
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized.matrix import Layer, Matrix
+from pagoda.weights.prequantized.scaled import ScaledMatrix
+from pagoda.weights.prequantized.settings import Settings
 
 
 @dataclass(frozen=True)

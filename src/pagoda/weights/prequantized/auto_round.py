@@ -3,10 +3,10 @@
 import re
 from dataclasses import replace
 
-from pagoda.weights.published import awq, gptq
-from pagoda.weights.published.awq import Awq
-from pagoda.weights.published.gptq import Gptq
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized import awq, gptq
+from pagoda.weights.prequantized.awq import Awq
+from pagoda.weights.prequantized.gptq import Gptq
+from pagoda.weights.prequantized.settings import Settings
 
 # Zero points are stored less one in the packing of AutoGPTQ alone.
 _ZERO_OFFSETS = {

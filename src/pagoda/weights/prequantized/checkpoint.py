@@ -11,8 +11,8 @@ from pagoda.base.log import get_logger
 from pagoda.base.machine import usable_threads
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
-from pagoda.weights.published.matrix import Layer, Matrix
-from pagoda.weights.published.select import Method
+from pagoda.weights.prequantized.matrix import Layer, Matrix
+from pagoda.weights.prequantized.select import Method
 from pagoda.weights.upright import SCALES
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none

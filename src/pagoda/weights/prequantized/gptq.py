@@ -13,9 +13,9 @@ import numpy as np
 
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
-from pagoda.weights.published.matrix import Fields, Indices, Layer, Matrix, numbers
-from pagoda.weights.published.packing import Bytes, across, along_rows, word_span, words
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized.matrix import Fields, Indices, Layer, Matrix, numbers
+from pagoda.weights.prequantized.packing import Bytes, across, along_rows, word_span, words
+from pagoda.weights.prequantized.settings import Settings
 
 
 @dataclass(frozen=True)

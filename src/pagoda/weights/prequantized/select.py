@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.base.registry import Registry
-from pagoda.weights.published.settings import Settings
+from pagoda.weights.prequantized.settings import Settings
 
 if TYPE_CHECKING:  # needs numpy
-    from pagoda.weights.published.matrix import Layer, Matrix
+    from pagoda.weights.prequantized.matrix import Layer, Matrix
 
-_HERE = "pagoda.weights.published."
+_HERE = "pagoda.weights.prequantized."
 METHODS = Registry(
     "quantization method",
     {

@@ -1,0 +1,2 @@
+"""Safetensors that were quantized before they were published: several tensors per matrix
+become one."""

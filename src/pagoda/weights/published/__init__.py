@@ -1,1 +1,0 @@
-"""Quantized safetensors as people publish them: several tensors per matrix, made one."""
