@@ -190,6 +190,30 @@ class OwnAttention:
         return attended
 
 
+class StoresAsOwn:
+    """A backend that leaves the writing of the cache to Pagoda's kernels."""
+
+    own: OwnAttention
+
+    def store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        norms: HeadNorms | None = None,
+        q_scales: Tensor | None = None,
+        values_are_keys: bool = False,
+    ) -> Tensor:
+        """As `AttentionBackend.store`."""
+        return self.own.store(
+            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
+            values_are_keys,
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class AttentionBackends:
     """Those of one engine."""

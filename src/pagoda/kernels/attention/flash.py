@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pagoda.kernels.attention.backend import AttentionKind, HeadNorms, OwnAttention, Step
+from pagoda.kernels.attention.backend import AttentionKind, OwnAttention, Step, StoresAsOwn
 from pagoda.kernels.triton.target import capability_of
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ class FlashPlan:
 
 
 @dataclass(frozen=True)
-class FlashAttention:
+class FlashAttention(StoresAsOwn):
     varlen_attn: Callable[..., Any]
     own: OwnAttention
     """What stores."""
@@ -45,24 +45,6 @@ class FlashAttention:
             # One row each, those of no request too: these see no key, which gives zeros.
             starts = torch.arange(len(starts), dtype=torch.int32, device=starts.device)
         return FlashPlan(block_table, starts, step.kv_lens, step.max_query_len, step.max_kv_len)
-
-    def store(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-        norms: HeadNorms | None = None,
-        q_scales: Tensor | None = None,
-        values_are_keys: bool = False,
-    ) -> Tensor:
-        """As `AttentionBackend.store`."""
-        return self.own.store(
-            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
-            values_are_keys,
-        )  # fmt: skip
 
     def attend(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagoda.kernels.attention.backend import AttentionKind, HeadNorms, OwnAttention, Step
+from pagoda.kernels.attention.backend import AttentionKind, OwnAttention, Step, StoresAsOwn
 from pagoda.kernels.transfer import to_tensor
 
 Tensor = torch.Tensor
@@ -71,7 +71,7 @@ class InferPlan:
 
 
 @dataclass
-class FlashInfer:
+class FlashInfer(StoresAsOwn):
     module: ModuleType
     own: OwnAttention
     """What stores."""
@@ -113,24 +113,6 @@ class FlashInfer:
             paged_kv_indices_buffer=buffer(reqs * width),
             paged_kv_last_page_len_buffer=buffer(reqs),
         )
-
-    def store(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-        norms: HeadNorms | None = None,
-        q_scales: Tensor | None = None,
-        values_are_keys: bool = False,
-    ) -> Tensor:
-        """As `AttentionBackend.store`."""
-        return self.own.store(
-            qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
-            values_are_keys,
-        )  # fmt: skip
 
     def attend(
         self,
