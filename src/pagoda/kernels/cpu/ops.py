@@ -2,27 +2,25 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu._native import (
     MAX_KEY_DIM,
     MAX_TOP_K,
     VALUE_DIM_UNIT,
-    CacheType,
     FloatType,
-    KvCache,
     Native,
     Scoring,
 )
 from pagoda.kernels.cpu._native import StateSlots as NativeSlots
-from pagoda.kernels.cpu.check import check as _check
-from pagoda.kernels.cpu.check import check_rows as _check_rows
-from pagoda.kernels.cpu.check import dims as _dims
+from pagoda.kernels.cpu.arguments import address as _address
+from pagoda.kernels.cpu.arguments import check as _check
+from pagoda.kernels.cpu.arguments import check_rows as _check_rows
+from pagoda.kernels.cpu.arguments import dims as _dims
+from pagoda.kernels.cpu.attention import CpuAttention
 from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.ref.kv_cache import head_dim
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -32,17 +30,10 @@ _FLOAT_TYPES = {
     torch.bfloat16: FloatType.bfloat16,
     torch.float16: FloatType.float16,
 }
-_CACHE_TYPES = {
-    torch.float32: CacheType.float32,
-    torch.bfloat16: CacheType.bfloat16,
-    torch.float16: CacheType.float16,
-    torch.int8: CacheType.int8,
-}
 _DRAW_DTYPES = (np.float32, np.int32, np.float64, np.float32, np.uint64, np.int64)
-_KEY_BLOCK = 64
 
 
-class CpuOps:
+class CpuOps(CpuAttention):
     """`Ops` on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
 
     def __init__(self, native: Native):
@@ -83,123 +74,6 @@ class CpuOps:
             _address(added), scale,
         )  # fmt: skip
         return y, residual
-
-    def rotary_store(
-        self,
-        qkv: Tensor,
-        heads: int,
-        positions: Tensor | None,
-        cos_sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 0.0,
-        q_scales: Tensor | None = None,
-        norm_values: bool = False,
-        values_are_keys: bool = False,
-    ) -> Tensor:
-        """Normalize each head of q and k by q_norm and k_norm fp32 [dim] (None: not), rotate both
-        in place (cos_sin None: not), and write k and v to their slots of the caches. Returns q
-        [tokens, heads, dim], which are columns of qkv.
-
-        qkv [tokens, (heads + 2 * kv_heads) * dim], rows any stride apart; with `values_are_keys`
-        it has no v, which is k as it came. With `norm_values` each head of v is normalized, too.
-        positions and slot_mapping int64 [tokens]; cos_sin, q_scales and caches as in
-        `kernels.ops`.
-        """
-        kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
-        rows, _ = _dims("qkv", qkv, 2)
-        parts = heads + kv_heads * (1 if values_are_keys else 2)
-        _check_rows("qkv", qkv, (rows, parts * dim))
-        _check("slot_mapping", slot_mapping, torch.int64, (rows,))
-        if cos_sin is not None or q_scales is not None:
-            _check("positions", positions, torch.int64, (rows,))
-        rotary_dim = 0
-        if cos_sin is not None:
-            _, rotary_dim = _dims("cos_sin", cos_sin, 2)
-            _check("cos_sin", cos_sin, torch.float32)
-            if rotary_dim % 2 or rotary_dim > dim:
-                raise ValueError(f"cos_sin has {rotary_dim} columns; heads of {dim} need an even "
-                                 f"number up to {dim}.")  # fmt: skip
-        if q_scales is not None:
-            _check("q_scales", q_scales, torch.float32)
-        for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-            if weight is not None:
-                _check(name, weight, torch.float32, (dim,))
-        self._native.rotary_store(
-            qkv.data_ptr(), rows, qkv.stride(0), heads, _cache(k_cache, v_cache),
-            slot_mapping.data_ptr(), _address(positions), _address(cos_sin), rotary_dim,
-            _address(q_norm), _address(k_norm), eps, _address(q_scales), norm_values,
-            values_are_keys,
-        )  # fmt: skip
-        out: Tensor = qkv[:, : heads * dim].unflatten(-1, (heads, dim))
-        return out
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_table: Tensor,
-        query_start: Tensor,
-        kv_lens: Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        chunked: bool = False,
-        sinks: Tensor | None = None,
-        sees_until: Tensor | None = None,
-        both_ways: bool = False,
-    ) -> Tensor:
-        """As `AttentionBackend.attend`; q [tokens, heads, dim] may be rows of qkv. With
-        `both_ways` every query sees all of its request's keys."""
-        rows, heads, dim = _dims("q", q, 3)
-        kv_heads = v_cache.shape[1]
-        _check_rows("q", q, (rows, heads, head_dim(v_cache)))
-        if heads % kv_heads:
-            raise ValueError(f"{heads} heads cannot share {kv_heads} KV heads in equal groups.")
-        reqs, max_blocks = _dims("block_table", block_table, 2)
-        _check_rows("block_table", block_table, (reqs, max_blocks), torch.int32)
-        _check("query_start", query_start, torch.int32, (reqs + 1,))
-        _check("kv_lens", kv_lens, torch.int32, (reqs,))
-        if sinks is not None:
-            _check("sinks", sinks, torch.float32, (heads,))
-        if sees_until is not None:
-            _check("sees_until", sees_until, torch.int32, (rows,))
-        cache = _cache(k_cache, v_cache)
-        out = empty((rows, heads, dim))
-        self._native.paged_attention(
-            q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
-            block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
-            max_blocks * v_cache.shape[2], scale, window or 0, chunked and window is not None,
-            _address(sinks), out.data_ptr(), both_ways, _address(sees_until),
-        )  # fmt: skip
-        return out
-
-    def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
-    ) -> Tensor:
-        """As `Ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts for this
-        call: in blocks where there is one text (a picture), else each alone."""
-        if q.shape[-1] % 2:
-            return reference.encoder_attention(q, k, v, query_start, scale=scale)
-        lens = query_start.diff()
-        if len(lens) == 1:
-            # 1.5 times as fast as keys alone (2048 tokens, 16 heads of 64), with the same bits.
-            pad = -len(k) % _KEY_BLOCK
-            blocks = [F.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(0, (-1, _KEY_BLOCK)) for x in (k, v)]
-            k_cache, v_cache = blocks[0].permute(0, 2, 3, 1), blocks[1].transpose(1, 2)
-            k_cache = k_cache.contiguous().transpose(2, 3)
-            table = torch.arange(len(k_cache), dtype=torch.int32)[None]
-        else:
-            longest = int(lens.max()) if len(lens) else 0
-            table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
-            k_cache, v_cache = k.unsqueeze(2).contiguous(), v.unsqueeze(2)
-        return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
-                                    scale=scale, both_ways=True)  # fmt: skip
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
         """As `Ops.activate`."""
@@ -441,34 +315,6 @@ class CpuOps:
         self._native.mask_logits(
             logits.data_ptr(), size, index.data_ptr(), count, masks.data_ptr(), words
         )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
-    _, kv_heads, block_size, row = _dims("v_cache", v_cache, 4)
-    dim = head_dim(v_cache)
-    _check_rows("v_cache", v_cache, v_cache.shape, k_cache.dtype)
-    if k_cache.shape != v_cache.shape:
-        raise ValueError(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}.")
-    heads_apart = kv_heads == 1 or k_cache.stride(1) == block_size * row
-    # Of one token there is but one way.
-    inner = k_cache.stride()[2:] == (1, block_size) or (block_size == 1 and k_cache.stride(3) == 1)
-    if not (heads_apart and inner):
-        raise ValueError("k_cache must lie dimension by dimension.")
-    stride = v_cache.stride(0) * v_cache.element_size()
-    if k_cache.stride(0) * k_cache.element_size() != stride:
-        raise ValueError("k_cache and v_cache have blocks at different distances.")
-    if dim % 2:
-        raise ValueError(f"v_cache has heads of {dim}; the native kernels need an even size.")
-    cache_type = _CACHE_TYPES.get(k_cache.dtype)
-    if cache_type is None:
-        raise ValueError(f"k_cache is {k_cache.dtype}; it must be one of {list(_CACHE_TYPES)}.")
-    return KvCache(
-        k_cache.data_ptr(), v_cache.data_ptr(), cache_type, stride, kv_heads, block_size, dim
-    )
 
 
 def _slots(slots: StateSlots) -> NativeSlots:

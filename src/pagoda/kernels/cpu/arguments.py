@@ -34,3 +34,8 @@ def check_rows(
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
     check(name, tensor[0] if len(tensor) else tensor, dtype)
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Where a tensor of any shape begins; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
