@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pagoda.base.errors import ConfigError
-from pagoda.kernels.attention.backend import AttentionBackends
+from pagoda.kernels.attention.select import AttentionBackends
 from pagoda.layers.rotary import RotaryTables
 
 

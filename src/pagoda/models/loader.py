@@ -12,7 +12,7 @@ import torch
 from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
-from pagoda.kernels.attention.backend import AttentionBackends
+from pagoda.kernels.attention.select import AttentionBackends
 from pagoda.layers.context import LayerContext, Parallel
 from pagoda.layers.linear import Linear
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import cpu, selector
-from pagoda.kernels.attention.backend import AttentionBackends
+from pagoda.kernels.attention.select import AttentionBackends
 from pagoda.kernels.triton import attention, target
 from pagoda.kernels.triton import ops as triton_ops
 from pagoda.planner.attention import AttentionChoice

@@ -1,7 +1,6 @@
 """Flags that all kinds of `pagoda agent` share, and what they make."""
 
 import argparse
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from pagoda_agent.task.control import Control
     from pagoda_agent.task.operator import Operator
 
-ALONE = "pagoda-agent"
-"""The command of an agent that was installed without Pagoda."""
 SETTINGS_NAME = "agent.json"
 # Flags that change one field of the settings for this run.
 _SETTINGS = {
@@ -41,11 +38,6 @@ _SETTINGS = {
     "price_output": ("SUM", float, "price of a million tokens written"),
     "ca_file": ("FILE", str, "certificates to trust"),
 }
-
-
-def command() -> str:
-    """What its user types to start the agent."""
-    return ALONE if Path(sys.argv[0]).name == ALONE else "pagoda agent"
 
 
 def add_driver(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagoda_agent.base.printable import escaped
-from pagoda_agent.cli.flags import command
+from pagoda_agent.cli.name import command
 from pagoda_agent.input.describe import describe
 from pagoda_agent.task.control import Consent, State
 

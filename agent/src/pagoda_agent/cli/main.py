@@ -12,7 +12,7 @@ from pagoda_agent.base import env
 from pagoda_agent.base.errors import AgentError, ConfigError
 from pagoda_agent.base.near import nearest
 from pagoda_agent.base.printable import for_terminal
-from pagoda_agent.cli.flags import ALONE, command
+from pagoda_agent.cli.name import ALONE, command
 from pagoda_agent.cli.parser import FlagParser
 from pagoda_agent.version import __version__
 

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from pagoda_agent.cli.flags import add_operator, command, make_operator
+from pagoda_agent.cli.flags import add_operator, make_operator
+from pagoda_agent.cli.name import command
 
 USAGE = "[--driver URL] [--allow KIND ...] [flags]"
 _WAITS = (

@@ -9,9 +9,9 @@ from typing import Any
 
 from pagoda_agent.base import env
 from pagoda_agent.base.printable import for_terminal
-from pagoda_agent.cli.flags import command
 from pagoda_agent.cli.keyboard import Keyboard
 from pagoda_agent.cli.lines import Lines
+from pagoda_agent.cli.name import command
 from pagoda_agent.runs.journal import JournalError
 from pagoda_agent.task.control import Control, State, StateError
 from pagoda_agent.task.operator import Operator

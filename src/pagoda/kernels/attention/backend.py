@@ -3,21 +3,15 @@
 `planner.attention` says which backend serves what, and how the cache is laid out for it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagoda.arch.spec import AttentionSpec
-from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels.ref import attention as reference
 from pagoda.kernels.ref.kv_cache import head_dim
-from pagoda.kernels.selector import native_form
-from pagoda.planner.attention import AttentionChoice
 
 Tensor = torch.Tensor
 
@@ -212,48 +206,3 @@ class StoresAsOwn:
             qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
             values_are_keys,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class AttentionBackends:
-    """Those of one engine."""
-
-    choice: AttentionChoice
-    by_name: Mapping[str, AttentionBackend]
-
-    @classmethod
-    def of(
-        cls, choice: AttentionChoice, device: torch.device, dtype: torch.dtype
-    ) -> "AttentionBackends":
-        """For activations of `dtype` on `device`."""
-        return cls(
-            choice,
-            {
-                name: _backend(name, device, dtype, choice.layout.block_size)
-                for name in choice.names
-            },
-        )
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.choice.layout
-
-    def for_layer(self, mixer: AttentionSpec) -> AttentionBackend:
-        return self.by_name[self.choice.of(mixer)]
-
-
-def _backend(
-    name: str, device: torch.device, dtype: torch.dtype, block_size: int
-) -> AttentionBackend:
-    # A CPU's kernels read one layout only, which is laid out for no other backend.
-    has_form = name != "torch" and (name == "native") == (device.type == "cpu")
-    own = OwnAttention(name, native_form(device, dtype) if has_form else None)
-    if name == "flash-attn":
-        from pagoda.kernels.attention.flash import FlashAttention, varlen
-
-        return FlashAttention(varlen(device), own)
-    if name == "flashinfer":
-        from pagoda.kernels.attention.infer import FlashInfer
-
-        return FlashInfer(import_module("flashinfer"), own, device, dtype, block_size)
-    return own
