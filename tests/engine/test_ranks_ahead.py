@@ -48,7 +48,8 @@ def core(reference, gpu, tmp_path_factory) -> Iterator[EngineCore]:
         patch.setattr(captured, "_SHARE", 1e9)
         patch.setattr(devices, "make_device", lambda name: gpu)
         patch.setattr(ranks, "Ranks", partial(ranks.Ranks, module="tests.engine.gpu_rank"))
-        config = replace(config, device=DeviceConfig("cuda"))
+        cache = replace(config.cache, block_size=16)  # by default a GPU's are larger
+        config = replace(config, device=DeviceConfig("cuda"), cache=cache)
         core, _ = start_engine(config, lambda message: None)
         yield core
         core.shutdown()

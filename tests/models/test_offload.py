@@ -158,5 +158,5 @@ def test_what_is_in_the_hosts_memory_stays_there_in_sleep(tmp_path):
     assert host._staging.untyped_storage().nbytes() == 0
     for memory in host._kept.values():
         assert torch.equal(memory, kept[id(memory)])
-    away.bring_back()
+    away.restore()
     assert torch.equal(many(Driver(model)), expected)

@@ -135,12 +135,12 @@ def second_death_is_final() -> AbstractContextManager[Any]:
 
 
 def request_forgotten_by_a_restart() -> AbstractContextManager[Any]:
-    again = RunningRequests.again
+    to_resend = RunningRequests.to_resend
 
     def mutated(self: RunningRequests) -> Iterator[AddRequest]:
-        yield from list(again(self))[1:]
+        yield from list(to_resend(self))[1:]
 
-    return mock.patch.object(RunningRequests, "again", mutated)
+    return mock.patch.object(RunningRequests, "to_resend", mutated)
 
 
 MUTATIONS: tuple[Mutation, ...] = (
