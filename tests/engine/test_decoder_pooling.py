@@ -27,7 +27,7 @@ from pagoda.core.vectors import embedding, scores
 from pagoda.engine.core import EngineCore
 from pagoda.engine.llm import LLM
 from pagoda.engine.served.text_side import load_text_side
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from tests.engine.conftest import write_byte_tokenizer
 from tests.models import tiny
 

@@ -13,7 +13,7 @@ from pagoda.config.engine import DeviceConfig, EngineConfig, ModelConfig
 from pagoda.core.messages import AddRequest, PoolingParams, RequestDelta
 from pagoda.engine.core import EngineCore
 from pagoda.engine.llm import LLM
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from tests.engine.conftest import write_byte_tokenizer
 from tests.models import encoders
 

@@ -21,7 +21,7 @@ from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.media import MediaInput, attach_media, place_media
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.text.images.gemma4 import Gemma4ImageProcessor
 from pagoda.text.media.base import Medium
 from tests.engine.running import run, tokens

@@ -10,7 +10,7 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import CacheConfig, DeviceConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
 from pagoda.runtime.device import CpuDevice
 from tests.engine.test_startup import rows_of

@@ -22,7 +22,7 @@ from pagoda.engine.aside.workers import Workers
 from pagoda.engine.core import EngineCore
 from pagoda.engine.media import MediaFiles
 from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.layers.vision import Grid, Slices
 from pagoda.models import llama
 from pagoda.server.anthropic.translate import _part

@@ -12,7 +12,7 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.start.model_files import spec_of
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.resolve import resolve
 from pagoda.runtime import device as devices

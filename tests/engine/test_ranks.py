@@ -28,7 +28,7 @@ from pagoda.core.ranks import RankCall
 from pagoda.engine.core import EngineCore
 from pagoda.engine.ranks.executor import Ranks
 from pagoda.engine.ranks.link import RankSetup
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.planner.resolved import (
     ResolvedCache,
     ResolvedConfig,

@@ -15,7 +15,7 @@ from pagoda.config.engine import DeviceConfig
 from pagoda.core.messages import AbortRequests, Utility
 from pagoda.engine.core import EngineCore
 from pagoda.engine.ranks import executor as ranks
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
 from pagoda.runtime.steps import captured
 from tests.engine.gpu_rank import PlayedGpu

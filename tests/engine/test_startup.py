@@ -12,7 +12,7 @@ from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.start.phases import memory_guard
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.kernels import cpu
 from pagoda.planner.resolve import resolve
 from pagoda.weights.files import open_model

@@ -12,7 +12,7 @@ from pagoda.config.engine import SchedulerConfig as Scheduling
 from pagoda.core.messages import AbortRequests, AddRequest, EngineReady
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
 from pagoda.layers.vision import UNIT_FLOPS
 from tests.engine.running import run, tokens

@@ -8,7 +8,7 @@ import torch
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from tests.plans import shares
 
 

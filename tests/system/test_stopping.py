@@ -50,7 +50,7 @@ def test_interrupt_in_mid_stream(served):
 def test_interrupt_while_it_loads(serve, smollm2_gguf):
     server = serve(smollm2_gguf)
     # The engine's process writes its first line once it has torch and begins to load.
-    wait_until(lambda: any("[engine.start.startup]" in line for line in server.log))
+    wait_until(lambda: any("[engine.startup]" in line for line in server.log))
     assert server.stop(signal.SIGINT, TWO_SECONDS) in (0, 130)
     server.assert_nothing_left()
     assert "Traceback" not in "\n".join(server.log)

@@ -12,7 +12,7 @@ from pagoda.bench.inprocess import BenchEngine
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.version import __version__
 
 # Steps of the batch that `batch_decode` reads at once: 16 prompts of 128.

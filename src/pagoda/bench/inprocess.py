@@ -17,7 +17,7 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.start.progress import StartupDisplay
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 
 if TYPE_CHECKING:
     from pagoda.runtime.runner import ModelRunner

@@ -29,7 +29,7 @@ from pagoda.engine.requests import RequestLimits, fan_out, make_request
 from pagoda.engine.served.text_side import fetch_model, load_text_side
 from pagoda.engine.start.options import engine_config
 from pagoda.engine.start.progress import PromptDisplay, StartupDisplay
-from pagoda.engine.start.startup import start_engine
+from pagoda.engine.startup import start_engine
 from pagoda.text.media.options import media_options
 from pagoda.text.template.chat import ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer

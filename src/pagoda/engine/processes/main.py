@@ -176,7 +176,7 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
     # Imported here: startup brings most of Pagoda, and the client should hear of us before that.
     report(EngineProgress("import"))
     if start is None:
-        from pagoda.engine.start.startup import start_engine
+        from pagoda.engine.startup import start_engine
 
         start = partial(
             start_engine, launched_at=launch.launched_at, room=launch.room, give_up=give_up
