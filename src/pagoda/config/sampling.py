@@ -48,7 +48,10 @@ class Number:
 
     def holds(self, value: object) -> bool:
         """Whether it may be `value`; an integer is a float, a boolean is neither."""
-        if not isinstance(value, self.kind | int) or isinstance(value, bool):
+        kind = type(self.default)
+        if type(value) is not kind and (
+            not isinstance(value, (kind, int)) or isinstance(value, bool)  # faster
+        ):
             return False
         # Compared, not converted: an integer may be larger than any float.
         return self.low <= value <= self.high and not (self.open_low and value == self.low)

@@ -55,6 +55,8 @@ class Admission:
     def spare_bytes(self, running: Members, batch: RunningBatch) -> int:
         """Free memory that no running request will want soon: for the rest of its prompt, or the
         next block of its output. Admitting into that would only lead to preemption."""
+        if not running.requests:
+            return self._kv.free_bytes
         places = batch.claiming(running.rows)
         streams = len(running.rows) - len(places)
         claims = sum(self._claim(running.requests[place]) for place in places)

@@ -69,6 +69,9 @@ class Members:
         )
 
 
+_NOBODY = Members.of([])
+
+
 class RunningQueue(RequestQueue):
     """Requests that run: all of them have rows."""
 
@@ -79,7 +82,7 @@ class RunningQueue(RequestQueue):
     @property
     def members(self) -> Members:
         if self._members is None:
-            self._members = Members.of(list(self._requests))
+            self._members = Members.of(list(self._requests)) if self._requests else _NOBODY
         return self._members
 
     def push(self, req: Request) -> None:

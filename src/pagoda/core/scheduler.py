@@ -159,11 +159,12 @@ class Scheduler:
     def _plan_next(self) -> Finished | None:
         """The next plan if it follows the last one, as most do: nobody starts, and nobody that runs
         needs more than a token and the next block."""
-        last, batch, members = self._last, self._batch, self._running.members
-        if last is None or members is not last.members or batch.num_jumps != last.num_jumps:
+        last, batch = self._last, self._batch
+        if last is None or not last.is_of_streams or batch.num_jumps != last.num_jumps:
             return None
+        members = self._running.members
         may_start = len(self._waiting) and len(members.requests) < self.limits.max_num_reqs
-        if may_start or not last.is_of_streams:
+        if may_start or members is not last.members:
             return None
         full, others = batch.planned_alone(members.rows)
         if others:
@@ -179,7 +180,7 @@ class Scheduler:
         """The next plan, request by request."""
         step = PlanBuilder(self._step_id + 1, self._batch)
         room = StepRoom(self.limits)
-        preempted = self._plan_running(step, room)
+        preempted = bool(len(self._running)) and self._plan_running(step, room)
         if preempted:
             room.granted = None
         if not (preempted and step.requests):

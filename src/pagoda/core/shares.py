@@ -59,12 +59,10 @@ class Shares:
     ) -> int:
         """Grant prompts what they get of a step that is planned up to a place among the running
         requests: how many of those behind it are prompts."""
-        members, batch = running.members, self._batch
-        behind = [members.requests[place] for place in batch.far_behind(members.rows)]
-        prompts = [req for req in behind if req.is_prompt]
+        prompts, streams = self._running_parts(running)
         num_streams = max(0, len(running) - place - len(prompts))
         tokens = room.tokens - min(num_streams, room.tokens - 1)
-        spare = self._admission.spare_bytes(members, batch) if len(waiting) else 0
+        spare = self._admission.spare_bytes(running.members, self._batch) if len(waiting) else 0
         num_rows = self._limits.max_num_reqs - len(running)
         line = WaitingLine(self._admission, waiting, spare, num_rows)
         ready = [
@@ -72,11 +70,19 @@ class Shares:
             for req in prompts
             if (missing := self._admission.missing(req, req.num_computed_tokens))
         ]
-        streams = size_of_streams(batch.computed[batch.streams(members.rows)])
         of_prompts = PromptRoom(self._limits, self._times, streams, tokens)
         room.granted = self._grant(of_prompts, ready, line)
         room.unencoded = line.unencoded
         return len(prompts)
+
+    def _running_parts(self, running: RunningQueue) -> tuple[list[Request], StepSize]:
+        """Prompts among the running requests, and what streams take of a step."""
+        if not len(running):
+            return [], StepSize()
+        members, batch = running.members, self._batch
+        behind = [members.requests[place] for place in batch.far_behind(members.rows)]
+        streams = size_of_streams(batch.computed[batch.streams(members.rows)])
+        return [req for req in behind if req.is_prompt], streams
 
     def _grant(
         self, room: PromptRoom, running: list[Prompt], line: "WaitingLine"
