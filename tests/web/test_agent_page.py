@@ -465,24 +465,3 @@ def test_loading_again_takes_up_where_it_was(visit) -> None:
     visitor.state("paused")
     page.locator(".step").nth(1).wait_for()
     assert page.locator(".step").count() == 2
-
-
-def test_on_a_phone(visit) -> None:
-    visitor = visit(CLICK, "# delete it\nmouse 100 900 1", "Done", context=PHONE).enter()
-    page = visitor.page
-    visitor.send("tidy up")
-    page.locator("#consent").wait_for()
-    for name in ("#allow", "#refuse"):
-        box = page.locator(name).bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
-        assert box["y"] + box["height"] <= 844
-    page.tap("#allow")
-    visitor.state("done")
-    screen, talk = (page.locator(name).bounding_box() for name in ("#stage", "#talk"))
-    assert screen["y"] + screen["height"] <= talk["y"] + 1 and talk["width"] == 390
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    send = page.locator("#send").bounding_box()
-    assert send["y"] + send["height"] <= 844
-    page.tap("#open-settings")
-    page.locator("#settings").wait_for()
-    assert page.locator("#settings").bounding_box()["width"] <= 390

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.web.agent_server import wait_until
-from tests.web.test_agent_page import HANGS, PHONE, visit
+from tests.web.test_agent_page import CLICK, HANGS, PHONE, visit
 
 __all__ = ["visit"]
 
@@ -123,3 +123,24 @@ def test_in_chinese_and_dark(visit) -> None:
     page.click("#toggle-theme")
     light = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
     assert light == "rgb(255, 255, 255)"
+
+
+def test_on_a_phone(visit) -> None:
+    visitor = visit(CLICK, "# delete it\nmouse 100 900 1", "Done", context=PHONE).enter()
+    page = visitor.page
+    visitor.send("tidy up")
+    page.locator("#consent").wait_for()
+    for name in ("#allow", "#refuse"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+        assert box["y"] + box["height"] <= 844
+    page.tap("#allow")
+    visitor.state("done")
+    screen, talk = (page.locator(name).bounding_box() for name in ("#stage", "#talk"))
+    assert screen["y"] + screen["height"] <= talk["y"] + 1 and talk["width"] == 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    send = page.locator("#send").bounding_box()
+    assert send["y"] + send["height"] <= 844
+    page.tap("#open-settings")
+    page.locator("#settings").wait_for()
+    assert page.locator("#settings").bounding_box()["width"] <= 390
