@@ -26,7 +26,7 @@ from pagoda.engine.aside.jobs import (
     RenderChat,
     perform,
 )
-from pagoda.engine.aside.workers import Workers, start_workers
+from pagoda.engine.aside.workers import Workers, process_id, start_workers
 from pagoda.engine.served.text_side import load_text_side
 from tests.engine.careless_zygote import SEES
 from tests.server.fakes import FakeTextSide
@@ -85,7 +85,7 @@ async def pool(model: ModelConfig, bounds: Any = PATIENT, size: int = 2) -> Asyn
     pids: list[int] = []
     try:
         await workers.encode(Encode("warm"))
-        await until(lambda: len(workers.pids) == size + 1 and not running(workers))
+        await until(lambda: len(workers.pids) == size + 1 and not at_work(workers))
         yield workers
         pids = workers.pids
     finally:
@@ -107,13 +107,10 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def running(workers: Workers) -> list[int]:
-    """Workers that compute; the zygote, the first, never does."""
-
-    def state(pid: int) -> str:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-    return [pid for pid in workers.pids[1:] if alive(pid) and state(pid) == "R"]
+def at_work(workers: Workers) -> list[int]:
+    """Process ids of the workers that have a job."""
+    busy = workers._all - set(workers._idle)
+    return [pid for worker in busy if (pid := process_id(worker)) is not None]
 
 
 def test_jobs_give_what_the_text_side_gives(model: ModelConfig) -> None:
@@ -151,8 +148,8 @@ def test_a_bystander_overtakes_a_template_that_never_ends(model: ModelConfig) ->
     async def run() -> None:
         async with pool(model) as workers:
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
-            await until(lambda: bool(running(workers)))
-            (pid,) = running(workers)
+            await until(lambda: bool(at_work(workers)))
+            (pid,) = at_work(workers)
             for _ in range(5):
                 assert (await workers.render(chat("bystander"))).text == "bystander"
             assert not attack.done()
@@ -259,13 +256,13 @@ def test_killed_workers_and_zygotes_are_replaced(model: ModelConfig) -> None:
                 os.kill(pid, signal.SIGTERM)
             assert (await workers.render(chat("still"))).text == "still"
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
-            await until(lambda: bool(running(workers)))
-            os.kill(running(workers)[0], signal.SIGKILL)
+            await until(lambda: bool(at_work(workers)))
+            os.kill(at_work(workers)[0], signal.SIGKILL)
             with pytest.raises(RequestError, match="ended the process"):
                 await attack
-            await until(lambda: len(workers.pids) == 3 and not running(workers))
+            await until(lambda: len(workers.pids) == 3 and not at_work(workers))
             attack = asyncio.create_task(workers.run(chat(attack="macro")))
-            await until(lambda: bool(running(workers)))
+            await until(lambda: bool(at_work(workers)))
             first = workers.pids
             os.kill(first[0], signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="Try again"):
@@ -319,7 +316,7 @@ async def run(model):
     workers = Workers(model, bounds=PATIENT, size=2, module=CARELESS).begin()
     await workers.encode(Encode("warm"))
     attack = asyncio.create_task(workers.run(chat(attack="macro")))
-    await until(lambda: bool(running(workers)))
+    await until(lambda: bool(at_work(workers)))
     print(json.dumps(workers.pids), flush=True)
     await attack
 asyncio.run(run(ModelConfig(model=sys.argv[1], chat_template=TEMPLATE)))

@@ -22,9 +22,9 @@ from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.queue_limit import QueueLimit
 from pagoda.engine.processes.running import RunningRequests
 from pagoda.engine.processes.supervision import Supervision
-from pagoda.engine.served.entry import ModelEntry
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.metrics import RequestTimer
 
 Mutation = Callable[[], AbstractContextManager[Any]]

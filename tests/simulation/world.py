@@ -22,10 +22,10 @@ from pagoda.engine.aside.direct import Direct
 from pagoda.engine.processes.child import LaunchOptions
 from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.transport import MemoryRoom
-from pagoda.engine.served import entry as entry_module
 from pagoda.engine.served import fleet as fleet_module
-from pagoda.engine.served.entry import ModelEntry
+from pagoda.engine.served import model_entry as entry_module
 from pagoda.engine.served.fleet import Fleet, FleetLimits
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.app import create_app
 from pagoda.server.replies import generation
 from tests.server.fakes import FakeTextSide

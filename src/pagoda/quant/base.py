@@ -61,8 +61,8 @@ class LinearFormat(ABC):
         """Rows of the weight by int64 index [tokens]: [tokens, in_features], for embeddings."""
 
     @abstractmethod
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        """The same weight, on what `move` makes of each tensor; called after finalize, and not on
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """The same weight, on what `change` makes of each tensor; called after finalize, and not on
         a CPU."""
 
     @property

@@ -35,8 +35,8 @@ class ExpertFormat(Protocol):
     def operand(self, bias: torch.Tensor | None) -> "ops.PlainExperts | ops.PackedExperts":
         """What `ops.mix_experts` takes; bias [count, parts * rows]."""
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        """As `LinearFormat.moved`."""
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """As `LinearFormat.map_tensors`."""
 
     @property
     def nbytes(self) -> int:
@@ -76,10 +76,10 @@ class PlainExpertFormat:
         weight = self._linear.weight.view(sizes.count, sizes.parts * sizes.rows, sizes.columns)
         return ops.PlainExperts(weight, bias)
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        there = copy(self)
-        there._linear = self._linear.moved(move)
-        return there
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        mapped = copy(self)
+        mapped._linear = self._linear.map_tensors(change)
+        return mapped
 
     @property
     def nbytes(self) -> int:
@@ -122,10 +122,10 @@ class PackedExpertFormat:
     def operand(self, bias: torch.Tensor | None) -> ops.PackedExperts:
         return ops.PackedExperts(tuple(self._parts), self._sizes.rows, self._sizes.count, bias)
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        there = copy(self)
-        there._parts = [matrix.moved(move) for matrix in self._parts]
-        return there
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        mapped = copy(self)
+        mapped._parts = [matrix.map_tensors(change) for matrix in self._parts]
+        return mapped
 
     @property
     def nbytes(self) -> int:

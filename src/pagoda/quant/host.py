@@ -15,18 +15,18 @@ the device's kernels do."""
 _ALIGNMENT = 16
 
 
-class Movable(Protocol):
+class TensorHolder(Protocol):
     """Weights in some format."""
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """The same weights, on what `move` makes of each tensor; they must be loaded."""
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same weights, on what `change` makes of each tensor; they must be loaded."""
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
 
 
-_M = TypeVar("_M", bound=Movable)
+_M = TypeVar("_M", bound=TensorHolder)
 
 
 class HostWeights:
@@ -55,7 +55,7 @@ class HostWeights:
 
     def keep(self, weights: _M) -> _M:
         """Weights that are on the device, from now on in the host's memory."""
-        return weights.moved(self._keep)
+        return weights.map_tensors(self._keep)
 
     def reserve(self, nbytes: int) -> None:
         """Make room on the device for copies of so many bytes of weights at once."""
@@ -72,7 +72,7 @@ class HostWeights:
             here.copy_(self._kept[tensor.data_ptr()], non_blocking=True)
             return here.view(tensor.dtype).view(tensor.shape)
 
-        return [each.moved(fetch) for each in weights]
+        return [each.map_tensors(fetch) for each in weights]
 
     def _keep(self, tensor: Tensor) -> Tensor:
         kept, seen = self._memory(tensor.nbytes)
@@ -81,7 +81,7 @@ class HostWeights:
         return seen.view(tensor.dtype).view(tensor.shape)
 
 
-def staging_bytes(*weights: Movable) -> int:
+def staging_bytes(*weights: TensorHolder) -> int:
     """What copies of all these take at once."""
     total = 0
 
@@ -91,7 +91,7 @@ def staging_bytes(*weights: Movable) -> int:
         return tensor
 
     for each in weights:
-        each.moved(count)
+        each.map_tensors(count)
     return total
 
 

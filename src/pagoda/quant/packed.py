@@ -84,10 +84,10 @@ class PackedLinear(LinearFormat):
         (matrix,) = self._matrices  # a table is one shard
         return ops.packed_rows(index, matrix, self._dtype)
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        there = copy(self)
-        there._matrices = [matrix.moved(move) for matrix in self._matrices]
-        return there
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        mapped = copy(self)
+        mapped._matrices = [matrix.map_tensors(change) for matrix in self._matrices]
+        return mapped
 
     @property
     def nbytes(self) -> int:

@@ -56,10 +56,10 @@ class PlainLinear(LinearFormat):
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return ops.embed(index, self.weight)
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        there = copy(self)
-        there.weight = move(self.weight)
-        return there
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        mapped = copy(self)
+        mapped.weight = change(self.weight)
+        return mapped
 
     @property
     def nbytes(self) -> int:

@@ -17,9 +17,9 @@ from pagoda.base.errors import (
     RequestError,
 )
 from pagoda.config.server import ServerConfig
-from pagoda.engine.served.entry import ModelEntry
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation

@@ -236,7 +236,7 @@ class Stepper:
                 raise AssertionError("the step ends before")
         if await self.driver.taken_over():
             raise PauseRequest(_TAKEN_OVER)
-        if actions.points(action) and await self._moved(frame):
+        if actions.points(action) and await self._screen_changed_size(frame):
             return "Not executed: the screen's size changed after you saw it.", False
         typed = isinstance(action, Type | Key)
         program = await self.driver.focused_program() if typed else None
@@ -285,7 +285,7 @@ class Stepper:
             return "Not executed: what it was aimed at changed before it was allowed."
         return ""
 
-    async def _moved(self, frame: Frame) -> bool:
+    async def _screen_changed_size(self, frame: Frame) -> bool:
         size = await self.driver.screen_size()
         return size is not None and size != frame.size
 

@@ -149,7 +149,7 @@ class Workers(Aside):
     def pids(self) -> list[int]:
         """Process ids of the zygote and its workers, as far as they are known."""
         zygote = [self._zygote.pid] if self._zygote is not None else []
-        return zygote + [pid for worker in self._all if (pid := _pid(worker)) is not None]
+        return zygote + [pid for worker in self._all if (pid := process_id(worker)) is not None]
 
     async def run(self, job: AnyJob, file: bytes = b"") -> Result:
         bounds = bounds_of(job, self._bounds)
@@ -330,7 +330,8 @@ def _unavailable(why: str) -> EngineDeadError:
     )
 
 
-def _pid(worker: _Worker) -> int | None:
+def process_id(worker: _Worker) -> int | None:
+    """None when its process has ended."""
     with open(f"/proc/self/fdinfo/{worker.pidfd}") as file:
         found = [int(line.split()[1]) for line in file if line.startswith("Pid:")]
     return found[0] if found and found[0] > 0 else None

@@ -31,8 +31,8 @@ from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
 from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.transport import MemoryRoom
-from pagoda.engine.served.entry import ModelEntry
 from pagoda.engine.served.model import ServedModel, both_sides, served_model
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.engine.served.text_side import TextSide, fetch_model, load_text_side
 from pagoda.weights.source import parse_ref
 

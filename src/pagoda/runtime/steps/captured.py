@@ -97,7 +97,7 @@ class _DeviceInputs(Inputs):
             for _ in self.groups
         ]
         """What is new in each table: where it lies, and the blocks."""
-        self._entries_there = [
+        self._device_entries = [
             (on_device(places), on_device(blocks)) for places, blocks in self._entries
         ]
         self._grown: dict[int, int] = {}
@@ -105,14 +105,14 @@ class _DeviceInputs(Inputs):
         self._flat_tables = [table.view(-1) for table in self._tables]
         self._num_reqs = 0
         """Requests of the last step."""
-        self._token_ids_there = on_device(self.token_ids)
+        self._device_token_ids = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
         self._clear_behind(arrays.num_reqs)
         super().load(arrays, samples)
         self._arena.upload()
         for group, count in self._grown.items():
-            places, blocks = self._entries_there[group]
+            places, blocks = self._device_entries[group]
             self._flat_tables[group].index_copy_(0, places[:count], blocks[:count])
         self._grown.clear()
 
@@ -138,7 +138,7 @@ class _DeviceInputs(Inputs):
         self._grown[group] = count
 
     def token_ids_of(self, count: int) -> torch.Tensor:
-        return self._token_ids_there[:count]
+        return self._device_token_ids[:count]
 
     def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
         """The first `size` requests, one token each; no copies."""

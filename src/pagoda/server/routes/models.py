@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pagoda.engine.served.entry import ModelEntry
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.fleet import describe as state_of
 from pagoda.engine.served.model import ServedModel
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.bodies.body import read_body
 from pagoda.server.context import context_of
 from pagoda.server.openapi import describe

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagoda.engine.served.entry import ModelEntry
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.context import context_of
 from pagoda.server.errors import ApiError
 from pagoda.server.openapi import describe, query

@@ -79,14 +79,14 @@ class GpuMatrix:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "GpuMatrix":
-        """The same matrix, on what `move` makes of each tensor of any shape."""
-        there = copy(self)
-        there.low = move(self.low)
-        there.high, there.scales, there.minima, there.supers = (
-            None if tensor is None else move(tensor) for tensor in self.tensors[1:]
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "GpuMatrix":
+        """The same matrix, on what `change` makes of each tensor of any shape."""
+        mapped = copy(self)
+        mapped.low = change(self.low)
+        mapped.high, mapped.scales, mapped.minima, mapped.supers = (
+            None if tensor is None else change(tensor) for tensor in self.tensors[1:]
         )
-        return there
+        return mapped
 
     def load(self, first_row: int, raw: Tensor) -> None:
         """Take uint8 [rows, bytes per row] of the storage format, on any device, as rows from
