@@ -7,6 +7,7 @@ from typing import Any
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.sampling import NUMBERS, Number
+from pagoda.config.speculation import checked
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ def _length(text: str) -> dict[str, int]:
     """Below 0, "as long as it likes" and "until the context is full", is no limit."""
     tokens = int(text)
     return {"max_tokens": tokens} if tokens >= 0 else {}
+
+
+def _method(text: str) -> dict[str, object]:
+    """The last of several, as llama-server chains them, is the one that guesses most."""
+    return checked({"method": text.rpartition(",")[2].strip()})
+
+
+def _drafts(key: str) -> Callable[[str], dict[str, object]]:
+    return lambda text: checked({key: int(text)})
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -67,6 +77,7 @@ def _file(text: str) -> str:
 
 _SAMPLING = "override_generation_config"
 _TEMPLATE = "default_chat_template_kwargs"
+_SPECULATION = "speculative_config"
 
 SAME = (
     Same("-q", "quantization", str),
@@ -83,5 +94,19 @@ SAME = (
     Same("--cors-origins", "allowed_origins", _listed),
     Same("--cors-methods", "allowed_methods", _listed),
     Same("--cors-headers", "allowed_headers", _listed),
+    Same("--spec-method --spec-type", _SPECULATION, _method),
+    Same(
+        "--spec-tokens --num-speculative-tokens --draft-max --draft --draft-n --spec-draft-n-max",
+        _SPECULATION,
+        _drafts("num_speculative_tokens"),
+    ),
+    Same(
+        "--draft-min --draft-n-min --spec-draft-n-min",
+        _SPECULATION,
+        _drafts("min_speculative_tokens"),
+    ),
+    Same("--ngram-prompt-lookup-max", _SPECULATION, _drafts("prompt_lookup_max")),
+    Same("--ngram-prompt-lookup-min", _SPECULATION, _drafts("prompt_lookup_min")),
+    Same("--spec-default", _SPECULATION, _method, "ngram-mod"),
     Same("--sse-ping-interval", "sse_keep_alive_interval", _silence),
 )

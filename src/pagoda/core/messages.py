@@ -165,6 +165,13 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     """Both in tokens."""
+    spec_drafts: int = 0
+    """Times that guesses of a request were verified."""
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    """Guesses that came true."""
+    spec_accepted_per_position: list[int] = msgspec.field(default_factory=list)
+    """By place in the guess, as long as the longest so far."""
     blocks_total: int = 0
     blocks_free: int = 0
     step_seconds: float = 0.0

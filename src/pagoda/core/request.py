@@ -168,6 +168,15 @@ class Request:
         return missing > 1 and computes
 
     @property
+    def awaits_guesses(self) -> bool:
+        """It generates, all of its tokens are known, and all but the last are computed."""
+        known = len(self.token_ids)
+        if not self.generates or not self.is_running or self.drafts_in_flight:
+            return False
+        batch, row = self._batch, self.row
+        return bool(batch.missing[row] == 1 and batch.computed[row] + 1 == known)
+
+    @property
     def num_placeholders(self) -> int:
         """Tokens that plans in flight are sampling, at most."""
         return self.num_expected_tokens - len(self.token_ids)

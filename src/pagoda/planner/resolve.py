@@ -37,6 +37,7 @@ from pagoda.planner.resolved import (
     ResolvedModel,
     ResolvedScheduler,
 )
+from pagoda.planner.speculation import resolve_speculation
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -124,6 +125,7 @@ def resolve(
         config.parallel,
         device,
         _resolve_media(config, spec, scheduler, reasons),
+        resolve_speculation(config.speculation, spec, device.device, reasons),
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
@@ -344,7 +346,7 @@ def _empty_plan(
     dtype, scheduler = config.model.dtype, config.scheduler
     own = _own(config, spec)
     activations = memory.activation_bytes(
-        own, dtype, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        own, dtype, scheduler.max_num_batched_tokens, config.max_num_samples
     )
     if spec.vision is not None:
         width = memory.DTYPE_BYTES[dtype]

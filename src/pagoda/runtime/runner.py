@@ -72,6 +72,8 @@ class ModelRunner:
     """Bytes of media's embeddings that are kept for later steps and requests."""
     eager: bool = False
     """Run steps op by op."""
+    max_num_samples: int = 0
+    """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
     """Most that captured decode steps may take on a GPU; 0 captures none."""
 
@@ -279,7 +281,12 @@ class ModelRunner:
         make_graphs = self.device.graph_maker()
         if make_graphs is not None:
             return self._captured_steps(make_graphs) if self.captured_bytes else None
-        limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
+        limits = StepLimits(
+            self.max_num_batched_tokens,
+            self.max_num_reqs,
+            max(self.max_num_reqs, self.max_num_samples),
+            self.max_model_len,
+        )
         return StepProgram.record(
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
         )
@@ -289,11 +296,12 @@ class ModelRunner:
         make_graphs: Callable[[], GraphMaker],
         kind: Callable[..., CapturedSteps] = CapturedSteps,
     ) -> CapturedSteps:
+        reqs = self.max_num_reqs
         return kind(
             self.model,
             self.cache,
             self._block_sizes(),
-            StepLimits(self.max_num_reqs, self.max_num_reqs, self.max_model_len),
+            StepLimits(reqs, reqs, reqs, self.max_model_len),
             self.states.has_states,
             self.device.torch_device,
             make_graphs,

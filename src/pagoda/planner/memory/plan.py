@@ -149,7 +149,7 @@ class MemoryPlan:
 
 
 def activation_bytes(
-    spec: ModelSpec, dtype: str, max_num_batched_tokens: int, max_num_reqs: int
+    spec: ModelSpec, dtype: str, max_num_batched_tokens: int, max_num_samples: int
 ) -> int:
     """Peak of a step: one layer's intermediates for the token budget, and the sampler's logits.
 
@@ -166,7 +166,7 @@ def activation_bytes(
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
     logits = 0
     if spec.encoder is None:
-        logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
+        logits = 3 * 4 * max(max_num_samples * spec.vocab_size, PROMPT_LOGITS)
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
 
 
