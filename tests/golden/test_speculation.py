@@ -78,7 +78,7 @@ def llm(smollm2_gguf: Path) -> Iterator[LLM]:
 
 
 def run(llm: LLM, kind: str, speculator: Speculator | None, prompts: list[str] = PROMPTS):
-    llm._core.scheduler._speculator = speculator
+    llm._core.scheduler.speculator = speculator
     outputs = llm.generate(prompts, KINDS[kind], use_tqdm=False)
     return [
         (out.prompt_token_ids, c.token_ids, c.text, c.finish_reason, c.stop_reason, c.logprobs)

@@ -63,7 +63,7 @@ class Scheduler:
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
-        self._speculator = speculator
+        self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
         self._in_flight: dict[int, Finished] = {}
@@ -155,8 +155,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""
-        if self._speculator is not None:
-            self._speculator.propose(self._running.members, self._batch, self._times)
+        if self.speculator is not None:
+            self.speculator.propose(self._running.members, self._batch, self._times)
         finished = self._plan_next() or self._plan_all()
         if finished is None:
             return None
@@ -270,11 +270,6 @@ class Scheduler:
             if delta.finish_reason is not None:
                 self._remove(req)
         return delta
-
-    @property
-    def guesses(self) -> bool:
-        """Requests may be given tokens to verify."""
-        return self._speculator is not None
 
     def has_work(self) -> bool:
         """Whether a request runs or wants to; held requests do not count."""
@@ -464,8 +459,8 @@ class Scheduler:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
         del self._requests[req.req_id]
-        if self._speculator is not None:
-            self._speculator.forget(req)
+        if self.speculator is not None:
+            self.speculator.forget(req)
         if req.has_row:
             self._freed.append(req.release_row())
 

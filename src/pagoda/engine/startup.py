@@ -162,7 +162,7 @@ def _executor(
     ranks: Ranks | None, runner: "ModelRunner", device: "Device", scheduler: Scheduler
 ) -> LocalExecutor:
     # What is guessed stands behind the last token, which a plan that is made ahead does not know.
-    runs_ahead = device.runs_ahead and not scheduler.guesses
+    runs_ahead = device.runs_ahead and scheduler.speculator is None
     if ranks is not None:
         return RanksExecutor(runner, ranks, runs_ahead=runs_ahead)
     return DeviceExecutor(runner) if runs_ahead else LocalExecutor(runner)

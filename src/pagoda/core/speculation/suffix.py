@@ -28,7 +28,7 @@ class _Text:
 
 class SuffixProposer:
     def __init__(self, most_kept: int = 1 << 17):
-        """Recent replies of `most_kept` tokens in all are kept, about 120 bytes each; 0 keeps
+        """Recent replies of `most_kept` tokens in all are kept, about 150 bytes each; 0 keeps
         none."""
         self.chances = [*FIRST_CHANCES, *FIRST_CHANCES]
         self._texts: dict[str, _Text] = {}

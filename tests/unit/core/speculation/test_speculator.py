@@ -132,13 +132,13 @@ def test_wrong_guesses_are_soon_left_out():
     assert seconds < 1.1 * plain_seconds
 
 
-def test_where_each_row_costs_the_same_nothing_is_verified():
-    """A step of many requests gains nothing by longer ones."""
+def test_where_each_row_costs_the_same_little_is_verified():
+    """A step of many requests gains nothing by longer ones. A few tries find out."""
     _, drafts, _, _ = serve(Speculator(Oracle(999), SpeculationLimits(8)), (1e-9, 1e-3))
-    assert sum(drafts[2:]) == 0
+    assert sum(count > 0 for count in drafts) <= 4
     oracle = Oracle(9999)
     _, drafts, _, _ = serve(Speculator(oracle, SpeculationLimits(8)), (1e-3, 1e-3), reqs=8)
-    assert sum(drafts[4:]) == 0
+    assert sum(count > 0 for count in drafts) <= 4
     assert oracle.asked < 8 * 30  # nobody is asked for what does not pay
 
 
