@@ -163,6 +163,8 @@ class Scheduler:
         plan = finished.plan
         self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
+        if self.speculator is not None:
+            plan.num_drafts = self.speculator.num_drafts
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -212,13 +214,19 @@ class Scheduler:
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
-            return self._take_tokens(members, plan, result.tokens)
-        entries = {entry.req_id: entry for entry in result.results}
-        taken = [
-            self._take(req, plan, place, entries.get(req.req_id, _NOTHING))
-            for place, req in enumerate(members.requests)
-        ]
-        return Deltas([delta for delta in taken if delta is not None])
+            deltas = self._take_tokens(members, plan, result.tokens)
+        else:
+            entries = {entry.req_id: entry for entry in result.results}
+            taken = [
+                self._take(req, plan, place, entries.get(req.req_id, _NOTHING))
+                for place, req in enumerate(members.requests)
+            ]
+            deltas = Deltas([delta for delta in taken if delta is not None])
+        if result.drafts and self.speculator is not None:
+            for req in members.requests:
+                if req.is_running and req.row in result.drafts:
+                    self.speculator.take_drafts(req, result.drafts[req.row])
+        return deltas
 
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
         """Take in one token of each request: all at once, but for those to which more happens."""

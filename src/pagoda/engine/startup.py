@@ -275,6 +275,7 @@ def _make_runner(
             grammars=grammars,
             processors=processors,
             kept_media_bytes=media_budget(config, spec, model.encoders),
+            draft_head=model.draft_head,
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
         )

@@ -1,6 +1,7 @@
 """What models offer to the runner."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,6 +22,20 @@ hidden_size]: the embeddings of a medium's tokens, and what `ForwardBatch.layer_
 them."""
 Encoders = Mapping[str, Encode]
 """By kind of medium."""
+
+
+class DraftHead(Protocol):
+    """Layers that read the model's hidden states and guess the token behind the next one."""
+
+    def forward(
+        self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """By int64 token_ids [tokens], those behind the batch's tokens, and the latter's
+        hidden_states [tokens, hidden]: its own [tokens, hidden]. Writes its keys and values where
+        the batch has those of the model."""
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Its hidden_states [rows, hidden] -> fp32 [rows, vocab]."""
 
 
 class DecoderLayer(nn.Module):
@@ -57,6 +72,11 @@ class Model(nn.Module):
         """What a model with labels computes: pooled hidden states [texts, hidden_size] -> logits
         [texts, labels]."""
         raise NotImplementedError
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """What guesses tokens from the model's hidden states, where it was loaded."""
+        return None
 
     @property
     def encoders(self) -> Encoders:

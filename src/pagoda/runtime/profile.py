@@ -28,7 +28,9 @@ class StepTimes:
     steps: int = 0
     tokens: int = 0
     seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("media", "host", "forward", "sample", "masks"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("media", "host", "forward", "sample", "masks", "draft"), 0.0
+        )
     )
 
     def add(self, part: str, seconds: float) -> None:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 
 from pagoda.base.log import get_logger
-from pagoda.core.batch import RunningBatch
+from pagoda.core.batch import Ints, RunningBatch
 from pagoda.core.queue import Members
 from pagoda.core.request import Request
 from pagoda.core.speculation.chances import Chances, OwnChances, worthwhile
+from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.speculation.proposer import NO_GUESS, Guess, Proposer
 from pagoda.core.step_time import StepCost, StepTimes, size_of_streams
 
@@ -69,6 +70,10 @@ class Speculator:
     _cost_until: int = 0
     _most_reqs: float = 0.0
     _failed: bool = False
+    num_drafts: int = 0
+    """Tokens that the runner is to guess behind those that the next step samples."""
+    _draft_at: int = 0
+    _draft_wait: int = 0
 
     def __post_init__(self) -> None:
         self._common = Chances(self.proposer.chances)
@@ -78,23 +83,38 @@ class Speculator:
         self._step += 1
         if self._step >= self._cost_until:
             self._learn_cost(times)
-        cost = self._cost
-        if cost is None or len(members.requests) > self._most_reqs or self._failed:
-            return
-        try:
-            asked = self._ask(members)
-        except Exception:
-            self._failed = True
-            log.exception("Nothing is guessed any more, which costs speed only: guessing failed.")
-            return
-        if not asked:
-            return
-        size = size_of_streams(batch.computed[batch.streams(members.rows)])
-        seconds, num_streams = cost.seconds(size), int(size.tokens)
+        pays = self._cost is not None and len(members.requests) <= self._most_reqs
+        most = 0
+        if pays and not self._failed:
+            try:
+                asked = self._ask(members)
+            except Exception:
+                self._failed = True
+                log.exception("Nothing is guessed any more, which costs speed only: it failed.")
+                return
+            if asked:
+                most = self._choose(asked, batch.computed[batch.streams(members.rows)])
+        self._want_drafts(pays and not self._failed, most)
+
+    def take_drafts(self, req: Request, token_ids: list[int]) -> None:
+        """The runner guesses these behind what is known of a request now."""
+        if isinstance(self.proposer, DraftedProposer):
+            self.proposer.take(req, token_ids)
+
+    def forget(self, req: Request) -> None:
+        """A request has ended."""
+        if self._streams.pop(req.req_id, None) is not None and not self._failed:
+            self.proposer.forget(req)
+
+    def _choose(self, asked: list[tuple[Request, _Stream, list[float]]], computed: Ints) -> int:
+        """Have the best of what was guessed verified, beside streams that have computed so many
+        tokens: how many of one request's, at most."""
+        cost, size = self._cost, size_of_streams(computed)
+        assert cost is not None
+        seconds, num_streams = cost.seconds(size), len(computed)
         row_seconds = cost.per_token + cost.per_pair * size.pairs / max(1.0, size.tokens)
-        most = self.limits.most_in_step
         chances = [own for _, _, own in asked]
-        counts = worthwhile(chances, num_streams, seconds, row_seconds, most)
+        counts = worthwhile(chances, num_streams, seconds, row_seconds, self.limits.most_in_step)
         gained = num_streams + sum(
             sum(own[:count]) for own, count in zip(chances, counts, strict=True)
         )
@@ -102,7 +122,7 @@ class Speculator:
         if gained * seconds >= _LEAST_GAIN * num_streams * with_guesses:
             self._try_after = _FIRST_TRY
         else:
-            counts = self._tries(chances, most)
+            counts = self._tries(chances)
         for (req, stream, _), count in zip(asked, counts, strict=True):
             if count >= max(1, self.limits.least):
                 req.draft_token_ids = stream.guess.token_ids[:count]
@@ -111,11 +131,20 @@ class Speculator:
                 self._next_try = self._step + self._try_after
             else:
                 self._wait(stream, num_streams)
+        return max(counts)
 
-    def forget(self, req: Request) -> None:
-        """A request has ended."""
-        if self._streams.pop(req.req_id, None) is not None and not self._failed:
-            self.proposer.forget(req)
+    def _want_drafts(self, pays: bool, most_used: int) -> None:
+        """The runner guesses one more than were of use last, and now and then where none was."""
+        self.num_drafts = 0
+        if not pays or not isinstance(self.proposer, DraftedProposer):
+            return
+        if most_used:
+            self.num_drafts = min(self.limits.most, most_used + 1)
+            self._draft_wait, self._draft_at = 0, self._step
+        elif self._step >= self._draft_at:
+            self.num_drafts = self.limits.most
+            self._draft_wait = min(_LATER_TRIES, 2 * self._draft_wait or _FIRST_TRY)
+            self._draft_at = self._step + self._draft_wait
 
     def _learn_cost(self, times: StepTimes) -> None:
         self._cost = cost = times.cost(decodes=True)
@@ -157,12 +186,12 @@ class Speculator:
         stream.patience = int(min(longest, 2 * stream.patience + 1))
         stream.ask_at = self._step + 1 + stream.patience
 
-    def _tries(self, chances: list[list[float]], most: int) -> list[int]:
+    def _tries(self, chances: list[list[float]]) -> list[int]:
         """Now and then a good guess, all the same."""
         counts = [0] * len(chances)
         if self._step >= self._next_try:
             best = max(range(len(chances)), key=lambda i: chances[i][0])
             if chances[best][0] >= _TRY_CHANCE:
-                counts[best] = min(most, _TRY_TOKENS, len(chances[best]))
+                counts[best] = min(self.limits.most_in_step, _TRY_TOKENS, len(chances[best]))
                 self._try_after = min(_LATER_TRIES, 2 * self._try_after)
         return counts
