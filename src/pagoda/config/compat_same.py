@@ -1,5 +1,6 @@
 """Flags of others that say in other words what one of ours says."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,18 @@ def _method(text: str) -> dict[str, object]:
 
 def _drafts(key: str) -> Callable[[str], dict[str, object]]:
     return lambda text: checked({key: int(text)})
+
+
+def _mode(text: str) -> dict[str, object]:
+    return checked({"mode": text})
+
+
+def _launcher_mode(text: str) -> dict[str, object]:
+    """What a launcher for old GPUs tells vLLM; other platforms' settings mean nothing here."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("write a JSON object")
+    return checked({"mode": value["caovan_mode"]}) if "caovan_mode" in value else {}
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -107,6 +120,8 @@ SAME = (
     ),
     Same("--ngram-prompt-lookup-max", _SPECULATION, _drafts("prompt_lookup_max")),
     Same("--ngram-prompt-lookup-min", _SPECULATION, _drafts("prompt_lookup_min")),
+    Same("--mode", _SPECULATION, _mode),
+    Same("--additional-config", _SPECULATION, _launcher_mode),
     Same("--spec-default", _SPECULATION, _method, "ngram-mod"),
     Same("--sse-ping-interval", "sse_keep_alive_interval", _silence),
 )

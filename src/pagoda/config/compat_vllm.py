@@ -64,7 +64,6 @@ _CHAT = (
            Fact("replies name version and model", has=("pagoda.server.context",))),
     Compat("--return-tokens-as-token-ids", "-", "later",
            Fact("ask with return_tokens_as_token_ids", has=("return_tokens_as_token_ids",))),
-    Compat("--mode", "v", "none", facts.GUESSES, ("auto",)),
     Compat("--exclude-tools-when-tool-choice-none", "-", "none",
            Fact("tool_choice `none` always hides the tools", has=("tool_choice",))),
 )  # fmt: skip
@@ -289,8 +288,6 @@ _OTHER = (
     Compat("--ec-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--kv-events-config", "j", "later",
            Fact("no KV events are published", lacks=("kv_event",))),
-    Compat("--additional-config", "j", "none",
-           Fact("it is for platform plugins", lacks=("additional_config",))),
     Compat("--profiler-config", "j", "later",
            Fact("`pagoda bench` measures, and /metrics counts", has=("/metrics",),
                 lacks=("profile",))),

@@ -38,7 +38,8 @@ _OF_OTHERS = (
     "suffix_decoding_min_token_prob", "tensor_parallel_size",
 )  # fmt: skip
 """vLLM's keys that change nothing here: what is guessed is weighed in each step."""
-_KEYS = ("method", "model", *_COUNTS)
+MODES = ("auto", "stable", "fast")
+_KEYS = ("method", "model", "mode", *_COUNTS)
 
 
 def parse_speculative_config(text: str) -> dict[str, object]:
@@ -60,6 +61,8 @@ def checked(value: Mapping[str, Any]) -> dict[str, object]:
             if type(entry) is not int or not low <= entry <= high:
                 raise ConfigError(f"{key} is {entry!r}; it takes a number from {low} to {high}.")
             given[key] = entry
+        elif key == "mode":
+            given[key] = _mode(entry)
         elif key == "model":
             given[key] = str(entry)
         elif key not in _OF_OTHERS:
@@ -73,6 +76,12 @@ def _method(name: object) -> str:
     if method not in METHODS:
         raise ConfigError(f"the method {name!r} is not known; it is one of {', '.join(METHODS)}.")
     return method
+
+
+def _mode(name: object) -> str:
+    if name not in MODES:
+        raise ConfigError(f"the mode {name!r} is not known; it is one of {', '.join(MODES)}.")
+    return str(name)
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,16 @@ class SpeculationConfig(Options):
         """As asked for; a model without a method is one that drafts."""
         method = "draft" if "model" in self.speculative_config else "auto"
         return str(self.speculative_config.get("method", method))
+
+    @property
+    def has_mode(self) -> bool:
+        """A mode was asked for."""
+        return "mode" in self.speculative_config
+
+    @property
+    def mode(self) -> str:
+        """How many tokens a draft head guesses."""
+        return str(self.speculative_config.get("mode", "auto"))
 
     def count(self, key: str, default: int) -> int:
         """A number of tokens."""

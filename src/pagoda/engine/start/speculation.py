@@ -1,5 +1,6 @@
 """The speculator that was resolved."""
 
+from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.speculation.ngram import NgramProposer
 from pagoda.core.speculation.proposer import Proposer
 from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
@@ -17,5 +18,7 @@ def make_speculator(resolved: ResolvedSpeculation) -> Speculator | None:
             proposer = NgramProposer(resolved.shortest, resolved.longest)
         case "suffix":
             proposer = SuffixProposer()
+        case "mtp":
+            proposer = DraftedProposer()
     limits = SpeculationLimits(resolved.most, resolved.least, resolved.most_in_step)
     return Speculator(proposer, limits)
