@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.arch.spec import DraftHeadSpec, LayerSpec, ModelSpec
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
@@ -51,13 +51,40 @@ class DecoderLayer(nn.Module):
         raise NotImplementedError
 
 
+class DraftHead(nn.Module):
+    """Predicts a token further than the model, from what that computed, with its tables."""
+
+    def __init__(self, model: "CausalLM", spec: DraftHeadSpec):
+        super().__init__()
+
+    def forward(
+        self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """Of each token of `batch`, the id of the one behind it in `token_ids` int64 [tokens] and
+        what `Model.forward` gave for it, or this head did, in `hidden_states` [tokens,
+        hidden_size] -> hidden states [tokens, hidden_size] for the token behind that one.
+
+        K and V are stored at the tokens' own places, in the cache of the layer behind the model's
+        last.
+        """
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states [rows, hidden_size] of chosen rows -> fp32 [rows, vocab_size]."""
+        raise NotImplementedError
+
+
 class Model(nn.Module):
     """What loading needs to know, whatever the model computes."""
+
+    draft_head: DraftHead | None
+    """Loaded where `ModelSpec.drafts` asks for it."""
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__()
         self.spec = spec
         self.context = context
+        self.draft_head = None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the last layer."""
@@ -97,6 +124,7 @@ class CausalLM(Model):
     """Embedding, a stack of `layer_class`, a final norm, and an output head."""
 
     layer_class: type[DecoderLayer]
+    draft_head_class: type[DraftHead]
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
@@ -111,6 +139,8 @@ class CausalLM(Model):
             self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
         if spec.pooling.labels and spec.pooling.answers is None:
             self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
+        if spec.draft_head is not None and spec.drafts:
+            self.draft_head = self.draft_head_class(self, spec.draft_head)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
