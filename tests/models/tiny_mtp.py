@@ -26,7 +26,8 @@ class Head(nn.Module):
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
         self.layers = nn.ModuleList([type(text.layers[index])(config, index)])
         self.norm = norm(hidden, eps=config.rms_norm_eps)
-        self.text = [text]  # no part of this one
+        self.axes = (3,) if "qwen3_5" in config.model_type else ()
+        self.rotary = [text.rotary_emb]  # lists, for these are no parts of it
         self.tables = [text.embed_tokens, model.get_output_embeddings()]
         if own_tables:
             self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
@@ -34,31 +35,37 @@ class Head(nn.Module):
             self.tables = [self.embed_tokens, self.head]
 
     def forward(self, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens], [tokens, hidden] -> [tokens, hidden]."""
-        text = self.text[0]
-        embedded = self.pre_fc_norm_embedding(self.tables[0](token_ids[None]))
-        seen = self.pre_fc_norm_hidden(hidden_states[None])
-        x = self.fc(torch.cat((embedded, seen), dim=-1))
-        positions = torch.arange(len(token_ids))[None]
-        axes = positions[None].expand(3, -1, -1) if _has_axes(text) else positions
-        mask = torch.full((len(token_ids),) * 2, -torch.inf).triu(1)[None, None]
+        """A text: int64 [tokens], [tokens, hidden] -> [tokens, hidden]."""
+        count = len(token_ids)
+        sees = torch.ones(count, count, dtype=torch.bool).tril()
+        positions = torch.arange(count)
+        return self.of_rows(token_ids[None], hidden_states[None], positions, sees)[0]
+
+    def of_rows(
+        self,
+        token_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+        positions: torch.Tensor,
+        sees: torch.Tensor,
+    ) -> torch.Tensor:
+        """Of several texts int64 [texts, rows] and [texts, rows, hidden], whose rows are at
+        positions int64 [rows] and see those of bool [rows, rows] -> [texts, rows, hidden]."""
+        embedded = self.pre_fc_norm_embedding(self.tables[0](token_ids))
+        x = self.fc(torch.cat((embedded, self.pre_fc_norm_hidden(hidden_states)), dim=-1))
+        each = positions.expand(len(token_ids), -1)
         out = self.layers[0](
             x,
-            position_embeddings=text.rotary_emb(x, axes),
-            attention_mask=mask,
-            position_ids=positions,
+            position_embeddings=self.rotary[0](x, each.expand(*self.axes, -1, -1)),
+            attention_mask=torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)[None, None],
+            position_ids=each,
         )
-        return self.norm(out)[0]
+        return self.norm(out)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.tables[1](hidden_states)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f"mtp.{name}": tensor for name, tensor in self.state_dict().items()}
-
-
-def _has_axes(text: PreTrainedModel) -> bool:
-    return "qwen3_5" in text.config.model_type
 
 
 def make(model: PreTrainedModel, own_tables: bool = False) -> Head:
