@@ -24,14 +24,16 @@ from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5Tex
 from tests.models import tiny_mtp
 
 Tensor = torch.Tensor
-NAMES = (
-    "ada ben cora dan eve finn gil hana ida jon kim leo mia noa ola pia rex sue tom uma vic wes yan"
-).split()
+NAMES = [
+    "ada", "ben", "cora", "dan", "eve", "finn", "gil", "hana", "ida", "jon", "kim", "leo", "mia",
+    "noa", "ola", "pia", "rex", "sue", "tom", "uma", "vic", "wes", "yan",
+]  # fmt: skip
 TEAMS = ("red", "green", "blue")
 CITIES = ("Oslo", "Rome", "Lima", "Kyoto", "Accra")
-FIELDS = (
-    "area cost count depth height length price rate size speed total volume weight width".split()
-)
+FIELDS = [
+    "area", "cost", "count", "depth", "height", "length", "price", "rate", "size", "speed", "total",
+    "volume", "weight", "width",
+]  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -155,19 +157,19 @@ def drafts(head: tiny_mtp.Head, ids: Tensor, hidden: Tensor) -> Iterator[Tensor]
     """Logits [texts, tokens - DRAFTS, vocab] of the first draft behind each token and the one that
     follows, then those of the second, and the third, each as if the ones before it were right."""
     count = ids.shape[1] - DRAFTS
-    place = torch.arange(count)
-    own = torch.eye(count, dtype=torch.bool)
-    rows, positions, tokens = hidden[:, :count], place, ids[:, 1 : count + 1]
-    sees = torch.ones_like(own).tril()
+    place, own = torch.arange(count), torch.eye(count, dtype=torch.bool)
+    before = torch.ones_like(own).tril()
+    rows, positions, tokens, sees = hidden[:, :0], place[:0], ids[:, :0], own[:0, :0]
+    out = hidden[:, :count]
     for k in range(1, DRAFTS + 1):
+        rows = torch.cat((rows, out[:, -count:]), dim=1)
+        positions = torch.cat((positions, place + k - 1))
+        tokens = torch.cat((tokens, ids[:, k : k + count]), dim=1)
+        # A row sees those of the text up to its place, and then those that drafted in front of it.
+        chain = torch.cat((before, *[own] * (k - 1)), dim=1)
+        sees = torch.cat((torch.nn.functional.pad(sees, (0, count)), chain))
         out = head.of_rows(tokens, rows, positions, sees)
         yield head.logits(out[:, -count:])
-        # The next step's rows see those of the text up to their place, and their own of each step.
-        rows = torch.cat((rows, out[:, -count:]), dim=1)
-        positions = torch.cat((positions, place + k))
-        tokens = torch.cat((tokens, ids[:, k + 1 : k + 1 + count]), dim=1)
-        below = torch.cat((torch.ones_like(own).tril(), *[own] * k), dim=1)
-        sees = torch.cat((torch.cat((sees, torch.zeros(len(sees), count).bool()), dim=1), below))
 
 
 @torch.inference_mode()

@@ -31,8 +31,8 @@ class DraftHead(Protocol):
         self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
     ) -> torch.Tensor:
         """By int64 token_ids [tokens], those behind the batch's tokens, and the latter's
-        hidden_states [tokens, hidden]: its own [tokens, hidden]. Writes its keys and values where
-        the batch has those of the model."""
+        hidden_states [tokens, hidden], which for guessed tokens are its own: its own [tokens,
+        hidden]. Writes its keys and values where the batch has those of the model."""
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Its hidden_states [rows, hidden] -> fp32 [rows, vocab]."""
@@ -51,34 +51,11 @@ class DecoderLayer(nn.Module):
         raise NotImplementedError
 
 
-class DraftHead(nn.Module):
-    """Predicts a token further than the model, from what that computed, with its tables."""
-
-    def __init__(self, model: "CausalLM", spec: DraftHeadSpec):
-        super().__init__()
-
-    def forward(
-        self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
-    ) -> torch.Tensor:
-        """Of each token of `batch`, the id of the one behind it in `token_ids` int64 [tokens] and
-        what `Model.forward` gave for it, or this head did, in `hidden_states` [tokens,
-        hidden_size] -> hidden states [tokens, hidden_size] for the token behind that one.
-
-        K and V are stored at the tokens' own places, in the cache of the layer behind the model's
-        last.
-        """
-        raise NotImplementedError
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states [rows, hidden_size] of chosen rows -> fp32 [rows, vocab_size]."""
-        raise NotImplementedError
-
-
 class Model(nn.Module):
     """What loading needs to know, whatever the model computes."""
 
     draft_head: DraftHead | None
-    """Loaded where `ModelSpec.drafts` asks for it."""
+    """What guesses tokens from the model's hidden states, where `ModelSpec.drafts` asks for it."""
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__()
@@ -101,11 +78,6 @@ class Model(nn.Module):
         raise NotImplementedError
 
     @property
-    def draft_head(self) -> DraftHead | None:
-        """What guesses tokens from the model's hidden states, where it was loaded."""
-        return None
-
-    @property
     def encoders(self) -> Encoders:
         """Encoders of the kinds of media that it takes, on the rank that encodes them."""
         return {}
@@ -124,7 +96,7 @@ class CausalLM(Model):
     """Embedding, a stack of `layer_class`, a final norm, and an output head."""
 
     layer_class: type[DecoderLayer]
-    draft_head_class: type[DraftHead]
+    draft_head_class: Callable[["CausalLM", DraftHeadSpec], DraftHead]
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)

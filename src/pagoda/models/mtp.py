@@ -1,6 +1,7 @@
 """The draft head of Qwen3-Next, 3.5 and 3.6 (multi-token prediction, arXiv 2412.19437)."""
 
 import torch
+from torch import nn
 
 from pagoda.arch.spec import DraftHeadSpec
 from pagoda.layers.batch import ForwardBatch
@@ -8,10 +9,10 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.norm import RMSNorm
-from pagoda.models.base import CausalLM, DraftHead
+from pagoda.models.base import CausalLM
 
 
-class MtpHead(DraftHead):
+class MtpHead(nn.Module):
     """norm(layer(fc(norm(embedding), norm(hidden state)))), which the model's output head reads.
 
     The hidden state is what the model's final norm gives, as in vLLM's qwen3_5_mtp.py and llama.cpp
@@ -19,7 +20,7 @@ class MtpHead(DraftHead):
     """
 
     def __init__(self, model: CausalLM, spec: DraftHeadSpec):
-        super().__init__(model, spec)
+        super().__init__()
         context, whole = model.context, model.spec
         hidden, eps = whole.hidden_size, whole.norm_eps
         self._parallel = context.parallel
@@ -37,6 +38,7 @@ class MtpHead(DraftHead):
     def forward(
         self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
     ) -> torch.Tensor:
+        """As `DraftHead.forward`."""
         embedded = self.embedding_fc(self.embedding_norm(self.embed(token_ids)))
         residual = self.hidden_fc(self.hidden_norm(hidden_states))
         columns = hidden_states.shape[-1]
@@ -46,6 +48,7 @@ class MtpHead(DraftHead):
         return self.norm.add(result, residual)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> fp32 [rows, vocab]."""
         return self.head.logits(hidden_states)
 
 
