@@ -292,7 +292,27 @@ class _EngineCollector(Collector):
             total = client.stats.computed_tokens
             steps.add_metric(labels, _cumulated(STEP_TOKENS, counts), total)
         yield steps
+        yield from _speculation(clients)
         yield _cache_config(clients)
+
+
+def _speculation(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Iterable[Metric]:
+    """What came of guessed tokens. llama-server has vLLM's counters under its own prefix."""
+    for program in ("vllm", "llamacpp"):
+        for name, doc, read in _GUESSES:
+            family = CounterMetricFamily(f"{program}:spec_decode_{name}", doc, labels=_LABELS)
+            for labels, client in clients:
+                family.add_metric(labels, read(client.stats))
+            yield family
+        family = CounterMetricFamily(
+            f"{program}:spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that came true, by place in the guess.",
+            labels=(*_LABELS, "position"),
+        )
+        for labels, client in clients:
+            for place, count in enumerate(client.stats.spec_accepted_per_position):
+                family.add_metric((*labels, str(place)), count)
+        yield family
 
 
 def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
@@ -340,6 +360,11 @@ _COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
     ("iterations", "Steps of the engine.", lambda s: s.num_steps),
+)
+_GUESSES: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
+    ("num_drafts", "Times that a request's guessed tokens were verified.", lambda s: s.spec_drafts),
+    ("num_draft_tokens", "Guessed tokens that were verified.", lambda s: s.spec_draft_tokens),
+    ("num_accepted_tokens", "Guessed tokens that came true.", lambda s: s.spec_accepted_tokens),
 )
 _OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
     (
