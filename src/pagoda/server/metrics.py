@@ -183,6 +183,8 @@ class RequestTimer:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._max_tokens = request.sampling.max_tokens
         self._num_preemptions = 0
         self._finished = False
@@ -201,13 +203,15 @@ class RequestTimer:
         """From the first token to the last."""
         return self._last - self._first
 
-    def observe(self, delta: RequestDelta, finish_reason: str | None) -> None:
+    def observe(self, delta: RequestDelta, num_tokens: int, finish_reason: str | None) -> None:
+        """`num_tokens` of the delta's belong to the reply: a stop string may end it before them
+        all."""
         now = time.monotonic()
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
             self._count_prompt(delta.num_cached_tokens)
             self._queued = delta.queue_seconds
-        if delta.token_ids:
+        if num_tokens:
             histogram = self._metrics.histogram
             if self.num_tokens == 0:
                 self._first = now
@@ -215,7 +219,10 @@ class RequestTimer:
             else:
                 histogram["inter_token_latency_seconds"].observe(now - self._last)
             self._last = now
-            self.num_tokens += len(delta.token_ids)
+            self.num_tokens += num_tokens
+        if delta.num_draft_tokens:
+            self.num_draft_tokens = delta.num_draft_tokens
+            self.num_accepted_tokens = delta.num_accepted_tokens
         if finish_reason is not None:
             self._num_preemptions = delta.num_preemptions
             self._finish(finish_reason, now)

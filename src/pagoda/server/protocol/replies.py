@@ -51,6 +51,10 @@ class Timings(msgspec.Struct, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    """Guessed tokens that were verified, where there were any."""
+    draft_n_accepted: int | UnsetType = UNSET
+    """Those of them that came true."""
 
 
 class TopLogprob(msgspec.Struct):

@@ -169,7 +169,7 @@ class Generation:
 
     def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
         output = choice.processor.process(delta)
-        choice.timer.observe(delta, output.finish_reason)
+        choice.timer.observe(delta, len(output.token_ids), output.finish_reason)
         if self.watch is not None:
             self.watch(choice.index, output)
         if output.finish_reason is not None:

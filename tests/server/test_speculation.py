@@ -1,0 +1,73 @@
+"""What replies say of guessed tokens, and predictions that clients send."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pagoda.core.messages import AddRequest, RequestDelta
+from tests.server.conftest import RunningServer
+from tests.server.fakes import REPLY, FakeClient
+
+NUM_TOKENS = len(REPLY.encode()) + 1
+
+
+class Guessing(FakeClient):
+    """Its steps verify four guesses, of which two come true: three tokens each."""
+
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
+        single, merged = super().deltas(request), []
+        for start in range(0, len(single), 3):
+            part = single[start : start + 3]
+            part[0].token_ids = [token for delta in part for token in delta.token_ids]
+            part[0].finish_reason = part[-1].finish_reason
+            part[0].num_draft_tokens = 4 * len(merged)
+            part[0].num_accepted_tokens = 2 * len(merged)
+            merged.append(part[0])
+        return merged
+
+
+def drafts(timings: dict[str, Any]) -> tuple[int, int]:
+    return timings["draft_n"], timings["draft_n_accepted"]
+
+
+def chunks(server: RunningServer, path: str, **body: Any) -> list[dict[str, Any]]:
+    lines = server.post(path, stream=True, **body).text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+@pytest.fixture
+def guessing(start) -> RunningServer:
+    return start(Guessing())
+
+
+def test_timings_tell_of_guesses(guessing: RunningServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/completion", {"prompt": "a"}),
+    ):
+        body |= {"max_tokens": 9}
+        assert drafts(guessing.post(path, **body).json()["timings"]) == (8, 4)
+        assert drafts(chunks(guessing, path, **body)[-1]["timings"]) == (8, 4)
+        told = [
+            chunk["timings"].get("draft_n", 0)
+            for chunk in chunks(guessing, path, timings_per_token=True, **body)
+            if "timings" in chunk
+        ]
+        assert told[-1] == 8 and told == sorted(told)
+
+
+def test_timings_are_silent_where_nothing_was_guessed(shared: RunningServer) -> None:
+    assert not {"draft_n", "draft_n_accepted"} & shared.chat().json()["timings"].keys()
+
+
+def test_tokens_behind_a_stop_string_are_not_counted(guessing: RunningServer) -> None:
+    """It ends within the second step's tokens."""
+    reply = guessing.chat(stop=REPLY[3:5]).json()
+    assert reply["choices"][0]["message"]["content"] == REPLY[:3]
+    assert reply["timings"]["predicted_n"] == reply["usage"]["completion_tokens"] == 5
+    assert drafts(reply["timings"]) == (4, 2)
+    sums = f'vllm:request_generation_tokens_sum{{engine="0",model_name="fake"}} 5.0'
+    assert sums in guessing.http.get("/metrics").text
