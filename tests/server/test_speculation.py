@@ -71,3 +71,75 @@ def test_tokens_behind_a_stop_string_are_not_counted(guessing: RunningServer) ->
     assert drafts(reply["timings"]) == (4, 2)
     sums = f'vllm:request_generation_tokens_sum{{engine="0",model_name="fake"}} 5.0'
     assert sums in guessing.http.get("/metrics").text
+
+
+TEXT = "Hello, Wörld!"
+PARTS = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "Wörld!"}]
+
+
+@pytest.mark.parametrize("content", [TEXT, PARTS])
+def test_a_prediction_through_the_openai_client(guessing: RunningServer, content: Any) -> None:
+    """Usage counts the guesses of a reply that was predicted, of all choices, and of no other."""
+    create = guessing.openai().chat.completions.create
+    request: dict[str, Any] = {
+        "model": "fake", "messages": [{"role": "user", "content": "hi"}], "n": 2, "max_tokens": 9,
+    }  # fmt: skip
+    prediction = {"type": "content", "content": content}
+    usage = create(**request, prediction=prediction).usage
+    *_, last = create(
+        **request, prediction=prediction, stream=True, stream_options={"include_usage": True}
+    )
+    for told in (usage, last.usage):
+        details = told.completion_tokens_details
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (8, 8)
+        assert (details.reasoning_tokens, told.completion_tokens) == (0, 18)
+    assert create(**request).usage.completion_tokens_details is None
+    sent = [bytes(request.prediction_token_ids).decode() for request in guessing.client.requests]
+    assert sent == [TEXT] * 4 + [""] * 2
+
+
+def test_a_prediction_that_nobody_used(shared: RunningServer) -> None:
+    details = shared.chat(prediction={"type": "content", "content": "x"}).json()["usage"][
+        "completion_tokens_details"
+    ]
+    assert details == {
+        "reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "text",
+        ["text"],
+        {"content": "text"},
+        {"type": "content"},
+        {"type": "content", "content": None},
+        {"type": "content", "content": [1, 2]},
+        {"type": "content", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+        {"type": "text", "content": "text"},
+    ],
+)
+def test_other_shapes_of_predictions_are_refused(shared: RunningServer, prediction: Any) -> None:
+    before = len(shared.client.requests)
+    reply = shared.chat(prediction=prediction)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("prediction")
+    assert len(shared.client.requests) == before
+
+
+@pytest.mark.parametrize("length", [2049, 50_000])
+def test_a_prediction_beyond_the_context_is_refused(shared: RunningServer, length: int) -> None:
+    reply = shared.chat(prediction={"type": "content", "content": "x" * length})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "prediction" and "your prediction contains" in error["message"]
+
+
+def test_no_prediction_where_there_is_none_to_take(shared: RunningServer) -> None:
+    for prediction in (None, {"type": "content", "content": []}):
+        assert shared.chat(prediction=prediction).status_code == 200
+    conversations = [[{"role": "user", "content": "hi"}]]
+    body = {"messages": conversations, "prediction": {"type": "content", "content": "x"}}
+    assert shared.post("/v1/chat/completions/batch", **body).status_code == 200
+    assert not any(request.prediction_token_ids for request in shared.client.requests[-3:])
