@@ -5,26 +5,8 @@ from typing import Any
 
 import pytest
 
-from pagoda.core.messages import AddRequest, RequestDelta
 from tests.server.conftest import RunningServer
-from tests.server.fakes import REPLY, FakeClient
-
-NUM_TOKENS = len(REPLY.encode()) + 1
-
-
-class Guessing(FakeClient):
-    """Its steps verify four guesses, of which two come true: three tokens each."""
-
-    def deltas(self, request: AddRequest) -> list[RequestDelta]:
-        single, merged = super().deltas(request), []
-        for start in range(0, len(single), 3):
-            part = single[start : start + 3]
-            part[0].token_ids = [token for delta in part for token in delta.token_ids]
-            part[0].finish_reason = part[-1].finish_reason
-            part[0].num_draft_tokens = 4 * len(merged)
-            part[0].num_accepted_tokens = 2 * len(merged)
-            merged.append(part[0])
-        return merged
+from tests.server.fakes import REPLY, Guessing
 
 
 def drafts(timings: dict[str, Any]) -> tuple[int, int]:
@@ -69,7 +51,7 @@ def test_tokens_behind_a_stop_string_are_not_counted(guessing: RunningServer) ->
     assert reply["choices"][0]["message"]["content"] == REPLY[:3]
     assert reply["timings"]["predicted_n"] == reply["usage"]["completion_tokens"] == 5
     assert drafts(reply["timings"]) == (4, 2)
-    sums = f'vllm:request_generation_tokens_sum{{engine="0",model_name="fake"}} 5.0'
+    sums = 'vllm:request_generation_tokens_sum{engine="0",model_name="fake"} 5.0'
     assert sums in guessing.http.get("/metrics").text
 
 

@@ -1,5 +1,5 @@
-"""The lines that vLLM's users know, every ten seconds while there is work: throughput, and what came
-of guessed tokens."""
+"""Lines that vLLM's users know, every ten seconds while there is work: throughput, and what came of
+guessed tokens."""
 
 import asyncio
 import time
