@@ -1,6 +1,5 @@
 """Probes, metrics, documents, log lines, and what the server process imports."""
 
-import asyncio
 import json
 import logging
 import socket
@@ -17,11 +16,11 @@ from pagoda.engine.processes.queue_limit import QueueLimit
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.http.listen import listen
-from pagoda.server.stats import log_stats, speculation_line, throughput_line
+from pagoda.server.stats import throughput_line
 from pagoda.text.parsers.select import parser_for
 from pagoda.version import __version__
 from tests.server.conftest import RunningServer, wait_until
-from tests.server.fakes import REPLY, FakeClient, served_model
+from tests.server.fakes import REPLY, FakeClient
 
 # What Grafana dashboards made for vLLM ask for.
 METRICS = {
@@ -96,30 +95,6 @@ def test_what_the_engine_counts(start) -> None:
         f'vllm:iteration_tokens_total_sum{{{labels}}} 20022.0',
     ):  # fmt: skip
         assert line in lines
-
-
-@pytest.mark.parametrize("program", ["vllm", "llamacpp"])
-def test_guessed_tokens_are_counted(start, program: str) -> None:
-    stats = EngineStats(
-        spec_drafts=8, spec_draft_tokens=24, spec_accepted_tokens=11,
-        spec_accepted_per_position=[7, 4, 0],
-    )  # fmt: skip
-    text = start(FakeClient(stats=stats)).http.get("/metrics").text
-    found = {
-        (sample.name, sample.labels.get("position")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith(f"{program}:spec_decode_")
-    }
-    prefix = f"{program}:spec_decode_num"
-    assert found == {
-        (f"{prefix}_drafts_total", None): 8,
-        (f"{prefix}_draft_tokens_total", None): 24,
-        (f"{prefix}_accepted_tokens_total", None): 11,
-        (f"{prefix}_accepted_tokens_per_pos_total", "0"): 7,
-        (f"{prefix}_accepted_tokens_per_pos_total", "1"): 4,
-        (f"{prefix}_accepted_tokens_per_pos_total", "2"): 0,
-    }
 
 
 def test_preemptions_are_counted_per_request(start) -> None:
@@ -434,44 +409,6 @@ def test_no_throughput_line_when_idle_and_after_a_restart() -> None:
     restarted = EngineStats(generation_tokens=10, num_steps=1)
     line = throughput_line(0, idle, restarted, 10.0, gpu=False)
     assert line is not None and "generation throughput: 1.0 tokens/s" in line
-
-
-def test_speculation_line() -> None:
-    earlier = EngineStats(
-        num_steps=1, spec_drafts=10, spec_draft_tokens=20, spec_accepted_tokens=9,
-        spec_accepted_per_position=[6, 3],
-    )  # fmt: skip
-    stats = EngineStats(
-        num_steps=9, spec_drafts=18, spec_draft_tokens=52, spec_accepted_tokens=25,
-        spec_accepted_per_position=[13, 9, 2, 1],
-    )  # fmt: skip
-    assert speculation_line(earlier, stats, 10.0) == (
-        "SpecDecoding metrics: Mean acceptance length: 3.00, Accepted throughput: 1.60 tokens/s, "
-        "Drafted throughput: 3.20 tokens/s, Accepted: 16 tokens, Drafted: 32 tokens, "
-        "Per-position acceptance rate: 0.875, 0.750, 0.250, 0.125, "
-        "Avg Draft acceptance rate: 50.0%"
-    )
-    assert speculation_line(stats, stats, 10.0) is None
-    # The counters of a restarted engine, and those of the first look, began at zero.
-    restarted = speculation_line(stats, earlier, 10.0)
-    assert restarted == speculation_line(None, earlier, 10.0)
-    assert restarted is not None and "Accepted: 9 tokens" in restarted
-
-
-async def test_guesses_are_logged_behind_the_throughput(caplog: pytest.LogCaptureFixture) -> None:
-    stats = EngineStats(
-        num_steps=9, generation_tokens=30, spec_drafts=1, spec_draft_tokens=2,
-        spec_accepted_tokens=2, spec_accepted_per_position=[1, 1],
-    )  # fmt: skip
-    model = served_model(FakeClient(stats=stats))
-    with caplog.at_level("INFO"):
-        logs = asyncio.create_task(log_stats(lambda: [model], interval=0.001))
-        async with asyncio.timeout(20):
-            while not caplog.messages:
-                await asyncio.sleep(0.001)
-        logs.cancel()
-    told = [line.split(":")[0] for line in caplog.messages]
-    assert told == ["Engine 000", "SpecDecoding metrics"]
 
 
 @pytest.mark.parametrize("module", ["app", "launch", "lifecycle"])
