@@ -35,8 +35,10 @@ def count_prompt(stats: EngineStats, req: Request, end: int) -> None:
         req.num_prompt_counted = done
 
 
-def count_drafts(stats: EngineStats, num_drafts: int, num_accepted: int) -> None:
-    """What came of one request's guesses."""
+def count_drafts(stats: EngineStats, req: Request, num_drafts: int, num_accepted: int) -> None:
+    """What came of a request's guesses in one step."""
+    req.num_draft_tokens += num_drafts
+    req.num_accepted_tokens += num_accepted
     by_place = stats.spec_accepted_per_position
     by_place += [0] * (num_drafts - len(by_place))
     for place in range(num_accepted):

@@ -264,7 +264,7 @@ class Scheduler:
             return None
         if req.row in plan.drafts:
             accepted = max(0, len(entry.token_ids) - 1)
-            count_drafts(self._stats, len(plan.drafts[req.row]), accepted)
+            count_drafts(self._stats, req, len(plan.drafts[req.row]), accepted)
         delta = self._progress.apply(req, plan, place, entry)
         end = int(plan.starts[place] + plan.lens[place])
         if req.num_prompt_counted < req.prompt_len:
