@@ -17,7 +17,8 @@ class Planned:
     num_tokens: int
     new_block_ids: list[list[int]] = field(default_factory=list)
     """Per attention group; empty where the plan has none for anybody."""
-    states: tuple[int, int] = (0, 0)
+    states: tuple[int, ...] = (0, 0)
+    """The block read, then those written."""
     draft_token_ids: list[int] = field(default_factory=list)
     samples: bool = True
     row: int = 0

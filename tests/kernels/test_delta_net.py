@@ -18,9 +18,11 @@ native = pytest.importorskip(
 from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402 - behind the skip
 
 FORMS = ["ref", *((isa, threads) for isa in native.INSTRUCTION_SETS for threads in (1, 3))]
-# Tokens of each request of a step, and those it had before; one request has none in this step.
-LENGTHS = [1, 5, 0, 130, 1, 2, 64, 3]
-BEFORE = [0, 7, 9, 0, 300, 1, 64, 2]
+# Tokens of each request of a step, and those it had before; one request has none in this step. Of
+# the last tokens so many are drafts.
+LENGTHS = [1, 5, 0, 130, 1, 2, 64, 3, 4, 6, 70]
+BEFORE = [0, 7, 9, 0, 300, 1, 64, 2, 5, 1, 3]
+DRAFTS = [0, 0, 0, 0, 0, 0, 0, 0, 3, 4, 2]
 
 
 class _Reference:
@@ -57,18 +59,25 @@ class Step:
     shape: tuple[int, ...]
     lengths: list[int] = field(default_factory=lambda: LENGTHS)
     before: list[int] = field(default_factory=lambda: BEFORE)
+    drafts: list[int] = field(default_factory=lambda: DRAFTS)
 
     def __post_init__(self):
         chance = random.Random(4)
         count = len(self.lengths)
+        drafts = self.drafts[:count]
         size = torch.Size(self.shape).numel()
-        buffer = torch.full((3 * count + 1, size + 5), torch.nan)
+        slots = 3 * count + sum(drafts) + 1
+        buffer = torch.full((slots, size + 5), torch.nan)
         self.cache = buffer[:, 3 : 3 + size].unflatten(1, self.shape)
-        free = list(range(1, 3 * count + 1))
+        free = list(range(1, slots))
         chance.shuffle(free)
         self.read = [free.pop() for _ in range(count)]
         # Some keep what they read from, some do not keep the state at all.
-        self.write = [(read, free.pop(), free.pop(), 0)[i % 4] for i, read in enumerate(self.read)]
+        first = [(read, free.pop(), free.pop(), 0)[i % 4] for i, read in enumerate(self.read)]
+        self.write = [
+            [0] * (length - 1 - more) + [slot] + [free.pop() for _ in range(more)] if length else []
+            for length, more, slot in zip(self.lengths, drafts, first, strict=True)
+        ]
         for req, read in enumerate(self.read):
             if self.before[req] > 0:
                 self.cache[read] = torch.randn(self.shape)
@@ -77,9 +86,15 @@ class Step:
         as_int = {"dtype": torch.int32}
         self.rows = [slice(a, b) for a, b in zip(starts, starts[1:], strict=False)]
         self.slots = doors.StateSlots(
-            torch.tensor(self.read, **as_int), torch.tensor(self.write, **as_int),
-            torch.tensor(starts, **as_int), torch.tensor(kv_lens, **as_int),
+            torch.tensor(self.read, **as_int), torch.tensor(sum(self.write, []), **as_int),
+            torch.tensor(starts, **as_int), torch.tensor(kv_lens, **as_int), any(drafts),
         )  # fmt: skip
+
+    def slots_for(self, rows: int) -> doors.StateSlots:
+        """With further rows, which are no request's."""
+        write = torch.zeros(rows, dtype=torch.int32)
+        write[: len(self.slots.write)] = self.slots.write
+        return self.slots._replace(write=write)
 
     def state_of(self, req: int) -> torch.Tensor:
         """A request's state before the step."""
@@ -92,9 +107,13 @@ class Step:
         for req, rows in enumerate(self.rows):
             if self.lengths[req] == 0:
                 continue
-            expected[rows], state = expect(rows, self.state_of(req))
-            if self.write[req]:
-                expected_cache[self.write[req]] = state
+            state, slots = self.state_of(req), self.write[req]
+            ends = [i + 1 for i, slot in enumerate(slots) if slot] or [len(slots)]
+            for first, end in zip([0, *ends], ends, strict=False):
+                part = slice(rows.start + first, rows.start + end)
+                expected[part], state = expect(part, state)
+                if slots[end - 1]:
+                    expected_cache[slots[end - 1]] = state
         found = run()
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(
@@ -119,7 +138,7 @@ def test_causal_conv(ops, channels, width):
     # Two rows behind the last request become zero.
     step.check(
         torch.empty(total + 2, channels),
-        lambda: ops.causal_conv(x, weight, step.cache, step.slots), expect, 2e-6,
+        lambda: ops.causal_conv(x, weight, step.cache, step.slots_for(total + 2)), expect, 2e-6,
     )  # fmt: skip
 
 
@@ -197,7 +216,7 @@ def test_bits_do_not_depend_on_steps_or_batch(form, chunks):
     rule = Rule(50, 2, 4, 64, 96)
     whole = Step(rule.state_shape, [50], [0])
     expected = rule.run(ops, whole.cache, whole.slots)
-    end = whole.cache[whole.write[0]]
+    end = whole.cache[whole.write[0][-1]]
     cut = torch.full_like(whole.cache, torch.nan)
     done, parts, where = 0, [], 1
     other = Rule(9, 2, 4, 64, 96)
@@ -213,15 +232,47 @@ def test_bits_do_not_depend_on_steps_or_batch(form, chunks):
             for a, b in ((other.strength, rule.strength), (other.decay.x, rule.decay.x))
         )
         both.decay = rule.decay._replace(x=x)
+        write = [0] * (8 + length) + [3 - where]
         slots = doors.StateSlots(
             *(torch.tensor(x, dtype=torch.int32) for x in (
-                [3, where], [0, 3 - where], [0, 9, 9 + length], [9, done],
+                [3, where], write, [0, 9, 9 + length], [9, done],
             ))
         )  # fmt: skip
         where = 3 - where
         parts.append(both.run(ops, cut, slots)[9:])
     assert torch.equal(torch.cat(parts), expected)
     assert torch.equal(cut[where], end)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_states_behind_drafts_are_those_of_single_steps(form, in_place):
+    """Bit for bit, of both ops; the first one may go where the step reads from."""
+    ops = _Reference() if form == "ref" else CpuOps(native.Native(form[1], form[0]))
+    count, weight, rule = 5, torch.randn(4, 2 * 2 * 24 + 4 * 48), Rule(5, 2, 4, 24, 48)
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    started = torch.full((count + 2, *rule.state_shape), torch.nan)
+    started_conv = torch.full((count + 2, 3, weight.shape[1]), torch.nan)
+    started[1], started_conv[1] = torch.randn(rule.state_shape), torch.randn(3, weight.shape[1])
+    places = ints(*range(1 if in_place else 2, count + (1 if in_place else 2)))
+
+    cache, conv = started.clone(), started_conv.clone()
+    slots = doors.StateSlots(ints(1), places, ints(0, count), ints(9 + count), True)
+    out = ops.causal_conv(rule.qkv, weight, conv, slots), rule.run(ops, cache, slots)
+
+    alone, alone_conv, said = started.clone(), started_conv.clone(), []
+    for row, place in enumerate(places.tolist()):
+        rows = slice(row, row + 1)
+        slots = doors.StateSlots(ints(1), ints(1), ints(0, 1), ints(10 + row))
+        said.append((
+            ops.causal_conv(rule.qkv[rows], weight, alone_conv, slots),
+            rule.run(ops, alone, slots, rows),
+        ))  # fmt: skip
+        assert torch.equal(cache[place], alone[1])
+        assert torch.equal(conv[place], alone_conv[1])
+    if form != "ref":
+        for whole, parts in zip(out, zip(*said, strict=True), strict=True):
+            assert torch.equal(whole, torch.cat(parts))
 
 
 def test_an_empty_step(ops):

@@ -127,8 +127,13 @@ class Driver:
                     self._left.append(read)
             reads.append(read)
             writes.append(self.slots[req])
+        behind_last = [
+            slot
+            for ids, written in zip(tokens.values(), writes, strict=True)
+            for slot in [*[0] * (len(ids) - 1), written]
+        ]
         return StateInputs(
-            torch.tensor(reads, dtype=torch.int32), torch.tensor(writes, dtype=torch.int32)
+            torch.tensor(reads, dtype=torch.int32), torch.tensor(behind_last, dtype=torch.int32)
         )
 
     def _leave(self, slot: int) -> None:

@@ -21,7 +21,8 @@ def examples() -> Iterator[Example]:
 def _step(tokens: int, dtype: torch.dtype) -> None:
     channels = (2 * KEY_HEADS + HEADS) * HEAD
     indices = torch.empty(REQUESTS + 1, dtype=torch.int32)
-    slots = StateSlots(indices[1:], indices[1:], indices, indices[1:])
+    write = torch.empty(tokens, dtype=torch.int32)
+    slots = StateSlots(indices[1:], write, indices, indices[1:])
     x = torch.empty(tokens, channels, dtype=dtype)
     delta_net.causal_conv(x, torch.empty(4, channels), torch.empty(8, 3, channels), slots)
     gates, per_head = torch.empty(tokens, HEADS, dtype=dtype), torch.empty(HEADS)

@@ -74,9 +74,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
     unsampled: set[int] = msgspec.field(default_factory=set)
     """Rows that sample nothing: of prompt chunks that do not reach the last known token. For kind
     `pool` the plan that does asks for the embedding instead."""
-    states: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    states: list[tuple[int, ...]] = msgspec.field(default_factory=list)
     """In a plan of a model with recurrent layers, for each request: the block whose state the step
-    goes on from (not read where it begins at position 0), and the block it writes."""
+    goes on from (not read where it begins at position 0), and the block it writes; with drafts, one
+    for the last known token and one for each draft."""
     num_drafts: int = 0
     """Tokens that the runner is to guess behind those that it samples, where something of the
     model's own guesses."""

@@ -19,11 +19,17 @@ class Progress:
         self._kv = kv
         self._sharing = sharing
 
-    def plan(self, req: Request, num_tokens: int, step: PlanBuilder) -> None:
-        """Plan a request's next tokens, drafts last."""
-        has_drafts, has_states = bool(req.draft_token_ids), self._kv.has_states
+    def plan(self, req: Request, num_tokens: int, step: PlanBuilder) -> int:
+        """Plan a request's next tokens, drafts last; how many, for drafts take states."""
+        has_states = self._kv.has_states
         if has_states:
-            step.plan.states.append(self._kv.plan_states(req.tables, req.num_computed_tokens))
+            start, wanted = req.num_computed_tokens, len(req.draft_token_ids)
+            states = self._kv.plan_states(req.tables, start, wanted)
+            step.plan.states.append(states)
+            num_drafts = len(states) - 2
+            num_tokens -= wanted - num_drafts
+            del req.draft_token_ids[num_drafts:]
+        has_drafts = bool(req.draft_token_ids)
         step.add(req, num_tokens)
         if (
             req.row not in step.plan.unsampled
@@ -32,6 +38,7 @@ class Progress:
             and not has_drafts
         ):
             req.plan_in_bulk()
+        return num_tokens
 
     def apply(
         self, req: Request, plan: StepPlan, place: int, result: RequestResult
@@ -53,6 +60,8 @@ class Progress:
                 return None  # It stands on a token that never came, see `_roll_back`.
             if num_drafts:
                 req.drafts_in_flight = False
+                if self._kv.has_states and tokens and plan.step_id > req.reset_step:
+                    self._kv.keep_state(req.tables, end - num_drafts, len(tokens) - 1)
             if req.draft_token_ids:
                 req.draft_token_ids = []
             count, reason = req.append(tokens)

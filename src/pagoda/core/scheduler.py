@@ -144,11 +144,10 @@ class Scheduler:
         """Guess what follows a running request's delivered tokens; its next plan verifies it.
 
         A request with drafts in flight sits out until their result is in, because where it
-        stands depends on how many are accepted. Ids that do not run are passed over, and so are
-        models with recurrent layers, whose states cannot go back.
+        stands depends on how many are accepted. Ids that do not run are passed over.
         """
         req = self._requests.get(req_id)
-        if req is not None and req.is_running and req.generates and not self.kv.has_states:
+        if req is not None and req.is_running and req.generates:
             req.draft_token_ids = list(draft_token_ids)
             req.handle_alone()
 
@@ -175,8 +174,7 @@ class Scheduler:
         if last is None or not last.is_of_streams or batch.num_jumps != last.num_jumps:
             return None
         members = self._running.members
-        may_start = len(self._waiting) and len(members.requests) < self.limits.max_num_reqs
-        if may_start or members is not last.members:
+        if self._others_wait or members is not last.members:
             return None
         full, others = batch.planned_alone(members.rows)
         if others:
@@ -187,6 +185,11 @@ class Scheduler:
         finished = last.next(batch)
         finished.plan.new_blocks = new_blocks
         return finished
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether a request may start now, as far as seats tell."""
+        return bool(len(self._waiting)) and len(self._running) < self.limits.max_num_reqs
 
     def _plan_all(self) -> Finished | None:
         """The next plan, request by request."""
@@ -269,8 +272,10 @@ class Scheduler:
         end = int(plan.starts[place] + plan.lens[place])
         if req.num_prompt_counted < req.prompt_len:
             count_prompt(self._stats, req, end)
-        # A request whose states have seen tokens that it computes again begins anew.
-        if self.kv.has_states and req.is_running and req.num_computed_tokens < end:
+        # A request whose token did not come computes the last one again, which its states have
+        # seen: it begins anew.
+        again = not entry.token_ids and req.num_computed_tokens < end
+        if again and self.kv.has_states and req.is_running:
             self._running.remove(req)
             self._preempt(req)
         if delta is not None:
@@ -365,6 +370,8 @@ class Scheduler:
             return True
         if room.tokens <= 0:
             return False
+        if self.kv.has_states and self._others_wait:
+            req.draft_token_ids = []  # Their states take memory, which is for whoever waits.
         is_prompt = missing > 1
         if is_prompt or req.draft_token_ids:
             if is_prompt and room.granted is None:
@@ -379,8 +386,7 @@ class Scheduler:
                 return True
         if start + missing > req.tables.capacity and not self._grow(req, start + missing, step):
             return False
-        room.tokens -= missing
-        self._progress.plan(req, missing, step)
+        room.tokens -= self._progress.plan(req, missing, step)
         return True
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:

@@ -93,7 +93,7 @@ class Ops(Protocol):
 
         x [tokens, channels], rows any stride apart; fp32 weight [width, channels]; state
         [slots, width - 1, channels]: the inputs before the request's next token. Rows behind
-        `query_start[-1]` are zero.
+        `query_start[-1]` are zero; `slots.write` has entries for them as well.
         """
 
     def gated_delta_rule(

@@ -32,7 +32,10 @@ class StateInputs:
     read: torch.Tensor
     """int32 [num_reqs]: the block with the state in front of the step."""
     write: torch.Tensor
-    """int32 [num_reqs]: where the state behind the step goes; may be the same block."""
+    """int32 [num_tokens]: where the state behind each token goes; 0: nowhere. Of a request's tokens
+    those with a block are the last ones, and the first of these may have the one that is read."""
+    drafts: bool = False
+    """Whether some request has several."""
 
 
 @dataclass

@@ -100,7 +100,9 @@ class DeltaNet(nn.Module):
         where = batch.groups[batch.layer_group[self.layer]]
         assert isinstance(where, StateInputs)
         conv_state, state = batch.kv_caches[self.layer]
-        slots = ops.StateSlots(where.read, where.write, batch.query_start, batch.kv_lens)
+        slots = ops.StateSlots(
+            where.read, where.write, batch.query_start, batch.kv_lens, where.drafts
+        )
         channels, values, heads = self.conv.weight.shape[1], *self.input.sizes[3:5]
         mixed, gate, strength, decay = self.input(hidden_states).split(
             [channels, values, heads, heads], dim=1

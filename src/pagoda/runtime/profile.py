@@ -68,7 +68,7 @@ def largest_step(
             )
             for group in attention_groups(groups)
         ],
-        states=StateArrays(none, none) if state_groups(groups) else None,
+        states=StateArrays(none, np.zeros(count, np.int32)) if state_groups(groups) else None,
     )
     hidden_states = model.forward(build_batch(arrays, cache, device.torch_device))
     ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))

@@ -103,7 +103,8 @@ class Scheduled:
     num_drafts: Ints
     samples: npt.NDArray[np.bool_]
     states: npt.NDArray[np.int32]
-    """[requests, 2]: the state block that is read, and the one that is written."""
+    """[requests, 1 + tokens]: the state block that is read, then those that are written behind the
+    last tokens, 0 in front where a request has fewer than others."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "Scheduled":
@@ -138,7 +139,11 @@ def state_blocks(plan: StepPlan) -> npt.NDArray[np.int32]:
     """`Scheduled.states`; zeros for a model without."""
     if not plan.states:
         return np.zeros((len(plan.rows), 2), np.int32)
-    return np.array(plan.states, np.int32)
+    if not plan.drafts:
+        return np.array(plan.states, np.int32)
+    width = max(map(len, plan.states))
+    padded = [(read, *(0,) * (width - 1 - len(written)), *written) for read, *written in plan.states]
+    return np.array(padded, np.int32)
 
 
 @dataclass

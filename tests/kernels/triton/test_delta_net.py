@@ -9,22 +9,32 @@ from pagoda.kernels.triton import delta_net
 from pagoda.kernels.triton.target import assuming
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
-# Tokens of each request of a step, and those it had before; one has none in this step.
-MIXED = ([1, 5, 0, 18, 2], [0, 7, 9, 300, 1])
-DECODE = ([1, 1, 0, 1], [4, 0, 3, 9])
+# Tokens of each request of a step, those it had before, and how many of the last ones are drafts;
+# one request has none in this step.
+MIXED = ([1, 5, 0, 18, 2], [0, 7, 9, 300, 1], [0] * 5)
+DECODE = ([1, 1, 0, 1], [4, 0, 3, 9], [0] * 4)
+DRAFTS = ([4, 1, 20, 3, 18, 0], [9, 5, 7, 1, 30, 2], [3, 0, 0, 2, 5, 0])
+FORMS = pytest.mark.parametrize("form", [MIXED, DECODE, DRAFTS], ids=["mixed", "decode", "drafts"])
 FAST = {"rtol": 3e-5, "atol": 3e-5}
 
 
-def step(shape, lengths, before, device):
-    """(cache [slots, *shape] with NaN around the states, slots)."""
+def step(shape, lengths, before, drafts, device, more_rows=0):
+    """(cache [slots, *shape] with NaN around the states, slots), with rows that are nobody's."""
     count = len(lengths)
     size = torch.Size(shape).numel()
-    buffer = torch.full((3 * count + 1, size + 5), torch.nan)
+    num_slots = 3 * count + sum(drafts) + 1
+    buffer = torch.full((num_slots, size + 5), torch.nan)
     cache = buffer[:, 3 : 3 + size].unflatten(1, shape)
-    free = (torch.randperm(3 * count) + 1).tolist()
+    free = (torch.randperm(num_slots - 1) + 1).tolist()
     read = [free.pop() for _ in range(count)]
     # Some keep what they read from, some do not keep the state at all.
-    write = [(slot, free.pop(), 0)[i % 3] for i, slot in enumerate(read)]
+    write = [0] * (sum(lengths) + more_rows)
+    end = 0
+    for i, (slot, length, more) in enumerate(zip(read, lengths, drafts, strict=True)):
+        end += length
+        if length:
+            first = (slot, free.pop(), free.pop() if more else 0)[i % 3]
+            write[end - 1 - more : end] = [first, *(free.pop() for _ in range(more))]
     for slot, had in zip(read, before, strict=True):
         if had:
             cache[slot] = torch.randn(shape)
@@ -32,14 +42,15 @@ def step(shape, lengths, before, device):
     kv_lens = [a + b for a, b in zip(lengths, before, strict=True)]
     parts = (torch.tensor(x, dtype=torch.int32, device=device) for x in
              (read, write, starts, kv_lens))  # fmt: skip
-    return buffer.to(device)[:, 3 : 3 + size].unflatten(1, shape), reference.StateSlots(*parts)
+    slots = reference.StateSlots(*parts, any(drafts))
+    return buffer.to(device)[:, 3 : 3 + size].unflatten(1, shape), slots
 
 
-@pytest.mark.parametrize("form", [MIXED, DECODE], ids=["mixed", "decode"])
+@FORMS
 @pytest.mark.parametrize(("width", "channels"), [(1, 16), (2, 43), (4, 300)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_causal_conv(form, width, channels, dtype, device):
-    cache, slots = step((width - 1, channels), *form, device)
+    cache, slots = step((width - 1, channels), *form, device, more_rows=2)
     # Two rows behind the last request become zero.
     x = spread_rows((sum(form[0]) + 2, channels), dtype, device)
     weight = torch.randn(width, channels, device=device)
@@ -50,15 +61,16 @@ def test_causal_conv(form, width, channels, dtype, device):
     torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("form", [MIXED, DECODE], ids=["mixed", "decode"])
+@FORMS
 @pytest.mark.parametrize(
     ("key_heads", "value_heads", "key_dim", "value_dim", "tiled"),
     [(1, 2, 37, 40, False), (2, 4, 24, 16, True), (2, 4, 8, 16, False)],
 )
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tiled, dtype, device):
-    cache, slots = step((value_heads, key_dim, value_dim), *form, device)
-    tokens = sum(form[0]) + (form is MIXED)
+    more = int(form is MIXED)
+    cache, slots = step((value_heads, key_dim, value_dim), *form, device, more_rows=more)
+    tokens = sum(form[0]) + more
     qkv = spread_rows((tokens, 2 * key_heads * key_dim + value_heads * value_dim), dtype, device)
     both = spread_rows((tokens, 2 * value_heads), dtype, device) * 2
     strength, x = both.chunk(2, dim=1)
@@ -78,7 +90,7 @@ def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tile
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_keys_that_repeat_and_extreme_gates(target, dtype, device):
     """One key over and over, strengths of 1, states that never fade or do at once."""
-    cache, slots = step((2, 16, 16), [20], [3], device)
+    cache, slots = step((2, 16, 16), [20], [3], [0], device)
     qkv = torch.randn(1, 64, device=device).to(dtype).repeat(20, 1)
     strength = torch.full((20, 2), 80.0, device=device)
     x = torch.tensor([[-80.0, 80.0]], device=device).repeat(20, 1)

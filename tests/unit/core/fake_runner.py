@@ -248,10 +248,12 @@ class FakeRunner:
         if not state_groups(self.groups):
             return
         _, _, end, content = self._inputs(planned)
-        block = planned.states[1]
+        written = planned.states[1:]
+        assert len(written) == 1 + len(planned.draft_token_ids)
         for other in good:
-            assert other is planned or block not in other.states, "a state has two users"
-        self._store((len(self.groups) - 1, block, 0), content[end - 1])
+            assert other is planned or not set(written) & set(other.states), "a state has two users"
+        for back, block in enumerate(reversed(written)):
+            self._store((len(self.groups) - 1, block, 0), content[end - 1 - back])
 
     def _attend_and_sample(self, planned: Planned) -> RequestResult:
         row, start, end, content = self._inputs(planned)

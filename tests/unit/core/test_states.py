@@ -91,15 +91,6 @@ def test_without_prefix_caching_no_state_is_kept():
     assert not scheduler.kv.cached_blocks()
 
 
-def test_drafts_are_not_verified():
-    scheduler, runner = hybrid()
-    add_request(scheduler, "r", TEXT[:5])
-    run_step(scheduler, runner)
-    scheduler.propose("r", [1, 2])
-    plan, _ = run_step(scheduler, runner)
-    assert shares(plan)[0].draft_token_ids == []
-
-
 def test_wanted_positions():
     prompt = [*TEXT[:99], EOS, *TEXT[:1000]]
     assert wanted_positions(prompt, {EOS}, 16, 0) == [96, 512, 1024, 1088]

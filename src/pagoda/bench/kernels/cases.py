@@ -236,7 +236,9 @@ def _slots(first: int, reqs: int, length: int) -> StateSlots:
     """Requests that go on from states in slots from `first` on, in place."""
     where = torch.arange(first, first + reqs, dtype=torch.int32)
     starts = torch.arange(reqs + 1, dtype=torch.int32) * length
-    return StateSlots(where, where, starts, torch.full((reqs,), length + 1, dtype=torch.int32))
+    write = torch.zeros(reqs * length, dtype=torch.int32)
+    write[length - 1 :: length] = where
+    return StateSlots(where, write, starts, torch.full((reqs,), length + 1, dtype=torch.int32))
 
 
 def _fp32(

@@ -227,32 +227,74 @@ class KVCacheManager:
             return num_tokens
         return min(num_tokens, tables.wanted[place] - start)
 
-    def plan_states(self, tables: BlockTables, start: int) -> tuple[int, int]:
-        """(state read, state written) by the step that is planned from `start` on.
+    def plan_states(self, tables: BlockTables, start: int, num_drafts: int = 0) -> tuple[int, ...]:
+        """The state read by the step that is planned from `start` on, the one written behind the
+        last known token, and one behind each draft: of fewer drafts where memory is short.
 
         What the step before wrote is kept where that is wanted and memory is left: then this one
         writes elsewhere. A block that this step reads is given back when the next one is planned:
         whoever gets it writes it in a later step.
         """
+        read = self._plan_read(tables, start)
+        tables.draft_states = self._take_draft_states(num_drafts)
+        tables.held[-1] += len(tables.draft_states)
+        return read, tables.state, *tables.draft_states
+
+    def keep_state(self, tables: BlockTables, num_known: int, num_accepted: int) -> None:
+        """Of the states that a step with drafts wrote, from the one behind `num_known` tokens on,
+        go on from the one behind so many accepted drafts."""
+        states = [tables.state, *tables.draft_states]
+        tables.state, tables.draft_states = states[num_accepted], []
+        passed, rejected = states[:num_accepted], states[num_accepted + 1 :]
+        for num_tokens, block in enumerate(passed, num_known):
+            if self._is_kept(tables, num_tokens):
+                self._limit_kept()
+                self._keep(tables, num_tokens, block)
+            else:
+                rejected.append(block)
+        self._pools.release(self._num_attention, rejected)
+        tables.held[-1] -= len(rejected)
+
+    def _take_draft_states(self, count: int) -> list[int]:
+        """Blocks for one step. What requests may need meanwhile is left to them: the next block of
+        each one's output."""
+        group, taken = self._num_attention, list[int]()
+        least = len(self._open) * self.unit_bytes + self.layout.block_bytes[group]
+        while len(taken) < count and self._pools.free_bytes >= least:
+            found = self._pools.allocate(group, 1)
+            if found is None:
+                break
+            taken += found
+        return taken
+
+    def _plan_read(self, tables: BlockTables, start: int) -> int:
         if not tables.started:
             tables.started = True
-            return tables.started_from, tables.state
+            return tables.started_from
         group = self._num_attention
         if tables.started_from != NULL_BLOCK:
             self._pools.release(group, (tables.started_from,))
             tables.started_from = NULL_BLOCK
             tables.held[group] -= 1
         read = tables.state
-        rolling = start > tables.prompt_len and start % REPLY_INTERVAL == 0
-        if self.enable_prefix_caching and (rolling or start in tables.wanted):
+        if self._is_kept(tables, start):
             self._limit_kept()
             block = self._pools.allocate(group, 1)
             if block is not None:
-                tables.kept.append(KeptState(start, read, rolling))
-                tables.next_advance = min(tables.next_advance, start)
+                self._keep(tables, start, read)
                 tables.state = block[0]
                 tables.held[group] += 1
-        return read, tables.state
+        return read
+
+    def _is_kept(self, tables: BlockTables, num_tokens: int) -> bool:
+        """Whether the state behind so many of a request's tokens is wanted later."""
+        if not self.enable_prefix_caching:
+            return False
+        return _is_rolling(tables, num_tokens) or num_tokens in tables.wanted
+
+    def _keep(self, tables: BlockTables, num_tokens: int, block: int) -> None:
+        tables.kept.append(KeptState(num_tokens, block, _is_rolling(tables, num_tokens)))
+        tables.next_advance = min(tables.next_advance, num_tokens)
 
     def advance(self, tables: BlockTables, hashes: Sequence[bytes], num_computed: int) -> None:
         """The first `num_computed` tokens are in the cache for good: put full blocks into the
@@ -394,4 +436,9 @@ class KVCacheManager:
 
 def _states(tables: BlockTables) -> list[int]:
     """All that are held; null ones among them."""
-    return [tables.started_from, tables.state, *(kept.block for kept in tables.kept)]
+    kept = [kept.block for kept in tables.kept]
+    return [tables.started_from, tables.state, *tables.draft_states, *kept]
+
+
+def _is_rolling(tables: BlockTables, num_tokens: int) -> bool:
+    return num_tokens > tables.prompt_len and num_tokens % REPLY_INTERVAL == 0

@@ -23,8 +23,8 @@ class BlockTables:
     """
 
     __slots__ = (
-        "capacity", "held", "kept", "latest", "next_advance", "num_cached", "owner", "prompt_len",
-        "started", "started_from", "state", "tables", "wanted",
+        "capacity", "draft_states", "held", "kept", "latest", "next_advance", "num_cached", "owner",
+        "prompt_len", "started", "started_from", "state", "tables", "wanted",
     )  # fmt: skip
 
     def __init__(self, owner: str, num_groups: int, num_attention: int, block_size: int):
@@ -51,7 +51,10 @@ class BlockTables:
         self.started_from = NULL_BLOCK
         """The state that the first step reads, until it is done; null at the start of a text."""
         self.state = NULL_BLOCK
-        """The state that the last step planned, or the first one, writes."""
+        """The state that the last step planned, or the first one, writes; of a step with drafts,
+        the one behind the last known token."""
+        self.draft_states: list[int] = []
+        """The states that it writes behind each draft, until it is known which one counts."""
         self.kept: list[KeptState] = []
         """States that the prefix cache does not know yet."""
         self.latest: tuple[bytes, int] | None = None

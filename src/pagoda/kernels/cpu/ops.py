@@ -188,7 +188,7 @@ class CpuOps(CpuAttention):
         y = empty((rows, channels))
         self._native.causal_conv(
             x.data_ptr(), rows, x.stride(0), weight.data_ptr(), width, channels, state.data_ptr(),
-            state.stride(0), _slots(slots), y.data_ptr(),
+            state.stride(0), _slots(slots, rows), y.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -222,7 +222,7 @@ class CpuOps(CpuAttention):
         self._native.gated_delta_rule(
             qkv.data_ptr(), rows, key_heads, strength.data_ptr(), decay.x.data_ptr(),
             strength.stride(0), decay.rate.data_ptr(), decay.bias.data_ptr(), tiled,
-            state.data_ptr(), heads, key_dim, value_dim, state.stride(0), _slots(slots),
+            state.data_ptr(), heads, key_dim, value_dim, state.stride(0), _slots(slots, rows),
             out.data_ptr(),
         )  # fmt: skip
         return out
@@ -317,10 +317,10 @@ class CpuOps(CpuAttention):
         )
 
 
-def _slots(slots: StateSlots) -> NativeSlots:
+def _slots(slots: StateSlots, rows: int) -> NativeSlots:
     (reqs,) = _dims("read", slots.read, 1)
     _check("read", slots.read, torch.int32)
-    _check("write", slots.write, torch.int32, (reqs,))
+    _check("write", slots.write, torch.int32, (rows,))
     _check("query_start", slots.query_start, torch.int32, (reqs + 1,))
     _check("kv_lens", slots.kv_lens, torch.int32, (reqs,))
     return NativeSlots(

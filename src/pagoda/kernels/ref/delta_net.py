@@ -26,6 +26,7 @@ class StateSlots(NamedTuple):
     write: Tensor
     query_start: Tensor
     kv_lens: Tensor
+    drafts: bool = False
 
 
 class Decay(NamedTuple):
@@ -49,7 +50,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
         parts = (weight[i] * window[:, i : i + length] for i in range(width))
         total = sum(parts, start=torch.zeros((), device=x.device))
         out[part.rows] = F.silu(total).to(x.dtype)
-        part.keep(state, window[:, length:])
+        for end in range(length - part.num_kept + 1, length + 1):
+            part.keep(state, end, window[:, end : end + width - 1])
     return out
 
 
@@ -68,13 +70,14 @@ def gated_delta_rule(
     beta = strength.float().sigmoid()
     out = torch.zeros_like(v)
     for part in _parts(slots, qkv.device):
-        now = part.before(state)
-        for rows in part.rows.split(_CHUNK, dim=1):
+        now, end = part.before(state), 0
+        for rows in part.rows.split(part.chunks(), dim=1):
             # [requests, heads, tokens, ...]
             chunk = (x[rows].transpose(1, 2) for x in (q, k, v, log_decay, beta))
             result, now = _chunk(now, *chunk)
             out[rows] = result.transpose(1, 2)
-        part.keep(state, now)
+            end += rows.shape[1]
+            part.keep(state, end, now)
     return out.flatten(1).to(qkv.dtype)
 
 
@@ -115,7 +118,7 @@ def _shared(x: Tensor, count: int, tiled: bool) -> Tensor:
 
 
 class _Part(NamedTuple):
-    """Requests with the same number of tokens in this step, computed together."""
+    """Requests with as many tokens in this step, and as many states kept, computed together."""
 
     rows: Tensor
     """int64 [requests, tokens]."""
@@ -123,25 +126,37 @@ class _Part(NamedTuple):
     is_fresh: Tensor
     """bool [requests]."""
     write: Tensor
+    """int64 [requests, tokens]."""
+    num_kept: int
+    """States are kept behind so many tokens, the last ones."""
+
+    def chunks(self) -> list[int]:
+        """Tokens that are worked on at once: what is kept comes from the form that decodes."""
+        first = self.rows.shape[1] - max(0, self.num_kept - 1)
+        sizes = [_CHUNK] * (first // _CHUNK) + ([first % _CHUNK] if first % _CHUNK else [])
+        return sizes + [1] * (self.rows.shape[1] - first)
 
     def before(self, state: Tensor) -> Tensor:
         mask = self.is_fresh.view(-1, *[1] * (state.dim() - 1))
         return torch.where(mask, 0.0, state[self.read])
 
-    def keep(self, state: Tensor, after: Tensor) -> None:
-        kept = self.write > 0
-        state[self.write[kept]] = after[kept]
+    def keep(self, state: Tensor, end: int, after: Tensor) -> None:
+        """The states behind each one's first `end` tokens, where they are wanted."""
+        if end > self.rows.shape[1] - self.num_kept:
+            state[self.write[:, end - 1]] = after
 
 
 def _parts(slots: StateSlots, device: torch.device) -> Iterator[_Part]:
     starts, lens = slots.query_start.tolist(), slots.kv_lens.tolist()
-    by_length: dict[int, list[int]] = {}
+    is_kept = (slots.write > 0).tolist()
+    alike: dict[tuple[int, int], list[int]] = {}
     for req in range(len(lens)):
-        if starts[req + 1] > starts[req]:
-            by_length.setdefault(starts[req + 1] - starts[req], []).append(req)
-    for length, reqs in by_length.items():
+        start, end = starts[req], starts[req + 1]
+        if end > start:
+            alike.setdefault((end - start, sum(is_kept[start:end])), []).append(req)
+    for (length, num_kept), reqs in alike.items():
         first = torch.tensor([starts[req] for req in reqs], device=device)
         fresh = torch.tensor([lens[req] == length for req in reqs], device=device)
         index = torch.tensor(reqs, device=device)
         rows = first[:, None] + torch.arange(length, device=device)
-        yield _Part(rows, slots.read[index].long(), fresh, slots.write[index].long())
+        yield _Part(rows, slots.read[index].long(), fresh, slots.write[rows].long(), num_kept)

@@ -17,6 +17,8 @@ Tensor = torch.Tensor
 # The fewest rows of a dot; solving for so many takes as many small steps, one behind the other.
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
+# Whose tokens a launch computes: everybody's, or those of requests with drafts or without.
+_ALL, _WITH_DRAFTS, _WITHOUT = (tl.constexpr(i) for i in range(3))
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
 _CHANGING = ["tokens", "requests", "halvings"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
@@ -73,18 +75,19 @@ def _keep_inputs(
 ):  # fmt: skip
     req = tl.program_id(0)
     start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
-    to = tl.load(write + req).to(tl.int64)
-    if (to > 0) & (end > start):
-        channel = (tl.program_id(1) * block + tl.arange(0, block))[None, :]
-        place = tl.arange(0, block_width)[:, None]
-        there = (place < width - 1) & (channel < channels)
+    channel = (tl.program_id(1) * block + tl.arange(0, block))[None, :]
+    place = tl.arange(0, block_width)[:, None]
+    there = (place < width - 1) & (channel < channels)
+    known = tl.where(tl.load(kv_lens + req) > end - start, width - 1, 0)
+    slot = state + tl.load(read + req).to(tl.int64) * slot_stride
+    # The last token first: the first one's may go where the others are read from.
+    to = tl.load(write + end - 1, end > start, other=0).to(tl.int64)
+    while to > 0:
         source = end - (width - 1) + place
         value = tl.load(
             x + source.to(tl.int64) * stride + channel, there & (source >= start), other=0.0
         )
-        known = tl.where(tl.load(kv_lens + req) > end - start, width - 1, 0)
         kept = there & (source < start) & (place < known)
-        slot = state + tl.load(read + req).to(tl.int64) * slot_stride
         before = tl.load(slot + (source - start + width - 1) * channels + channel, kept, other=0.0)
         # Inputs move up within a slot: all are read before any is written.
         tl.debug_barrier()
@@ -92,6 +95,8 @@ def _keep_inputs(
             state + to * slot_stride + place * channels + channel,
             value.to(tl.float32) + before, there,
         )  # fmt: skip
+        end -= 1
+        to = tl.load(write + end - 1, end > start, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -117,16 +122,18 @@ def _log_decay(x, rate, bias):
     return rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["which"])
 def _rule(
-    qkv, strength, decay, rate, bias, state, read, write, query_start, kv_lens, out,
+    qkv, strength, decay, rate, bias, state, read, write, query_start, kv_lens, out, which,
     heads, shared, key_dim, value_dim, stride, strength_stride, decay_stride, slot_stride, scale,
     tiled: tl.constexpr, chunk: tl.constexpr, block_key: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * block + tl.arange(0, block)
     head, req = tl.program_id(1), tl.program_id(2)
     start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
-    if end > start:
+    asked = (which != _ALL) & (end > start + 1)
+    has_drafts = tl.load(write + end - 2, asked, other=0) > 0
+    if (end > start) & ((which == _ALL) | (has_drafts == (which == _WITH_DRAFTS))):
         key = tl.arange(0, block_key)
         key_heads = heads // shared
         key_head = head % key_heads if tiled else head // shared
@@ -158,6 +165,9 @@ def _rule(
             if chunk == 1:
                 q = tl.load(row + q_at + key[None, :], is_key, other=0.0)
                 result, now = _one_token(now, q, k, v, shrink, beta, scale)
+                to = tl.load(write + first).to(tl.int64)
+                if to > 0:
+                    tl.store(state + to * slot_stride + place, now, inside)
             else:
                 line = tl.arange(0, 2 * chunk)
                 again = first + line % chunk
@@ -165,11 +175,12 @@ def _rule(
                 mask = (again < end)[:, None] & (key < key_dim)[None, :]
                 both = tl.load(rows[:, None] + key[None, :], mask, other=0.0)
                 result, now = _chunk(now, both, k, v, shrink, beta, scale, chunk)
-            to = out + token[:, None] * (heads * value_dim) + head * value_dim + column[None, :]
-            tl.store(to, result.to(out.dtype.element_ty), there)
-        to = tl.load(write + req).to(tl.int64)
-        if to > 0:
-            tl.store(state + to * slot_stride + place, now, inside)
+            at = out + token[:, None] * (heads * value_dim) + head * value_dim + column[None, :]
+            tl.store(at, result.to(out.dtype.element_ty), there)
+        if chunk > 1:
+            to = tl.load(write + end - 1).to(tl.int64)
+            if to > 0:
+                tl.store(state + to * slot_stride + place, now, inside)
 
 
 @triton.jit
@@ -258,14 +269,19 @@ def gated_delta_rule(
     # Rows behind the last request have none to write them.
     out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
     by_token = tokens <= requests or capability(qkv) < 80 or qkv.dtype == torch.float32
-    most = _COLUMNS if by_token else _CHUNK_COLUMNS
-    block = min(most, max(16, triton.next_power_of_2(value_dim)))
-    _rule[(triton.cdiv(value_dim, block), heads, requests)](
-        qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
-        slots.query_start, slots.kv_lens, out, heads, heads * key_dim // keys, key_dim, value_dim,
-        qkv.stride(0), strength.stride(0), decay.x.stride(0), state.stride(0), key_dim**-0.5,
-        tiled=tiled, chunk=1 if by_token else _CHUNK,
-        block_key=max(16, triton.next_power_of_2(key_dim)), block=block,
-        num_warps=4 if by_token else 8,
-    )  # fmt: skip
+    launches = [(by_token, _ALL)]
+    if slots.drafts and not by_token:
+        # A state behind each draft, as steps of one token leave it.
+        launches = [(True, _WITH_DRAFTS), (False, _WITHOUT)]
+    for by_token, which in launches:
+        most = _COLUMNS if by_token else _CHUNK_COLUMNS
+        block = min(most, max(16, triton.next_power_of_2(value_dim)))
+        _rule[(triton.cdiv(value_dim, block), heads, requests)](
+            qkv, strength, decay.x, decay.rate, decay.bias, state, slots.read, slots.write,
+            slots.query_start, slots.kv_lens, out, which.value, heads, heads * key_dim // keys,
+            key_dim, value_dim, qkv.stride(0), strength.stride(0), decay.x.stride(0),
+            state.stride(0), key_dim**-0.5, tiled=tiled, chunk=1 if by_token else _CHUNK,
+            block_key=max(16, triton.next_power_of_2(key_dim)), block=block,
+            num_warps=4 if by_token else 8,
+        )  # fmt: skip
     return out

@@ -1,6 +1,7 @@
 """From the scheduled rows to the tensors of one forward pass."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,19 @@ class StateArrays:
 
     read: Ints32
     write: Ints32
+    drafts: bool = False
+
+    @classmethod
+    def of(cls, blocks: Ints32, query_start: Ints) -> Self:
+        """Of `Scheduled.states` [requests, 1 + tokens], for requests end to end."""
+        read, num_tokens, most = blocks[:, 0], int(query_start[-1]), blocks.shape[1] - 1
+        if most == 1 and num_tokens == len(blocks):
+            return cls(read, blocks[:, 1])
+        write = np.zeros(num_tokens, np.int32)
+        for back in range(1, most + 1):
+            kept = blocks[:, -back] > 0
+            write[query_start[1:][kept] - back] = blocks[kept, -back]
+        return cls(read, write, drafts=most > 1)
 
 
 @dataclass
@@ -80,7 +94,7 @@ class StepArrays:
         else:
             self._enter_blocks(plan)
         if self.states is not None:
-            self.states = StateArrays(*plan.states.T)
+            self.states = StateArrays(*plan.states.T)  # of one token each
 
     def _enter_blocks(self, plan: Scheduled) -> None:
         for group in self.groups:
@@ -112,7 +126,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         groups=[
             GroupArrays(table, plan.rows, table.slots(rows, positions)) for table in states.tables
         ],
-        states=StateArrays(*plan.states.T) if states.has_states else None,
+        states=StateArrays.of(plan.states, query_start) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
         media=media,
     )
@@ -126,7 +140,8 @@ def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) ->
         for x in arrays.groups
     ]
     if states is not None:
-        groups.append(StateInputs(to_tensor(states.read, device), to_tensor(states.write, device)))
+        read, write = to_tensor(states.read, device), to_tensor(states.write, device)
+        groups.append(StateInputs(read, write, states.drafts))
     return ForwardBatch(
         token_ids=to_tensor(arrays.token_ids, device),
         positions=to_tensor(arrays.positions, device),

@@ -113,7 +113,7 @@ class Inputs:
         self.states: StateArrays | None = None
         if has_states:
             self.states = StateArrays(
-                zeros(limits.max_reqs, np.int32), zeros(limits.max_reqs, np.int32)
+                zeros(limits.max_reqs, np.int32), zeros(limits.max_tokens, np.int32)
             )
         self._loaded: list[_Loaded | None] = [None] * len(self.groups)
         """Which block table of each group lies here."""
@@ -139,7 +139,7 @@ class Inputs:
             mine.slot_mapping[:num_tokens] = theirs.slot_mapping
         if self.states is not None and arrays.states is not None:
             self.states.read[:num_reqs] = arrays.states.read
-            self.states.write[:num_reqs] = arrays.states.write
+            self.states.write[:num_tokens] = arrays.states.write
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         """A group's block table is another."""
@@ -167,7 +167,7 @@ class Inputs:
             for group in self.groups
         ]
         if self.states is not None:
-            read, write = self.states.read, self.states.write
+            read, write = self.states.read, self.states.write[:num_tokens]
             groups.append(StateInputs(torch.from_numpy(read), torch.from_numpy(write)))
         return ForwardBatch(
             token_ids=torch.from_numpy(self.token_ids[:num_tokens]),
@@ -295,7 +295,7 @@ def _results(computed: Computed) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 def _meaningless(num_tokens: int, num_groups: int, has_states: bool) -> StepArrays:
     """One request's first tokens, in block 0 of every attention group; no state is stored."""
-    ids = np.arange(num_tokens)
+    ids, nowhere = np.arange(num_tokens), np.zeros(num_tokens, np.int32)
     return StepArrays(
         token_ids=np.zeros(num_tokens, np.int64),
         positions=ids,
@@ -303,5 +303,5 @@ def _meaningless(num_tokens: int, num_groups: int, has_states: bool) -> StepArra
         kv_lens=np.array([num_tokens], np.int32),
         max_query_len=num_tokens,
         groups=[first_blocks(np.zeros(1, np.int64), ids) for _ in range(num_groups)],
-        states=StateArrays(*np.zeros((2, 1), np.int32)) if has_states else None,
+        states=StateArrays(nowhere[:1], nowhere) if has_states else None,
     )

@@ -31,13 +31,20 @@ inline void zero_behind(const StateSlots& slots, int64_t rows, int64_t size, flo
 struct StateStep {
     int64_t begin, end;
     const float* before;  // the slot of the state before the step; null: zeros
-    float* after;         // the slot for the state after the step; null: it is not kept
+    float* state;
+    int64_t slot_stride;
+    const int32_t* write;
 
     StateStep(const StateSlots& slots, int64_t req, float* state, int64_t slot_stride)
-        : begin(slots.query_start[req]), end(slots.query_start[req + 1]) {
+        : begin(slots.query_start[req]), end(slots.query_start[req + 1]), state(state),
+          slot_stride(slot_stride), write(slots.write) {
         const bool fresh = slots.kv_lens[req] == end - begin;
         before = fresh ? nullptr : state + slots.read[req] * slot_stride;
-        after = slots.write[req] == 0 ? nullptr : state + slots.write[req] * slot_stride;
+    }
+
+    // The slot for the state behind a row; null: it is not kept.
+    float* after(int64_t row) const {
+        return write[row] == 0 ? nullptr : state + write[row] * slot_stride;
     }
 };
 
@@ -74,13 +81,14 @@ inline void conv_row(const CausalConv& op, const ConvInput& input, int64_t row, 
     });
 }
 
-// The last width - 1 inputs, oldest first: each comes from a later place than its own, so that none
-// overwrites what another is read from.
-inline void keep_inputs(const CausalConv& op, const ConvInput& input, int64_t count) {
+// The last width - 1 inputs up to a row, oldest first: each comes from a later place than its own,
+// so that none overwrites what another is read from.
+inline void keep_inputs(const CausalConv& op, const ConvInput& input, int64_t row, float* slot,
+                        int64_t count) {
     const size_t bytes = static_cast<size_t>(count) * 4;
     for (int64_t i = 0; i + 1 < op.width; ++i) {
-        const float* x = input(input.part.end - 1, op.width - 2 - i);
-        float* kept = input.part.after + i * op.channels + input.first;
+        const float* x = input(row, op.width - 2 - i);
+        float* kept = slot + i * op.channels + input.first;
         if (x == nullptr) std::memset(kept, 0, bytes);
         else std::memcpy(kept, x, bytes);
     }
@@ -96,7 +104,9 @@ void causal_conv(const CausalConv& op, int64_t rows, Pool& pool) {
         const int64_t count = rest < kConvChannels ? rest : kConvChannels;
         const ConvInput input{op, part, first};
         for (int64_t row = part.begin; row < part.end; ++row) conv_row(op, input, row, count);
-        if (part.after != nullptr) keep_inputs(op, input, count);
+        // The last first: the first may go where the others are read from.
+        for (int64_t row = part.end; row-- > part.begin;)
+            if (float* slot = part.after(row)) keep_inputs(op, input, row, slot, count);
     });
 }
 
@@ -211,9 +221,9 @@ inline void delta_columns(const GatedDeltaRule& op, const StateStep& part, int64
         const Floats decay = Floats::all(gates[0]), strength = Floats::all(gates[1]);
         for (int i = 0; i < kVectors; ++i)
             d[i] = (Floats::load(v + i * Floats::kSize) - recalled[i] * decay) * strength;
-        Columns to = tile;
+        float* after = part.after(row);
+        const Columns to = after == nullptr ? tile : Columns{after + place, op.value_dim};
         if (is_last) {
-            if (part.after != nullptr) to = {part.after + place, op.value_dim};
             advance<kVectors, false>(from, to, gates[0], k, q, nullptr, dim, d, out, nullptr);
         } else {
             advance<kVectors, true>(from, to, gates[0], k, q, k + channels, dim, d, out,

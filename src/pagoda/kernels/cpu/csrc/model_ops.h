@@ -118,10 +118,11 @@ struct GatedRmsNorm {
 // Which slots of a recurrent state a step's requests read and write. Request i owns the rows from
 // query_start[i] to query_start[i + 1], its last tokens of kv_lens[i]; with all of them it starts
 // from zeros. Requests from the first that starts at `rows` on are not looked at; rows behind the
-// last request become zero.
+// last request become zero. Of a request's slots that are written, only the first may be the one
+// that it reads.
 struct StateSlots {
     const int32_t* read;         // [max_reqs]
-    const int32_t* write;        // [max_reqs]; 0: the state is not kept
+    const int32_t* write;        // [rows], of the state behind each; 0: it is not kept
     const int32_t* query_start;  // [max_reqs + 1]
     const int32_t* kv_lens;      // [max_reqs]
     int64_t max_reqs;
