@@ -35,6 +35,7 @@ from pagoda.kernels import cpu
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.resolve import Resolution, device_name
+from pagoda.planner.speculation import with_draft_head
 from pagoda.text.media.base import Processor
 from pagoda.text.media.select import processors_for
 from pagoda.weights.files import ModelFiles, open_model
@@ -72,6 +73,7 @@ def start_engine(
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
+    spec = with_draft_head(spec, config)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:
         return _make_engine(_Start(config, files, spec, phases, libraries, ranks), room)

@@ -142,8 +142,11 @@ def state_blocks(plan: StepPlan) -> npt.NDArray[np.int32]:
     if not plan.drafts:
         return np.array(plan.states, np.int32)
     width = max(map(len, plan.states))
-    padded = [(read, *(0,) * (width - 1 - len(written)), *written) for read, *written in plan.states]
-    return np.array(padded, np.int32)
+    padded = np.zeros((len(plan.states), width), np.int32)
+    for row, (read, *written) in zip(padded, plan.states, strict=True):
+        row[0] = read
+        row[-len(written) :] = written
+    return padded
 
 
 @dataclass

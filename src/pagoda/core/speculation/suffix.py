@@ -3,6 +3,7 @@ text that stood there before, for as long as that holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from pagoda.core.request import Request
 from pagoda.core.speculation.copying import END, FIRST_CHANCES, Copied, latest_copy
@@ -14,7 +15,7 @@ _LONG = 8
 # Tokens of a long prompt that are taken in between two steps: 2 ms.
 _SLICE = 4096
 _OTHERS = len(FIRST_CHANCES)
-"""Evidence from others' replies begins here."""
+"""Evidence from other texts begins here."""
 
 
 @dataclass(eq=False)
@@ -22,8 +23,21 @@ class _Text:
     """What is known of a request."""
 
     index: TextIndex
-    num_seen: int = 0
+    num_seen: int
     copied: Copied | None = None
+    expected: tuple[TextIndex, ...] = ()
+    """What the client predicts of the reply, if it does."""
+
+    @classmethod
+    def of(cls, req: Request) -> Self:
+        text = cls(TextIndex(req.token_ids), req.prompt_len)
+        prediction = req.message.prediction_token_ids
+        if prediction:
+            expected = TextIndex([])
+            expected.append([*prediction, END])
+            text.expected = (expected,)
+            text.copied = Copied(expected.text, 0, _LONG, _OTHERS)
+        return text
 
 
 class SuffixProposer:
@@ -38,23 +52,23 @@ class SuffixProposer:
         text = req.token_ids
         known = self._texts.get(req.req_id)
         if known is None:
-            known = self._texts[req.req_id] = _Text(TextIndex(text))
+            known = self._texts[req.req_id] = _Text.of(req)
         new, known.num_seen = text[known.num_seen :], len(text)
         if known.copied is None or not known.copied.follow(new):
-            known.copied = self._find(req, known.index)
+            known.copied = self._find(req, known)
         return NO_GUESS if known.copied is None else known.copied.guess(most)
 
     def forget(self, req: Request) -> None:
         if self._texts.pop(req.req_id, None) is not None:
             self._replies.add(_owner(req), req.token_ids[req.prompt_len :])
 
-    def _find(self, req: Request, index: TextIndex) -> Copied | None:
-        text = req.token_ids
+    def _find(self, req: Request, known: _Text) -> Copied | None:
+        text, index = req.token_ids, known.index
         index.extend(min(len(text) - 1, index.end + _SLICE))
         copied = latest_copy(index, text)
         if copied is not None and copied.length >= _LONG:
             return copied
-        for other in self._replies.indexes(_owner(req)):
+        for other in (*known.expected, *self._replies.indexes(_owner(req))):
             theirs = latest_copy(other, text, _OTHERS)
             if theirs is not None and (copied is None or theirs.length > copied.length):
                 copied = theirs

@@ -118,6 +118,20 @@ def test_recent_replies_stay_within_their_bound(replies):
         assert latest[-2] == length - 1
 
 
+def test_a_predicted_reply_is_guessed_from_its_first_token_on_and_again_behind_a_change():
+    (req,) = requests([1, 2, 3], prediction_token_ids=[10, 11, 12, 13, 14, 15, 16])
+    proposer = SuffixProposer()
+    req.token_ids += [10]
+    assert proposer.guess(req, 3).token_ids == [11, 12, 13]
+    req.token_ids += [11, 99]
+    assert proposer.guess(req, 3).token_ids == []
+    req.token_ids += [13, 14]
+    assert proposer.guess(req, 5).token_ids == [15, 16]
+    (other,) = requests([1, 2, 3], prediction_token_ids=[10, 11])
+    other.token_ids += [50]
+    assert SuffixProposer().guess(other, 3).token_ids == []
+
+
 def test_a_long_prompt_is_taken_in_by_slices():
     chance = random.Random(0)
     text = [chance.randrange(1 << 16) for _ in range(20_000)]
