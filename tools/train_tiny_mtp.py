@@ -11,13 +11,14 @@ gives the same files on the same machine.
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -45,7 +46,8 @@ SIZES = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
     "max_position_embeddings": 4096, "tie_word_embeddings": True,
 }  # fmt: skip
-TOKENS, TEXTS = 192, 8
+VOCAB = 480
+TOKENS, TEXTS = 128, 12
 """Of a training step."""
 MODEL_STEPS, HEAD_STEPS = 420, 160
 DRAFTS = 3
@@ -85,11 +87,14 @@ def accessors(chance: random.Random) -> tuple[str, str]:
     return f"Accessors of {' and '.join(names)}.", "\n".join(blocks)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({letter: index for index, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def small_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Of bytes and of the words of `texts`."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=VOCAB, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         additional_special_tokens=["<|im_start|>"],
@@ -202,11 +207,12 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order
-    torch.manual_seed(asked.seed)
-    chance = random.Random(asked.seed)
-    tokenizer = byte_tokenizer()
+    torch.manual_seed(options.seed)
+    chance = random.Random(options.seed)
+    known = islice(examples(random.Random(0)), 500)
+    tokenizer = small_tokenizer(f"{question(asked)}{answer}" for asked, answer in known)
     config = Qwen3_5TextConfig(
         **SIZES, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=None
     )
@@ -220,9 +226,9 @@ def main() -> None:
     print("Its draft head")
     train(list(head.parameters()), head_losses(model, head, texts), HEAD_STEPS, 3e-3)
     head.to(torch.bfloat16).float()
-    shares = accepted(model, head, tokenizer, random.Random(asked.seed + 1))
-    tokenizer.save_pretrained(asked.folder)
-    tiny_mtp.save(asked.folder, model.to(torch.bfloat16), head.to(torch.bfloat16).tensors())
+    shares = accepted(model, head, tokenizer, random.Random(options.seed + 1))
+    tokenizer.save_pretrained(options.folder)
+    tiny_mtp.save(options.folder, model.to(torch.bfloat16), head.to(torch.bfloat16).tensors())
     for count, share in enumerate(shares, 1):
         print(f"{count} drafted token{'s' * (count > 1)}: {share:.3f} right")
 
