@@ -142,7 +142,9 @@ def state_blocks(plan: StepPlan) -> npt.NDArray[np.int32]:
     if not plan.drafts:
         return np.array(plan.states, np.int32)
     width = max(map(len, plan.states))
-    padded = [(read, *(0,) * (width - 1 - len(written)), *written) for read, *written in plan.states]
+    padded = [
+        (read, *(0,) * (width - 1 - len(written)), *written) for read, *written in plan.states
+    ]
     return np.array(padded, np.int32)
 
 

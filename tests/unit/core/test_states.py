@@ -7,7 +7,6 @@ import pytest
 from pagoda.core.kvcache.checkpoints import MOST_SHARE, wanted_positions
 from pagoda.core.kvcache.layout import SlabLayout, slab_bytes
 from pagoda.core.kvcache.spec import KVGroupSpec, StateGroupSpec
-from tests.plans import shares
 
 from .fake_runner import EOS, add_request, make_scheduler, run_all, run_step
 
