@@ -35,7 +35,7 @@ help:
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "Pagoda needs Python 3.11 to 3.13; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	  { echo "Pagoda needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there). Try: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python has no venv module here. On Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
 

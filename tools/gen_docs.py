@@ -22,6 +22,7 @@ CLASSES = (
     engine.ParallelConfig,
     engine.DeviceConfig,
     engine.MediaConfig,
+    engine.SpeculationConfig,
     server.ServerConfig,
 )
 

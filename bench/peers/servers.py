@@ -49,7 +49,9 @@ class ServerKind:
 
 
 def _pagoda(model: Path, threads: int) -> list[str]:
-    return [sys.executable, "-m", "pagoda", "serve", str(model), "--threads", str(threads)]
+    # As its peers serve by default: a token of each request in a step.
+    flags = ["--threads", str(threads), "--spec-method", "none"]
+    return [sys.executable, "-m", "pagoda", "serve", str(model), *flags]
 
 
 def _llama(model: Path, threads: int) -> list[str]:

@@ -43,8 +43,8 @@ def test_latency_leaves_the_warm_up_out():
     assert result["latencies"] == [1.0, 2.0, 3.0]
     assert result["percentiles"]["50"] == 2.0
     assert result["percentiles"]["90"] == pytest.approx(2.8)
-    assert latency_lines(result).splitlines()[0] == "Avg latency: 2.0 seconds"
-    assert "50% percentile latency: 2.0 seconds" in latency_lines(result)
+    assert latency_lines(result).splitlines()[1] == "Avg latency: 2.0000 seconds"
+    assert "50% percentile latency: 2.0000 seconds" in latency_lines(result)
     assert "Outside kernels: 50000 us per step, 25.0% of the time" in latency_lines(result)
     assert latency_lines(result).splitlines()[-2:] == [
         "          matmul:     3000 us in 121 calls, 75.0%",

@@ -1,5 +1,6 @@
 """`pagoda chat` and `complete` against a server: one shot, and on a terminal."""
 
+import asyncio
 import contextlib
 import os
 import pty
@@ -14,6 +15,10 @@ import threading
 import time
 
 import pytest
+
+from pagoda.base.errors import ConfigError
+from pagoda.cli.connect import add_source_arguments, open_source
+from pagoda.config.parser import FlagParser
 
 SECONDS = 20.0
 
@@ -90,6 +95,17 @@ def test_no_server_is_one_line():
 def test_a_model_the_server_does_not_have(fake_server):
     done = pagoda("chat", "--url", fake_server.url, "--model-name", "other", "-q", "hi")
     assert "has no model 'other'; it has fake-model." in done.stderr
+
+
+def test_a_model_of_a_server_is_never_replaced_by_one_of_our_own(monkeypatch):
+    async def nobody(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("pagoda.cli.talk.source_http.find_local", nobody)
+    parser = FlagParser()
+    add_source_arguments(parser)
+    with pytest.raises(ConfigError, match="No server on port 8000 has a model 'other'"):
+        asyncio.run(open_source(parser.parse_args(["--model-name", "other"])))
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])

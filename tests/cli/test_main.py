@@ -31,6 +31,12 @@ def test_an_unknown_command_names_the_nearest(capsys):
     assert "did you mean 'serve'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("word", "ours"), [("run", "chat"), ("ls", "list"), ("start", "serve")])
+def test_a_command_of_another_program_names_ours(word, ours, capsys):
+    assert main([word]) == 2
+    assert f"did you mean {ours!r}" in capsys.readouterr().err
+
+
 def test_a_command_like_no_other_is_answered_with_all_of_them(capsys):
     assert main(["generate"]) == 2
     error = capsys.readouterr().err

@@ -77,7 +77,7 @@ async def test_a_model_is_loaded_again_once_its_engine_has_left():
 async def test_what_leaves_counts_until_it_is_gone_and_is_waited_for():
     fleet = make("big", "other", memory_bytes=80)
     await use(fleet, "big")
-    leaves = asyncio.create_task(fleet.unload(fleet.find("big"), drain_seconds=0.05))
+    leaves = asyncio.create_task(fleet.unload(fleet.find("big"), drain_seconds=0.5))
     await asyncio.sleep(0)
     await use(fleet, "other")
     assert leaves.done() and FakeEngine.most <= 80

@@ -24,6 +24,16 @@ async def test_a_late_reader_gets_all_in_one():
     assert inbox.take() == [expected]
 
 
+async def test_what_came_of_guesses_so_far_is_not_lost():
+    """Deltas of plain steps do not repeat it."""
+    inbox = Inbox()
+    inbox.put(delta(1, 2, num_draft_tokens=3, num_accepted_tokens=1))
+    inbox.put(delta(3, 4, 5, num_draft_tokens=7, num_accepted_tokens=3))
+    inbox.put(delta(6))
+    expected = delta(1, 2, 3, 4, 5, 6, num_draft_tokens=7, num_accepted_tokens=3)
+    assert inbox.take() == [expected]
+
+
 async def test_a_waiting_reader_gets_each_delta_once():
     inbox = Inbox()
     for token in range(3):

@@ -4,7 +4,7 @@ import pytest
 
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.core.sampling import SamplingParams
-from pagoda.engine.requests import RequestLimits, fan_out, make_request
+from pagoda.engine.requests import RequestLimits, checked_prediction, fan_out, make_request
 
 
 class ByteTokenizer:
@@ -32,6 +32,15 @@ def test_only_the_offline_engine_clamps():
         make([1] * 10, max_tokens=23)
     clamping = RequestLimits(max_model_len=32, vocab_size=256, clamp_max_tokens=True)
     assert make([1] * 10, clamping, max_tokens=23).sampling.max_tokens == 22
+
+
+def test_a_prediction_holds_what_a_reply_can():
+    assert checked_prediction((), LIMITS) == []
+    assert checked_prediction([255] * 32, LIMITS) == [255] * 32
+    for ids in ([1] * 33, [1, 256], [-1]):
+        with pytest.raises(RequestError, match="prediction") as caught:
+            checked_prediction(ids, LIMITS)
+        assert caught.value.param == "prediction"
 
 
 @pytest.mark.parametrize("length", [32, 33])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from pagoda.config.engine import EngineConfig
+from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.startup import start_engine
@@ -32,6 +33,8 @@ class Engine:
             known = {k: v for k, v in fields.items() if hasattr(getattr(config, section), k)}
             changed = replace(getattr(config, section), **known)
             config = replace(config, **{section: changed})
+        # A row of logits for each token, as it is decoded.
+        config = replace(config, speculation=SpeculationConfig({"method": "none"}))
         self.core, self.ready = start_engine(config, lambda message: None)
         self._rows: list[torch.Tensor] = []
         self._plan = None

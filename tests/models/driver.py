@@ -34,7 +34,7 @@ class Driver:
         self.chance = random.Random(seed)
         self.free = list(range(1, num_blocks))
         self.chance.shuffle(self.free)
-        mixers = [layer.mixer for layer in model.spec.layers]
+        mixers = [layer.mixer for layer in model.spec.cached_layers]
         self.layer_group = [_STATE if isinstance(x, DeltaNetSpec) else _ATTENTION for x in mixers]
         num_slots = 24 if _STATE in self.layer_group else 0
         self.free_slots = list(range(1, num_slots))

@@ -25,7 +25,7 @@ def capture(driver: Driver, max_reqs: int, only: int | None = None) -> CapturedS
     driver.model.reserve(64)
     cache = SimpleNamespace(layers=driver.caches, layer_group=driver.layer_group)
     has_states = len(set(driver.layer_group)) > 1
-    limits = StepLimits(max_reqs, max_reqs, 64)
+    limits = StepLimits(max_reqs, max_reqs, max_reqs, 64)
     steps = CapturedSteps(
         driver.model, cache, [driver.block_size], limits, has_states,
         torch.device(driver.caches[0][0].device), lambda: again, lambda: 0, 1,

@@ -63,6 +63,18 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
     assert rank.nbytes == 4 * sum(map(prod, shapes))
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_rank_holds_what_is_predicted_of_a_draft_head(family: str, size: int):
+    spec = _spec(tiny.make(family, **{**CHANGES[family], "vocab_size": 210})).drafting()
+    rank = build_model(spec, Dummy(), dtype=torch.float32, device="cpu", parallel=Parallel(0, size))
+    found = model_tensors(spec)
+    names = sorted(tensor.name for tensor in found)
+    assert names == sorted(rule.param for rule in spec.expanded_weights())
+    shapes = [tensor.rank_shape(size, whole_experts=True) for tensor in found]
+    assert rank.nbytes == 4 * sum(map(prod, shapes))
+
+
 def test_slices_of_experts_and_repeated_heads():
     spec = _spec(tiny.make("gpt_oss", **tiny.GPT_OSS))
     shapes = {tensor.name: tensor.rank_shape(4) for tensor in model_tensors(spec)}

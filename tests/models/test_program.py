@@ -20,7 +20,7 @@ from tests.models.test_transformers import MULTIPLIERS
 pytestmark = pytest.mark.skipif(
     cpu.native() is None, reason="steps are recorded by the native kernels, which are not built"
 )
-LIMITS = StepLimits(max_tokens=40, max_reqs=5, max_model_len=64)
+LIMITS = StepLimits(max_tokens=40, max_reqs=5, max_samples=5, max_model_len=64)
 MODELS = {
     "llama": ("llama", {}),
     "llama tied, biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),

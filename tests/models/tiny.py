@@ -173,9 +173,15 @@ def randomize(model: PreTrainedModel) -> None:
 
 
 def load(
-    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", **options
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    *,
+    drafts: bool = False,
+    **options,
 ) -> CausalLM:
-    """A folder of config.json and safetensors, or a GGUF file, as Pagoda reads it."""
+    """A folder of config.json and safetensors, or a GGUF file, as Pagoda reads it; with its draft
+    head if it `drafts`."""
     if folder.suffix == ".gguf":
         checkpoint = GgufCheckpoint(folder)
         spec = spec_for(None, checkpoint.metadata, checkpoint.tensors)
@@ -183,6 +189,7 @@ def load(
         files = open_model(folder)
         checkpoint = files.checkpoint
         spec = spec_for(files.config, {}, checkpoint.tensors)
+    spec = spec.drafting() if drafts else spec
     return build_model(spec, checkpoint, dtype=dtype, device=device, **options)
 
 

@@ -50,27 +50,38 @@ _TENSORS = {
     "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
     "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
     "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+    "mtp.embed_tokens.weight": "nextn.embed_tokens.weight",
+    "mtp.head.weight": "nextn.shared_head_head.weight",
 }
 _ARCHS = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
 _PLAIN = ("conv1d", "mlp.gate.", "shared_expert_gate")
 
 
 def write(
-    path: Path, model: PreTrainedModel, storage: Storage, draft_layers: int = 0
+    path: Path,
+    model: PreTrainedModel,
+    storage: Storage,
+    draft_head: dict[str, torch.Tensor] | None = None,
 ) -> PreTrainedModel:
     """Write `model` to `path`, matrices stored so, and give it the weights that the file holds: of
-    a model that sees the language model.
-
-    With `draft_layers`, some tensors of layers behind the last one are in the file.
+    a model that sees the language model. Its head's tensors, of which `mtp.` names may be missing,
+    get theirs, too.
     """
     config = model.config.get_text_config()
     writer = gguf.GGUFWriter(path, _ARCHS[config.model_type])
-    _write_metadata(writer, config, draft_layers)
+    _write_metadata(writer, config, int(draft_head is not None))
     state = {
         name.replace("model.language_model.", "model."): weight
         for name, weight in model.state_dict().items()
         if not name.startswith("model.visual.")
     }
+    block = f"model.layers.{config.num_hidden_layers}."
+    for name, weight in (draft_head or {}).items():
+        state[name.replace("mtp.layers.0.", block)] = weight
     for name, weight in tiny_gguf.tensors(state, config.model_type):
         values = weight.numpy().squeeze(1) if "conv1d" in name else weight.numpy()
         values = values.squeeze(0) if "shared_expert_gate" in name else values
@@ -82,15 +93,12 @@ def write(
         plain = values.ndim == 1 or any(part in name for part in _PLAIN)
         kind = Storage.F32 if plain else storage
         raw = gguf.quantize(np.ascontiguousarray(values), kind)
-        writer.add_tensor(_stored_name(name), raw, raw_dtype=kind)
+        writer.add_tensor(_stored_name(name, config), raw, raw_dtype=kind)
         if kind != Storage.F32:
             seen = gguf.dequantize(raw, kind).reshape(values.shape)
             if order is not None:
                 seen = np.take(seen, np.argsort(order), axis)
             weight.copy_(torch.from_numpy(seen.copy()))
-    for layer in range(draft_layers):
-        name = f"blk.{config.num_hidden_layers + layer}.nextn.enorm.weight"
-        writer.add_tensor(name, np.ones(config.hidden_size, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -132,7 +140,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config, draft_layers: int) -> None:
 def _there(name: str) -> Callable[[np.ndarray], np.ndarray]:
     if name.endswith("A_log"):
         return lambda values: -np.exp(values)
-    if name.endswith("norm.weight") and "linear_attn" not in name:
+    if "norm" in name and "linear_attn" not in name:
         return lambda values: values + 1
     return lambda values: values
 
@@ -151,7 +159,9 @@ def _tiled_order(name: str, shape: tuple[int, ...], config) -> np.ndarray | None
     return np.concatenate((np.arange(fixed), heads.swapaxes(0, 1).ravel()))
 
 
-def _stored_name(name: str) -> str:
+def _stored_name(name: str, config) -> str:
+    if name.startswith("mtp."):
+        return f"blk.{config.num_hidden_layers}.{_TENSORS[name]}"
     if not name.startswith("model.layers."):
         return _TENSORS[name]
     layer, _, stem = name.removeprefix("model.layers.").partition(".")

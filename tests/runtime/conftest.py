@@ -240,7 +240,7 @@ def make_runner(model: CacheModel) -> Callable[..., ModelRunner]:
             "max_model_len": 256,
             "seed": 0,
         }
-        return kind(spec=spec, groups=groups, **(settings | changes))
+        return kind(spec=spec, **(settings | {"groups": groups} | changes))
 
     return make
 

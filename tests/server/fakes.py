@@ -245,6 +245,21 @@ class FakeClient:
         self.queue.forget(req_id)
 
 
+class Guessing(FakeClient):
+    """Its steps verify four guesses, of which two come true: three tokens each."""
+
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
+        single, merged = super().deltas(request), []
+        for start in range(0, len(single), 3):
+            part = single[start : start + 3]
+            part[0].token_ids = [token for delta in part for token in delta.token_ids]
+            part[0].finish_reason = part[-1].finish_reason
+            part[0].num_draft_tokens = 4 * len(merged)
+            part[0].num_accepted_tokens = 2 * len(merged)
+            merged.append(part[0])
+        return merged
+
+
 def deltas_of(request: AddRequest, reply: bytes) -> list[RequestDelta]:
     sampling = request.sampling
     tokens = [*reply, EOS]

@@ -37,6 +37,8 @@ METRICS = {
     "vllm:admission_rejections_total", "vllm:iteration_tokens_total_bucket",
     "vllm:request_max_num_generation_tokens_sum", "vllm:request_num_preemptions_count",
     "vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_cached_total",
+    "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
 }  # fmt: skip
 
 

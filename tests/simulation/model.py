@@ -12,6 +12,8 @@ from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, MediaItem
 from pagoda.core.plan import StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
+from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
+from pagoda.core.speculation.suffix import SuffixProposer
 from pagoda.core.step_time import StepCost, size_of
 from tests.plans import Planned
 from tests.simulation.clock import Clock
@@ -42,7 +44,9 @@ class ModelPlan:
     """On disk, from one life to the next."""
 
     def make(self) -> tuple[Scheduler, FakeRunner]:
+        guesses = self.steps_in_flight == 1 and not self.num_states
         return make_scheduler(
+            speculator=Speculator(SuffixProposer(512), SpeculationLimits(4)) if guesses else None,
             num_blocks=self.num_blocks,
             windows=self.windows,
             block_size=BLOCK_SIZE,

@@ -10,7 +10,7 @@ from pagoda.config.server import ServerConfig
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import wait_until
-from tests.server.fakes import REPLY, FakeClient
+from tests.server.fakes import REPLY, FakeClient, Guessing
 from tests.unit.text.templates import QWEN_TOOLS
 
 MARKDOWN = """Paragraph with **bold** and `code`.
@@ -44,7 +44,7 @@ def texts(locator: Any) -> list[str]:
 
 
 def test_first_chat(visit) -> None:
-    client = FakeClient()
+    client = Guessing()
     page = (visitor := visit(client).open()).page
     assert page.locator("#model").input_value() == "fake"
     page.locator("#model-state[data-state=ready]").wait_for()
@@ -53,6 +53,10 @@ def test_first_chat(visit) -> None:
     assert reply.locator(".markdown").last.inner_text() == REPLY
     assert "tok/s" in reply.locator(".facts").inner_text()
     assert "s to first token" in reply.locator(".facts").inner_text()
+    # Each step but the first had four guesses.
+    steps = len(REPLY.encode()) // 3
+    told = f"{2 * steps} of {4 * steps} guessed tokens came true"
+    assert told in reply.locator(".facts").get_attribute("title")
     assert texts(page.locator("#chats .open")) == ["hi there"]
     # It is still there when the page is loaded again, and goes on from where it was.
     page.reload()

@@ -10,6 +10,7 @@ from protocol import divergence, serve, timed
 from pagoda.base.log import setup_logging
 from pagoda.bench.inprocess import BenchEngine
 from pagoda.config.engine import EngineConfig
+from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.startup import start_engine
@@ -32,6 +33,7 @@ class Pagoda:
             cache=replace(config.cache, kv_cache_dtype="float16"),
             scheduler=replace(config.scheduler, max_num_seqs=16, max_num_batched_tokens=_BATCH),
             device=replace(config.device, device="cpu", threads=args.threads),
+            speculation=SpeculationConfig({"method": "none"}),
         )
         self._core, ready = start_engine(config, lambda message: None)
         self._engine = BenchEngine(self._core, ready)

@@ -91,7 +91,11 @@ def shared_rules(experts: MoeSpec, names: str) -> list[WeightRule]:
 def as_stored(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
     """With experts' tensors as they are in a checkpoint of safetensors: one for each expert or one
     of all."""
-    return replace(spec, weights=tuple(_as_found(rule, tensors) for rule in spec.weights))
+    head = spec.draft_head
+    if head is not None:
+        head = replace(head, weights=tuple(_as_found(rule, tensors) for rule in head.weights))
+    weights = tuple(_as_found(rule, tensors) for rule in spec.weights)
+    return replace(spec, weights=weights, draft_head=head)
 
 
 def _as_found(rule: WeightRule, tensors: Collection[str]) -> WeightRule:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pagoda.arch.draft_head import draft_head_as_found
 from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
 from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
@@ -101,7 +102,8 @@ def spec_for(
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
         spec = with_config_head(spec, name, config_reader(config), tensors)
-    return replace(as_stored(spec, tensors), quantization=description_of(config))
+    spec = draft_head_as_found(as_stored(spec, tensors), tensors)
+    return replace(spec, quantization=description_of(config))
 
 
 def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -120,6 +122,7 @@ def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mo
         likeness = resembling_gguf(name, metadata, tensor_names, GGUF_ARCHITECTURES)
         raise _unknown(GGUF_ARCHITECTURES, name, likeness)
     spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
+    spec = draft_head_as_found(spec, tensor_names)
     return with_gguf_head(spec, Reader(metadata, "GGUF metadata", f"{name}."), tensor_names)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from pagoda.base.errors import ConfigError
+
 AttentionKind = Literal["full", "sliding", "encoder"]
 """`encoder` sees both ways and keeps no KV; the others are causal."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -294,6 +296,23 @@ class WeightRule:
 
 
 @dataclass(frozen=True)
+class DraftHeadSpec:
+    """A head that predicts the token behind the next one (multi-token prediction, arXiv
+    2412.19437): from a token's embedding and the model's normalized hidden state in front of it, by
+    a linear layer of both and one decoder layer."""
+
+    layer: LayerSpec
+    weights: tuple["WeightRule", ...]
+    tensors: tuple[str, ...]
+    """Patterns (fnmatch) of all its tensors in the checkpoint, which are left over where it is not
+    loaded."""
+    own_embedding: bool = False
+    """It has a token table of its own; else the model's."""
+    own_output: bool = False
+    """It has an output head of its own; else the model's."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     architecture: str
     """The class name in config.json, `LlamaForCausalLM`; key of the model registry."""
@@ -324,12 +343,33 @@ class ModelSpec:
     pooling: PoolingSpec = PoolingSpec()
     vision: VisionSpec | None = None
     """None for a model that reads text only."""
+    draft_head: DraftHeadSpec | None = None
+    """None where the checkpoint has none."""
+    drafts: bool = False
+    """The draft head is loaded, and its layer has a cache behind the others'."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
     def expanded_weights(self) -> tuple[WeightRule, ...]:
-        """The rules with `{layer}` and `{expert}` filled in."""
+        """The rules with `{layer}` and `{expert}` filled in, a loaded draft head's included."""
         return _expanded(self)
+
+    def drafting(self) -> "ModelSpec":
+        """With the draft head loaded; ConfigError where the checkpoint has none."""
+        if self.draft_head is None:
+            raise ConfigError(
+                "The checkpoint has no draft head (a single MTP layer); speculate by another "
+                "method."
+            )
+        kept = [name for name in self.ignored_weights if name not in self.draft_head.tensors]
+        return replace(self, drafts=True, ignored_weights=tuple(kept))
+
+    @property
+    def cached_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers with a place in the cache; a loaded draft head's is the last."""
+        if self.draft_head is None or not self.drafts:
+            return self.layers
+        return (*self.layers, self.draft_head.layer)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -341,9 +381,10 @@ class ModelSpec:
 def _expanded(spec: ModelSpec) -> tuple[WeightRule, ...]:
     expanded = []
     vision = () if spec.vision is None else spec.vision.weights
-    for rule in (*spec.weights, *vision):
+    drafting = spec.draft_head.weights if spec.draft_head is not None and spec.drafts else ()
+    for rule in (*spec.weights, *vision, *drafting):
         if "{layer}" not in rule.param:
-            expanded.append(rule)
+            expanded.append(replace(rule, sources=_each_expert(list(rule.sources), rule.experts)))
             continue
         for layer in range(len(spec.layers)) if rule.layers is None else rule.layers:
             param, *sources = (

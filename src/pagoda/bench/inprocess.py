@@ -12,8 +12,9 @@ import msgspec
 
 from pagoda.base.errors import PagodaError
 from pagoda.config.engine import EngineConfig
-from pagoda.core.messages import AddRequest, Deltas, EngineProgress, EngineReady
+from pagoda.core.messages import AddRequest, Deltas, EngineProgress, EngineReady, EngineStats
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.speculation.speculator import Speculator
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from pagoda.engine.start.progress import StartupDisplay
@@ -112,13 +113,25 @@ class BenchEngine:
         assert isinstance(executor, LocalExecutor) and isinstance(executor.runner, ModelRunner)
         return executor.runner
 
+    @property
+    def speculator(self) -> Speculator | None:
+        """What guesses tokens ahead."""
+        return self._core.scheduler.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self._core.scheduler.speculator = speculator
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
     def run_decode(
-        self, prompts: Sequence[list[int]], output_tokens: Sequence[int]
+        self, prompts: Sequence[list[int]], output_tokens: Sequence[int], temperature: float = 0.0
     ) -> tuple[float, int]:
         """(seconds, tokens) from the moment that every request has a token to the last of all:
-        decoding alone, where the prompts fit one step. Greedy; raises as `run` does.
+        decoding alone, where the prompts fit one step. Raises as `run` does.
         """
-        reqs = self._requests(prompts, output_tokens, temperature=0.0)
+        reqs = self._requests(prompts, output_tokens, temperature)
         waiting = {req.req_id for req in reqs}
         started, tokens = 0.0, 0
         for deltas in self._steps(reqs):

@@ -56,6 +56,10 @@ def bench_latency(
     masks = after.mask_seconds - before.mask_seconds
     percentiles = np.percentile(timed, _PERCENTILES)
     return {
+        "batch_size": config.batch_size,
+        "input_len": config.input_len,
+        "output_len": config.output_len,
+        "output_throughput": config.batch_size * config.output_len / float(np.median(timed)),
         "avg_latency": float(np.mean(timed)),
         "latencies": timed,
         "percentiles": dict(zip(map(str, _PERCENTILES), map(float, percentiles), strict=True)),
@@ -68,11 +72,16 @@ def bench_latency(
 
 
 def latency_lines(result: dict[str, Any]) -> str:
-    lines = [f"Avg latency: {result['avg_latency']} seconds"]
+    lines = [
+        f"Batch of {result['batch_size']}: {result['input_len']} tokens in, "
+        f"{result['output_len']} out",
+        f"Avg latency: {result['avg_latency']:.4f} seconds",
+    ]
     lines += [
-        f"{percent}% percentile latency: {seconds} seconds"
+        f"{percent}% percentile latency: {seconds:.4f} seconds"
         for percent, seconds in result["percentiles"].items()
     ]
+    lines.append(f"Output: {result['output_throughput']:.1f} tokens/s, by the median")
     microseconds = 1e6 * result["outside_kernels_per_step"]
     share = result["outside_kernels_share"]
     lines.append(f"Outside kernels: {microseconds:.0f} us per step, {share:.1%} of the time")

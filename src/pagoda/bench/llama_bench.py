@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
+from pagoda.config.speculation import SpeculationConfig
 from pagoda.weights.files import ModelFiles
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def describe_model(files: ModelFiles, name: str) -> ModelFacts:
 
 
 def engine_config(base: EngineConfig, setup: Setup, tests: Sequence[Task]) -> EngineConfig:
-    """One request at a time, steps of `n_ubatch` tokens, a context that holds every test."""
+    """One request at a time and one token of it in a step, prompts in steps of `n_ubatch` tokens,
+    a context that holds every test."""
     scheduler = replace(
         base.scheduler,
         max_num_seqs=1,
@@ -156,7 +158,10 @@ def engine_config(base: EngineConfig, setup: Setup, tests: Sequence[Task]) -> En
     device = replace(base.device, threads=setup.n_threads)
     # The prefix cache is what holds a test's depth; prompts are random, so nothing else hits.
     cache = replace(base.cache, enable_prefix_caching=True)
-    return replace(base, scheduler=scheduler, model=model, device=device, cache=cache)
+    plain = SpeculationConfig({"method": "none"})
+    return replace(
+        base, scheduler=scheduler, model=model, device=device, cache=cache, speculation=plain
+    )
 
 
 def measure(

@@ -16,6 +16,7 @@ import numpy as np
 from pagoda.base.errors import ConfigError
 from pagoda.bench.client import LoadClient, Prompt, ServerTokenizer, first_model
 from pagoda.bench.datasets import DatasetConfig, load_dataset
+from pagoda.bench.guesses import read_guesses, summarize_guesses
 from pagoda.bench.serving_table import serving_table
 from pagoda.bench.sse import ServerError
 from pagoda.bench.stats import METRICS, RequestRecord, summarize
@@ -95,11 +96,14 @@ async def bench_serve(
         more = replace(dataset, num_prompts=dataset.num_prompts + 1)
         *prompts, first = await load_dataset(more, tokenizer, chat=client.is_chat)
         await _warm_up(client, first, load.num_warmups)
+        guessed = await read_guesses(http)
         started = time.perf_counter()
         records = await _run(client, prompts, load, dataset.seed, progress)
         duration = time.perf_counter() - started
+        guesses = summarize_guesses(guessed, await read_guesses(http))
     result = _describe(load, dataset, model)
     result |= summarize(records, duration, percentiles=percentiles, goodput=goodput)
+    result |= guesses
     table = serving_table(result, metrics, percentiles)
     if load.save_detailed:
         result |= _details(records)

@@ -28,12 +28,20 @@ _ROWS = (
     ("Peak concurrent requests:", "max_concurrent_requests"),
     ("Total token throughput (tok/s):", "total_token_throughput"),
 )
+_GUESSES = (
+    ("Acceptance rate (%):", "acceptance_rate"),
+    ("Acceptance length:", "acceptance_length"),
+    ("Drafts:", "num_drafts"),
+    ("Draft tokens:", "draft_tokens"),
+    ("Accepted tokens:", "accepted_tokens"),
+)
 
 
 def serving_table(
     result: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]
 ) -> str:
-    """`result` as `stats.summarize` makes it, with max_concurrency and request_rate."""
+    """`result` as `stats.summarize` makes it, with max_concurrency and request_rate, and as
+    `guesses.summarize_guesses` does."""
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}"]
     for title, key in _ROWS:
         value = result.get(key)
@@ -47,6 +55,12 @@ def serving_table(
         for percentile in percentiles:
             key = f"{percentile_name(percentile)}_{metric}_ms"
             lines.append(_row(f"P{percentile:g} {name} (ms):", result[key]))
+    if "spec_decode_num_drafts" in result:
+        lines.append(f"{'Speculative Decoding':-^{_WIDTH}}")
+        lines += [_row(title, result[f"spec_decode_{key}"]) for title, key in _GUESSES]
+        lines.append("Per-position acceptance (%):")
+        rates = result["spec_decode_per_position_acceptance_rates"]
+        lines += [_row(f"  Position {place}:", 100 * rate) for place, rate in enumerate(rates)]
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
 

@@ -6,7 +6,8 @@ import importlib
 from pagoda.base.errors import ConfigError
 
 USAGE = (
-    "{serve,latency,throughput,startup,serving-cost,host-overhead,llama-bench,micro,gpu} [flags]"
+    "{serve,latency,throughput,speculation,startup,serving-cost,host-overhead,llama-bench,micro,"
+    "gpu} [flags]"
 )
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
@@ -14,6 +15,7 @@ KINDS = {
     "serve": "Load a running server with requests.",
     "latency": "Time one batch, from prompt to last token.",
     "throughput": "Time many prompts at once.",
+    "speculation": "Decoding with guesses that are verified, beside none.",
     "startup": "Time the way from the command to the first token.",
     "serving-cost": "CPU time per token of the server, the model left out.",
     "host-overhead": "What the engine does for a decode step, the model left out.",

@@ -56,7 +56,7 @@ async def _chat(args: argparse.Namespace) -> int:
     if text is not None:
         text = text.rstrip("\n")  # the one that `echo` adds is no part of a message
         if not text.strip():
-            raise ConfigError("There is nothing to answer; give a text by -p or on the input.")
+            raise ConfigError("There is nothing to answer; give a text by -q or on the input.")
     source = await open_source(args)
     try:
         if text is None:

@@ -73,6 +73,11 @@ async def open_source(args: argparse.Namespace) -> Source:
     found = await find_local(_DEFAULT_PORT, model, key)
     if found is not None:
         return found
+    if args.model_name:
+        raise ConfigError(
+            f"No server on port {_DEFAULT_PORT} has a model {args.model_name!r}; say which server "
+            "does with --url or --port, or load a model here with --model."
+        )
 
     from pagoda.cli.talk.source_engine import EngineSource
 

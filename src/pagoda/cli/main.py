@@ -114,8 +114,12 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+# As other programs for models call what they do.
+_SYNONYMS = {"run": "chat", "start": "serve", "ls": "list", "show": "doctor", "remove": "rm"}
+
+
 def _unknown(name: str) -> int:
-    close = nearest(name, COMMANDS)
+    close = _SYNONYMS.get(name) or nearest(name, COMMANDS)
     hint = f"; did you mean {close!r}?" if close else f"; there are: {', '.join(COMMANDS)}."
     print(f"pagoda: there is no command {name!r}{hint}", file=sys.stderr)
     return _USAGE_ERROR

@@ -48,7 +48,15 @@ VISION_CACHED = Fact(
     "pictures are encoded in slices between steps, and their embeddings kept for a while",
     has=("pagoda.runtime.media",),
 )
-SPECULATION = Fact("tokens are decoded one by one", lacks=("speculat", "draft", "lookahead"))
+GUESSES = Fact(
+    "as many guesses are verified as make replies faster; --speculative-config says what guesses",
+    has=("--speculative-config", "pagoda.core.speculation.speculator"),
+)
+DRAFT_MODEL = Fact(
+    "guesses come from the request's own text and recent replies, not from another model",
+    has=("pagoda.core.speculation.suffix",),
+    lacks=("draft_model", "spec_model"),
+)
 LORA = Fact("adapters are not served; merge one into the checkpoint", lacks=("lora", "adapter"))
 STEERING = Fact("control vectors are not applied", lacks=("control_vector", "steer"))
 DEFAULT_FIELD = Fact(

@@ -270,9 +270,8 @@ _MEDIA = (
     Compat("--media-path", "v", "later", facts.REMOTE_MEDIA),
 )  # fmt: skip
 
-_DRAFTING = (
-    "--spec-type", "--spec-draft-model --model-draft -md", "--spec-draft-n-max",
-    "--spec-draft-n-min", "--draft-max --draft --draft-n", "--draft-min --draft-n-min",
+_DRAFT_MODEL = (
+    "--spec-draft-model --model-draft -md",
     "--spec-draft-type-k --cache-type-k-draft -ctkd",
     "--spec-draft-type-v --cache-type-v-draft -ctvd",
     "--spec-draft-hf --hf-repo-draft -hfd -hfrd", "--spec-draft-threads --threads-draft -td",
@@ -283,11 +282,15 @@ _DRAFTING = (
     "--spec-draft-cpu-strict-batch --cpu-strict-batch-draft",
     "--spec-draft-prio-batch --prio-batch-draft", "--spec-draft-poll-batch --poll-batch-draft",
     "--spec-draft-override-tensor --override-tensor-draft -otd",
-    "--spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft -ncmoed", "--spec-synth-len",
-    "--spec-synth-rates", "--spec-draft-p-split --draft-p-split",
+    "--spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft -ncmoed",
+    "--spec-draft-p-split --draft-p-split",
     "--spec-draft-p-min --draft-p-min", "--spec-draft-sampling",
     "--spec-draft-device --device-draft -devd",
-    "--spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft -ngld", "--spec-ngram-mod-n-min",
+    "--spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft -ngld",
+)  # fmt: skip
+_NGRAMS = (
+    "--spec-synth-len", "--spec-synth-rates",
+    "--spec-ngram-mod-n-min",
     "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n",
     "--spec-ngram-simple-size-m", "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n",
     "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits", "--spec-ngram-map-k4v-size-n",
@@ -295,13 +298,13 @@ _DRAFTING = (
     "--spec-ngram-size-m", "--spec-ngram-min-hits", "--lookup-cache-static -lcs",
     "--lookup-cache-dynamic -lcd",
 )  # fmt: skip
-_DRAFTING_SWITCHES = (
+_DRAFT_SWITCHES = (
     "--spec-draft-cpu-moe --cpu-moe-draft -cmoed", "--spec-draft-backend-sampling",
-    "--spec-default",
 )  # fmt: skip
 
 LLAMA = (
     *_MACHINE, *_MODEL, *_CACHE, *_SERVER, *_CHAT, *_SAMPLING, *_MEDIA,
-    *(Compat(flags, "v", "later", facts.SPECULATION) for flags in _DRAFTING),
-    *(Compat(flags, "-", "later", facts.SPECULATION) for flags in _DRAFTING_SWITCHES),
+    *(Compat(flags, "v", "later", facts.DRAFT_MODEL) for flags in _DRAFT_MODEL),
+    *(Compat(flags, "-", "later", facts.DRAFT_MODEL) for flags in _DRAFT_SWITCHES),
+    *(Compat(flags, "v", "none", facts.GUESSES) for flags in _NGRAMS),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Flags of others that say in other words what one of ours says."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.sampling import NUMBERS, Number
+from pagoda.config.speculation import checked
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,27 @@ def _length(text: str) -> dict[str, int]:
     """Below 0, "as long as it likes" and "until the context is full", is no limit."""
     tokens = int(text)
     return {"max_tokens": tokens} if tokens >= 0 else {}
+
+
+def _method(text: str) -> dict[str, object]:
+    """The last of several, as llama-server chains them, is the one that guesses most."""
+    return checked({"method": text.rpartition(",")[2].strip()})
+
+
+def _drafts(key: str) -> Callable[[str], dict[str, object]]:
+    return lambda text: checked({key: int(text)})
+
+
+def _mode(text: str) -> dict[str, object]:
+    return checked({"mode": text})
+
+
+def _launcher_mode(text: str) -> dict[str, object]:
+    """What a launcher for old GPUs tells vLLM; other platforms' settings mean nothing here."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("write a JSON object")
+    return checked({"mode": value["caovan_mode"]}) if "caovan_mode" in value else {}
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -67,6 +90,7 @@ def _file(text: str) -> str:
 
 _SAMPLING = "override_generation_config"
 _TEMPLATE = "default_chat_template_kwargs"
+_SPECULATION = "speculative_config"
 
 SAME = (
     Same("-q", "quantization", str),
@@ -83,5 +107,21 @@ SAME = (
     Same("--cors-origins", "allowed_origins", _listed),
     Same("--cors-methods", "allowed_methods", _listed),
     Same("--cors-headers", "allowed_headers", _listed),
+    Same("--spec-method --spec-type", _SPECULATION, _method),
+    Same(
+        "--spec-tokens --num-speculative-tokens --draft-max --draft --draft-n --spec-draft-n-max",
+        _SPECULATION,
+        _drafts("num_speculative_tokens"),
+    ),
+    Same(
+        "--draft-min --draft-n-min --spec-draft-n-min",
+        _SPECULATION,
+        _drafts("min_speculative_tokens"),
+    ),
+    Same("--ngram-prompt-lookup-max", _SPECULATION, _drafts("prompt_lookup_max")),
+    Same("--ngram-prompt-lookup-min", _SPECULATION, _drafts("prompt_lookup_min")),
+    Same("--mode", _SPECULATION, _mode),
+    Same("--additional-config", _SPECULATION, _launcher_mode),
+    Same("--spec-default", _SPECULATION, _method, "ngram-mod"),
     Same("--sse-ping-interval", "sse_keep_alive_interval", _silence),
 )

@@ -64,7 +64,6 @@ _CHAT = (
            Fact("replies name version and model", has=("pagoda.server.context",))),
     Compat("--return-tokens-as-token-ids", "-", "later",
            Fact("ask with return_tokens_as_token_ids", has=("return_tokens_as_token_ids",))),
-    Compat("--mode", "v", "none", facts.SPECULATION, ("auto",)),
     Compat("--exclude-tools-when-tool-choice-none", "-", "none",
            Fact("tool_choice `none` always hides the tools", has=("tool_choice",))),
 )  # fmt: skip
@@ -215,7 +214,7 @@ _SCHEDULER = (
            Fact("replies are made in the server's own process", has=("pagoda.engine.outputs",))),
     Compat("--multi-step-stream-outputs", "-", "none",
            Fact("every step is scheduled", has=("pagoda.core.scheduler",))),
-    Compat("--num-lookahead-slots", "v", "none", facts.SPECULATION),
+    Compat("--num-lookahead-slots", "v", "none", facts.GUESSES),
     Compat("--preemption-mode", "v", "none", facts.RECOMPUTED),
     Compat("--scheduler-delay-factor", "v", "none",
            Fact("requests start at once", lacks=("delay",))),
@@ -280,22 +279,15 @@ _KERNEL = (
 )  # fmt: skip
 
 _OTHER = (
-    Compat("--speculative-config -sc", "j", "later", facts.SPECULATION),
-    *(Compat(flag, "v", "later", facts.SPECULATION) for flag in (
+    *(Compat(flag, "v", "none", facts.GUESSES) for flag in (
         "--speculative-draft-tensor-parallel-size", "--speculative-max-model-len",
-        "--speculative-disable-by-batch-size", "--ngram-prompt-lookup-max",
-        "--ngram-prompt-lookup-min", "--spec-decoding-acceptance-method")),
-    Compat("--speculative-model", "v", "later", facts.SPECULATION),
-    Compat("--num-speculative-tokens", "v", "later", facts.SPECULATION),
-    Compat("--spec-method", "v", "later", facts.SPECULATION),
-    Compat("--spec-model", "v", "later", facts.SPECULATION),
-    Compat("--spec-tokens", "v", "later", facts.SPECULATION),
+        "--speculative-disable-by-batch-size", "--spec-decoding-acceptance-method")),
+    Compat("--speculative-model", "v", "later", facts.DRAFT_MODEL),
+    Compat("--spec-model", "v", "later", facts.DRAFT_MODEL),
     Compat("--kv-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--ec-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--kv-events-config", "j", "later",
            Fact("no KV events are published", lacks=("kv_event",))),
-    Compat("--additional-config", "j", "none",
-           Fact("it is for platform plugins", lacks=("additional_config",))),
     Compat("--profiler-config", "j", "later",
            Fact("`pagoda bench` measures, and /metrics counts", has=("/metrics",),
                 lacks=("profile",))),

@@ -8,6 +8,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 from pagoda.config.modality import MODALITIES
 from pagoda.config.option import Options, option
+from pagoda.config.speculation import SpeculationConfig
 
 _AT_LEAST_1 = (1, math.inf)
 _AT_LEAST_0 = (0, math.inf)
@@ -401,3 +402,4 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

@@ -23,6 +23,7 @@ from pagoda.config.engine import (
 )
 from pagoda.config.option import flag_name
 from pagoda.config.parser import MergeJson
+from pagoda.config.speculation import SpeculationConfig
 
 T = TypeVar("T")
 _NAME = re.compile(r"[\w][\w.-]*", re.ASCII)
@@ -33,6 +34,7 @@ SECTIONS = {
     "parallel": ParallelConfig,
     "device": DeviceConfig,
     "media": MediaConfig,
+    "speculation": SpeculationConfig,
 }
 
 

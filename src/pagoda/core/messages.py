@@ -52,6 +52,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
+    prediction_token_ids: list[int] = msgspec.field(default_factory=list)
+    """What the client expects of the whole reply; empty where it said nothing."""
     grammar: str | None = None
     """What the output must follow, reasoning and all, as llguidance reads it."""
     adapter: str | None = None
@@ -121,6 +123,10 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """The error is the request's own fault, and sending it again would not help."""
     num_preemptions: int = 0
     """Sent with the last delta."""
+    num_draft_tokens: int = 0
+    """Guessed tokens that were verified, in the request so far."""
+    num_accepted_tokens: int = 0
+    """Those of them that came true."""
 
 
 class Deltas(msgspec.Struct, omit_defaults=True):
@@ -165,6 +171,13 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     """Both in tokens."""
+    spec_drafts: int = 0
+    """Times that guesses of a request were verified."""
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    """Guesses that came true."""
+    spec_accepted_per_position: list[int] = msgspec.field(default_factory=list)
+    """By place in the guess, as long as the longest so far."""
     blocks_total: int = 0
     blocks_free: int = 0
     step_seconds: float = 0.0

@@ -78,6 +78,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """In a plan of a model with recurrent layers, for each request: the block whose state the step
     goes on from (not read where it begins at position 0), and the block it writes; with drafts, one
     for the last known token and one for each draft."""
+    num_drafts: int = 0
+    """Tokens that the runner is to guess behind those that it samples, where something of the
+    model's own guesses."""
     encode: list[MediaItem] = msgspec.field(default_factory=list)
     """What `encode_for` needs next, to be worked on behind the requests for about as long as they
     took; whatever is not finished is asked for again."""
@@ -136,5 +139,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     tokens: list[int] = msgspec.field(default_factory=list)
     """Instead of results, where each of the plan's requests got one token and there is nothing
     else to tell: these, in the plan's order."""
+    drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """By row: what the runner guesses behind the last token of its result."""
     encoded: list[str] = msgspec.field(default_factory=list)
     """Content hashes of the plan's media items that a step can take up now."""

@@ -42,10 +42,10 @@ class Request:
     __slots__ = (
         "_batch", "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
         "drafts_in_flight", "encoded", "eos_ids", "generates", "holds", "key",
-        "max_tokens_total", "message", "min_tokens_total", "num_cached_tokens",
-        "num_preemptions", "num_prompt_counted", "num_prompt_logprobs", "pools", "prefix_miss",
-        "prompt_len", "queue_seconds", "req_id", "reset_step", "row", "status", "stop_ids",
-        "tables", "token_ids", "waiting_for",
+        "max_tokens_total", "message", "min_tokens_total", "num_accepted_tokens",
+        "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_counted",
+        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id",
+        "reset_step", "row", "status", "stop_ids", "tables", "token_ids", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,10 @@ class Request:
         self.draft_token_ids: list[int] = []
         """Guesses of the next tokens, for the next plan."""
         self.drafts_in_flight = False
+        self.num_draft_tokens = 0
+        """Guesses that were verified so far,"""
+        self.num_accepted_tokens = 0
+        """and those that came true."""
         self.encoded: set[str] = set()
         """Content hashes of media whose embeddings wait for a step since the last preemption."""
         self.tables = tables
@@ -166,6 +170,15 @@ class Request:
         missing = self.num_expected_tokens - self.num_computed_tokens
         computes = self.num_expected_tokens <= self.compute_limit and not self.drafts_in_flight
         return missing > 1 and computes
+
+    @property
+    def awaits_guesses(self) -> bool:
+        """It generates, all of its tokens are known, and all but the last are computed."""
+        known = len(self.token_ids)
+        if not self.generates or not self.is_running or self.drafts_in_flight:
+            return False
+        batch, row = self._batch, self.row
+        return bool(batch.missing[row] == 1 and batch.computed[row] + 1 == known)
 
     @property
     def num_placeholders(self) -> int:

@@ -1,8 +1,6 @@
 """Which requests compute how many tokens in the next step, and what a step's result changes."""
 
 import math
-import time
-from bisect import bisect_left
 from collections import deque
 
 import msgspec
@@ -11,10 +9,17 @@ import numpy as np
 from pagoda.base.errors import RequestError
 from pagoda.core.admission import Admission, Start
 from pagoda.core.batch import RunningBatch
+from pagoda.core.counters import (
+    count_drafts,
+    count_prompt,
+    count_start,
+    count_step,
+    new_counters,
+)
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
-from pagoda.core.messages import STEP_TOKENS, AddRequest, Deltas, EngineStats, RequestDelta
+from pagoda.core.messages import AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
 from pagoda.core.plan import NewBlocks, NewRow, RequestResult, StepPlan, StepResult
 from pagoda.core.planning import Finished, PlanBuilder
@@ -23,6 +28,7 @@ from pagoda.core.queue import Members, RequestQueue, RunningQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
 from pagoda.core.shares import Shares
 from pagoda.core.sharing import PrefixesInFlight
+from pagoda.core.speculation.speculator import Speculator
 from pagoda.core.step_time import StepTimes, only_decodes
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -44,7 +50,10 @@ class Scheduler:
     only ever names blocks that are full and committed, and no step in flight writes to those.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager):
+    def __init__(
+        self, limits: SchedulerLimits, kv: KVCacheManager, speculator: Speculator | None = None
+    ):
+        """`speculator`: what guesses tokens ahead; None: nobody does."""
         self.limits = limits
         self.kv = kv
         self._requests: dict[str, Request] = {}
@@ -54,6 +63,7 @@ class Scheduler:
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
         self._progress = Progress(kv, self._sharing)
+        self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
         self._in_flight: dict[int, Finished] = {}
@@ -62,9 +72,7 @@ class Scheduler:
         self._freed: list[int] = []
         self._num_arrived = 0
         self._step_id = 0
-        self._stats = EngineStats(
-            blocks_total=kv.num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1)
-        )
+        self._stats = new_counters(kv.num_blocks)
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
@@ -146,12 +154,16 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""
+        if self.speculator is not None:
+            self.speculator.propose(self._running.members, self._batch, self._times)
         finished = self._plan_next() or self._plan_all()
         if finished is None:
             return None
         plan = finished.plan
         self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
+        if self.speculator is not None:
+            plan.num_drafts = self.speculator.num_drafts
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -198,23 +210,26 @@ class Scheduler:
         `seconds` is what the step took, where that tells of other steps. Results of requests
         that are gone, even if their id is taken again, change nothing.
         """
-        stats = self._stats
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
-        stats.num_steps += 1
-        stats.computed_tokens += int(size.tokens)
-        stats.steps_by_tokens[bisect_left(STEP_TOKENS, size.tokens)] += 1
+        count_step(self._stats, int(size.tokens))
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
-            return self._take_tokens(members, plan, result.tokens)
-        entries = {entry.req_id: entry for entry in result.results}
-        taken = [
-            self._take(req, plan, place, entries.get(req.req_id, _NOTHING))
-            for place, req in enumerate(members.requests)
-        ]
-        return Deltas([delta for delta in taken if delta is not None])
+            deltas = self._take_tokens(members, plan, result.tokens)
+        else:
+            entries = {entry.req_id: entry for entry in result.results}
+            taken = [
+                self._take(req, plan, place, entries.get(req.req_id, _NOTHING))
+                for place, req in enumerate(members.requests)
+            ]
+            deltas = Deltas([delta for delta in taken if delta is not None])
+        if result.drafts and self.speculator is not None:
+            for req in members.requests:
+                if req.is_running and req.row in result.drafts:
+                    self.speculator.take_drafts(req, result.drafts[req.row])
+        return deltas
 
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
         """Take in one token of each request: all at once, but for those to which more happens."""
@@ -250,10 +265,13 @@ class Scheduler:
         self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
+        if req.row in plan.drafts:
+            accepted = max(0, len(entry.token_ids) - 1)
+            count_drafts(self._stats, req, len(plan.drafts[req.row]), accepted)
         delta = self._progress.apply(req, plan, place, entry)
         end = int(plan.starts[place] + plan.lens[place])
         if req.num_prompt_counted < req.prompt_len:
-            self._count_prompt(req, end)
+            count_prompt(self._stats, req, end)
         # A request whose token did not come computes the last one again, which its states have
         # seen: it begins anew.
         again = not entry.token_ids and req.num_computed_tokens < end
@@ -283,6 +301,7 @@ class Scheduler:
             num_waiting=len(self._requests) - len(self._running),
             num_held=len(self._requests) - len(self._running) - len(self._waiting),
             steps_by_tokens=list(self._stats.steps_by_tokens),
+            spec_accepted_per_position=list(self._stats.spec_accepted_per_position),
             blocks_free=self.kv.num_free_blocks,
         )
 
@@ -417,14 +436,9 @@ class Scheduler:
         known = req.has_row
         if not known:
             req.take_row()
-            req.num_cached_tokens = req.num_prompt_counted = hit.num_tokens
-            if req.message.arrival_time:
-                req.queue_seconds = max(0.0, time.time() - req.message.arrival_time)
-            if req.reads_prefix_cache:
-                self._stats.prefix_queries += req.prompt_len
-                self._stats.prefix_hits += hit.num_tokens
-                if req.block_hashes is not None:
-                    req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
+            count_start(self._stats, req, hit.num_tokens)
+            if req.reads_prefix_cache and req.block_hashes is not None:
+                req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
         self._running.push(req)
         req.status = RequestStatus.RUNNING
         req.num_computed_tokens = hit.num_tokens
@@ -459,6 +473,8 @@ class Scheduler:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
         del self._requests[req.req_id]
+        if self.speculator is not None:
+            self.speculator.forget(req)
         if req.has_row:
             self._freed.append(req.release_row())
 
@@ -467,9 +483,3 @@ class Scheduler:
         if req.block_hashes is not None:
             self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)
-
-    def _count_prompt(self, req: Request, end: int) -> None:
-        done = min(end, req.prompt_len)
-        if done > req.num_prompt_counted:
-            self._stats.prompt_tokens += done - req.num_prompt_counted
-            req.num_prompt_counted = done

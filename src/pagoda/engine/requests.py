@@ -1,6 +1,7 @@
 """How a prompt becomes an engine request: checked against the model, before any queue."""
 
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,6 +72,20 @@ def check_generates(generates: bool) -> None:
         )
 
 
+def checked_prediction(ids: Sequence[int], limits: RequestLimits) -> list[int]:
+    """Token ids that a client expects of a reply, as the engine gets them."""
+    if len(ids) > limits.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
+            f"prediction contains {len(ids)} tokens, more than any reply can have. Please reduce "
+            "its length, or leave it out.",
+            "prediction",
+        )
+    if ids:
+        _check_vocabulary("prediction", ids, limits.vocab_size)
+    return list(ids)
+
+
 def make_pool_request(
     req_id: str, prompt_ids: list[int], pooling: PoolingParams, limits: RequestLimits
 ) -> AddRequest:
@@ -125,21 +140,23 @@ def _truncate(ids: list[int], sampling: SamplingParams, limits: RequestLimits) -
 def _check_tokens(ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:
     if not ids:
         raise RequestError("The prompt is empty; it needs at least one token.", "prompt")
-    size = limits.vocab_size
     for name, tokens in (
         ("prompt", ids),
         ("stop_token_ids", sampling.stop_token_ids),
         ("logit_bias", sampling.logit_bias),
         ("allowed_token_ids", sampling.allowed_token_ids),
     ):
-        if not tokens:
-            continue
-        lowest, highest = min(tokens), max(tokens)
-        if lowest < 0 or highest >= size:
-            worst = lowest if lowest < 0 else highest
-            raise RequestError(
-                f"{name} has the token id {worst}, and the vocabulary has {size} tokens.", name
-            )
+        if tokens:
+            _check_vocabulary(name, tokens, limits.vocab_size)
+
+
+def _check_vocabulary(name: str, ids: Collection[int], size: int) -> None:
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= size:
+        worst = lowest if lowest < 0 else highest
+        raise RequestError(
+            f"{name} has the token id {worst}, and the vocabulary has {size} tokens.", name
+        )
 
 
 def _check_logprobs(sampling: SamplingParams, limits: RequestLimits) -> None:

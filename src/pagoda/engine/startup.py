@@ -30,6 +30,7 @@ from pagoda.engine.start.model_files import checkpoint_of, spec_of
 from pagoda.engine.start.phases import Phases, Report, memory_guard
 from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
+from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
@@ -131,7 +132,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     scheduler = _make_scheduler(resolution, spec)
     core = EngineCore(
         scheduler,
-        _executor(ranks, runner, device),
+        _executor(ranks, runner, device, scheduler),
         grammars=grammars,
         when_idle=runner.work_ahead
         if ranks is None
@@ -157,10 +158,14 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     return core, ready
 
 
-def _executor(ranks: Ranks | None, runner: "ModelRunner", device: "Device") -> LocalExecutor:
+def _executor(
+    ranks: Ranks | None, runner: "ModelRunner", device: "Device", scheduler: Scheduler
+) -> LocalExecutor:
+    # What is guessed stands behind the last token, which a plan that is made ahead does not know.
+    runs_ahead = device.runs_ahead and scheduler.speculator is None
     if ranks is not None:
-        return RanksExecutor(runner, ranks, runs_ahead=device.runs_ahead)
-    return DeviceExecutor(runner) if device.runs_ahead else LocalExecutor(runner)
+        return RanksExecutor(runner, ranks, runs_ahead=runs_ahead)
+    return DeviceExecutor(runner) if runs_ahead else LocalExecutor(runner)
 
 
 def _read_headers(model: ModelConfig, phases: Phases) -> tuple[ModelFiles, ModelSpec]:
@@ -263,12 +268,14 @@ def _make_runner(
             num_slabs=resolution.plan.num_slabs,
             device=device,
             max_num_reqs=config.scheduler.max_num_seqs,
+            max_num_samples=config.max_num_samples,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=config.model.max_model_len,
             seed=config.model.seed,
             grammars=grammars,
             processors=processors,
             kept_media_bytes=media_budget(config, spec, model.encoders),
+            draft_head=model.draft_head,
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
         )
@@ -322,7 +329,7 @@ def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
         resolution.plan.num_slabs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
-    return Scheduler(limits, cache)
+    return Scheduler(limits, cache, make_speculator(config.speculation))
 
 
 def _vocabulary(config: ModelConfig, files: ModelFiles) -> Vocabulary:

@@ -106,16 +106,22 @@ class Linear(WeightedLayer):
 class ColumnLinear(Linear):
     """Each rank holds some output rows of every shard and all columns; nothing is exchanged.
 
-    With parts that span whole shards it is a replicated layer.
+    With parts that span whole shards it is a replicated layer. With `columns` it is those of wider
+    matrices, which have `in_features`.
     """
 
     def __init__(
-        self, context: LayerContext, in_features: int, shards: tuple[Shard, ...], bias: bool = False
+        self,
+        context: LayerContext,
+        in_features: int,
+        shards: tuple[Shard, ...],
+        bias: bool = False,
+        columns: slice | None = None,
     ):
-        super().__init__(context, in_features, slice(0, in_features), shards, bias)
+        super().__init__(context, in_features, columns or slice(0, in_features), shards, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, in_features] -> [tokens, this rank's rows of all shards]."""
+        """x [tokens, columns] -> [tokens, this rank's rows of all shards]."""
         return self.resident.apply(x, self.bias)
 
 

@@ -1,11 +1,12 @@
 """What models offer to the runner."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from pagoda.arch.spec import LayerSpec, ModelSpec
+from pagoda.arch.spec import DraftHeadSpec, LayerSpec, ModelSpec
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
@@ -21,6 +22,20 @@ hidden_size]: the embeddings of a medium's tokens, and what `ForwardBatch.layer_
 them."""
 Encoders = Mapping[str, Encode]
 """By kind of medium."""
+
+
+class DraftHead(Protocol):
+    """Layers that read the model's hidden states and guess the token behind the next one."""
+
+    def forward(
+        self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """By int64 token_ids [tokens], those behind the batch's tokens, and the latter's
+        hidden_states [tokens, hidden], which for guessed tokens are its own: its own [tokens,
+        hidden]. Writes its keys and values where the batch has those of the model."""
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Its hidden_states [rows, hidden] -> fp32 [rows, vocab]."""
 
 
 class DecoderLayer(nn.Module):
@@ -39,10 +54,14 @@ class DecoderLayer(nn.Module):
 class Model(nn.Module):
     """What loading needs to know, whatever the model computes."""
 
+    draft_head: DraftHead | None
+    """What guesses tokens from the model's hidden states, where `ModelSpec.drafts` asks for it."""
+
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__()
         self.spec = spec
         self.context = context
+        self.draft_head = None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the last layer."""
@@ -77,6 +96,7 @@ class CausalLM(Model):
     """Embedding, a stack of `layer_class`, a final norm, and an output head."""
 
     layer_class: type[DecoderLayer]
+    draft_head_class: Callable[["CausalLM", DraftHeadSpec], DraftHead]
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
@@ -91,6 +111,8 @@ class CausalLM(Model):
             self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
         if spec.pooling.labels and spec.pooling.answers is None:
             self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
+        if spec.draft_head is not None and spec.drafts:
+            self.draft_head = self.draft_head_class(self, spec.draft_head)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""

@@ -8,6 +8,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.delta_net import DeltaNet
 from pagoda.models.base import CausalLM
 from pagoda.models.llama import LlamaLayer
+from pagoda.models.mtp import MtpHead
 from pagoda.models.qwen3_vl import Qwen3VL
 
 
@@ -31,9 +32,11 @@ class Qwen35Layer(LlamaLayer):
 
 class Qwen35ForCausalLM(CausalLM):
     layer_class = Qwen35Layer
+    draft_head_class = MtpHead
 
 
 class Qwen35(Qwen3VL):
     """With its vision tower."""
 
     layer_class = Qwen35Layer
+    draft_head_class = MtpHead

@@ -25,7 +25,10 @@ def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1)
         )
     count = -(-len(spec.layers) // pipeline_parallel)
     layers = tuple(_layer(layer, tensor_parallel) for layer in spec.layers[:count])
-    return replace(spec, layers=layers)
+    head = spec.draft_head
+    if head is not None:
+        head = replace(head, layer=_layer(head.layer, tensor_parallel))
+    return replace(spec, layers=layers, draft_head=head)
 
 
 def most_ranks(spec: ModelSpec, count: int) -> int:

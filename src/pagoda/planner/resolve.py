@@ -37,6 +37,7 @@ from pagoda.planner.resolved import (
     ResolvedModel,
     ResolvedScheduler,
 )
+from pagoda.planner.speculation import resolve_speculation, with_draft_head
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -75,6 +76,7 @@ def resolve(
     Raises ConfigError for a value that cannot be honoured and CapacityError, saying what to
     lower, when the model or one request of the wanted length does not fit.
     """
+    spec = with_draft_head(spec, config)
     storage = _main_storage(spec, tensors)
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
@@ -124,6 +126,7 @@ def resolve(
         config.parallel,
         device,
         _resolve_media(config, spec, scheduler, reasons),
+        resolve_speculation(config, spec, device.device, reasons),
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
@@ -344,7 +347,7 @@ def _empty_plan(
     dtype, scheduler = config.model.dtype, config.scheduler
     own = _own(config, spec)
     activations = memory.activation_bytes(
-        own, dtype, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        own, dtype, scheduler.max_num_batched_tokens, config.max_num_samples
     )
     if spec.vision is not None:
         width = memory.DTYPE_BYTES[dtype]

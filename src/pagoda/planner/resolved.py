@@ -10,6 +10,7 @@ from pagoda.base.facts import DeviceName
 from pagoda.config.engine import ParallelConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
+SpeculationMethod = Literal["none", "ngram", "suffix", "mtp"]
 CacheDType = Literal["float16", "bfloat16", "float32", "int8"]
 
 
@@ -67,6 +68,23 @@ class ResolvedMedia:
 
 
 @dataclass(frozen=True)
+class ResolvedSpeculation:
+    """What guesses tokens ahead."""
+
+    method: SpeculationMethod = "none"
+    most: int = 0
+    """Tokens that are guessed for a request in one step."""
+    most_in_step: int = 0
+    """The same for all requests."""
+    least: int = 1
+    """Fewer are not verified."""
+    shortest: int = 2
+    """Tokens that `ngram` has in common with an earlier place, at least,"""
+    longest: int = 32
+    """and those that it looks at."""
+
+
+@dataclass(frozen=True)
 class ResolvedConfig:
     model: ResolvedModel
     cache: ResolvedCache
@@ -74,3 +92,9 @@ class ResolvedConfig:
     parallel: ParallelConfig
     device: ResolvedDevice
     media: ResolvedMedia
+    speculation: ResolvedSpeculation = ResolvedSpeculation()
+
+    @property
+    def max_num_samples(self) -> int:
+        """Logits of a step: one for each request, and one for each token that is guessed."""
+        return self.scheduler.max_num_seqs + self.speculation.most_in_step

@@ -1,12 +1,24 @@
-"""How many tokens a draft head proposes at a time."""
+"""What guesses tokens ahead, and how many at a time."""
 
+from dataclasses import replace
+from typing import cast
+
+from pagoda.arch.spec import ModelSpec
+from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.config.engine import EngineConfig
+from pagoda.config.speculation import MODES
 from pagoda.planner.reason import Reason
+from pagoda.planner.resolved import ResolvedSpeculation, SpeculationMethod
 
-MODES = ("auto", "stable", "fast")
 # More devices hide more of a draft's time: three tokens suit one or two, four suit more.
 _FEW_DEVICES = 2
 _LENGTHS = {"stable": 3, "fast": 4}
+# Behind a long match nearly all of so many come true, and more of them save little further time.
+_MOST_COPIED = 24
+# With more rows a step's time grows with each of them.
+_MOST_IN_STEP = 32
+_ASKED = "asked for"
 
 
 def speculative_tokens(mode: str, devices: int, drafts: bool, override: int | None) -> Reason:
@@ -23,3 +35,69 @@ def speculative_tokens(mode: str, devices: int, drafts: bool, override: int | No
         return Reason(name, _LENGTHS[mode], f"--mode {mode}")
     length = 3 if devices <= _FEW_DEVICES else 4
     return Reason(name, length, f"--mode auto on {devices} device{'s' * (devices > 1)}")
+
+
+def with_draft_head(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
+    """The spec with its draft head loaded where that is to guess."""
+    if spec.drafts or _why_no_head(spec, config) or _method(spec, config)[0] != "mtp":
+        return spec
+    return spec.drafting()
+
+
+def resolve_speculation(
+    config: EngineConfig, spec: ModelSpec, device: str, reasons: list[Reason]
+) -> ResolvedSpeculation:
+    """What guesses for this model, as `with_draft_head` left it; ConfigError for counts that
+    contradict each other."""
+    if spec.encoder is not None or not spec.writes_text:
+        return ResolvedSpeculation()
+    asked = config.speculation
+    method, why = _method(spec, config)
+    if method == "mtp" and not spec.drafts:
+        method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
+    elif method not in ("none", "ngram", "suffix", "mtp", "auto"):
+        method, why = "suffix", f"in place of {method}, which is not there yet"
+    if method == "auto":
+        method, why = "none", f"default on {device}"
+        if device == "cpu":
+            method, why = "suffix", "replies repeat their prompts and one another"
+    most = asked.count("num_speculative_tokens", _MOST_COPIED)
+    if method == "mtp":
+        devices = config.parallel.tensor_parallel_size
+        length = speculative_tokens(asked.mode, devices, True, env.get("PAGODA_SPEC_TOKENS"))
+        most = asked.count("num_speculative_tokens", int(length.value))
+        reasons.append(replace(length, value=most))
+    if not most:
+        method, why = "none", "no tokens are to be guessed"
+    if why != _ASKED:
+        reasons.append(Reason("speculation", method, why))
+    if method == "none":
+        return ResolvedSpeculation()
+    least = max(1, asked.count("min_speculative_tokens", 1))
+    longest = asked.count("prompt_lookup_max", asked.count("prompt_lookup_min", 32))
+    shortest = asked.count("prompt_lookup_min", 2)
+    for low, high in ((least, most), (shortest, longest)):
+        if low > high:
+            raise ConfigError(
+                f"--speculative-config asks for at least {low} and at most {high} tokens; "
+                "raise one or lower the other."
+            )
+    chosen = cast(SpeculationMethod, method)
+    in_step = max(most, _MOST_IN_STEP)
+    return ResolvedSpeculation(chosen, most, in_step, least, max(2, shortest), max(2, longest))
+
+
+def _method(spec: ModelSpec, config: EngineConfig) -> tuple[str, str]:
+    """What was asked for, and why that is taken; a mode asks for the head where there is one."""
+    asked = config.speculation
+    if asked.method == "auto" and asked.has_mode and spec.draft_head is not None:
+        return "mtp", f"--mode {asked.mode}, and the checkpoint has a draft head"
+    return asked.method, _ASKED
+
+
+def _why_no_head(spec: ModelSpec, config: EngineConfig) -> str:
+    if spec.draft_head is None:
+        return "the checkpoint has no draft head (MTP tensors)"
+    if config.parallel.tensor_parallel_size > 1:
+        return "a head drafts on one device only"
+    return ""

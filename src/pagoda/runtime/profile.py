@@ -28,7 +28,9 @@ class StepTimes:
     steps: int = 0
     tokens: int = 0
     seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("media", "host", "forward", "sample", "masks"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("media", "host", "forward", "sample", "masks", "draft"), 0.0
+        )
     )
 
     def add(self, part: str, seconds: float) -> None:
@@ -41,7 +43,7 @@ def largest_step(
     groups: Sequence[GroupSpec],
     device: Device,
     max_num_batched_tokens: int,
-    max_num_reqs: int,
+    max_num_samples: int,
     max_model_len: int,
 ) -> None:
     """Compute a step of the most tokens and the most logits, for what memory it takes: short
@@ -69,7 +71,7 @@ def largest_step(
         states=StateArrays(none, np.zeros(count, np.int32)) if state_groups(groups) else None,
     )
     hidden_states = model.forward(build_batch(arrays, cache, device.torch_device))
-    ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_reqs)]))
+    ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
 
 
 def _full_table(block_size: int, num_rows: int, max_tokens: int) -> BlockTable:

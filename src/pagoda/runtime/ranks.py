@@ -22,7 +22,7 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
 from pagoda.runtime.sampling.sampler import FirstMax, Sampled
-from pagoda.runtime.states import Fault, Scheduled
+from pagoda.runtime.states import Fault, Ints, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps, Outputs
 from pagoda.runtime.steps.graphs import Graph, GraphMaker
 from pagoda.runtime.steps.prepared import PreparedStep
@@ -213,10 +213,10 @@ class FollowingRunner(_RankRunner):
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
-    ) -> list[int]:
+    ) -> tuple[list[int], Ints]:
         if computed.logits is not None and len(step.places.requests):
             self._unsampled = step
-        return []
+        return [], np.zeros(0, np.int64)
 
     def _choose_on_device(
         self, step: PreparedStep, computed: Computed

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 
 from pagoda.arch.spec import ModelSpec
@@ -13,6 +14,7 @@ from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
+from pagoda.models.base import DraftHead
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.media import MediaEncoder
@@ -30,6 +32,7 @@ from pagoda.runtime.sampling.sampler import (
     sample,
 )
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of
+from pagoda.runtime.speculation.drafter import HeadDrafter
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps
 from pagoda.runtime.steps.graphs import GraphMaker
@@ -72,6 +75,10 @@ class ModelRunner:
     """Bytes of media's embeddings that are kept for later steps and requests."""
     eager: bool = False
     """Run steps op by op."""
+    draft_head: DraftHead | None = None
+    """What guesses tokens from the model's hidden states."""
+    max_num_samples: int = 0
+    """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
     """Most that captured decode steps may take on a GPU; 0 captures none."""
 
@@ -113,6 +120,13 @@ class ModelRunner:
             whole=self.spec.encoder is not None,
         )
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
+        self._drafter: HeadDrafter | None = None
+        if self.draft_head is not None:
+            self._drafter = HeadDrafter(
+                self.draft_head, self.cache, self.states, self.device.torch_device
+            )
+        self._drafts: dict[int, list[int]] = {}
+        """What was guessed behind the last step's tokens."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -169,13 +183,14 @@ class ModelRunner:
     def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
         results = _Results()
         computed = step.plan.req_ids if step is not None else []
-        tokens = self._compute(step, results) if step is not None else []
+        self._drafts = {}
+        tokens = self._compute(step, results, plan.num_drafts) if step is not None else []
         if len(computed) < len(plan.req_ids):
             known = set(computed)
             for req_id, row in zip(plan.req_ids, plan.rows.tolist(), strict=True):
                 if req_id not in known:
                     self._fail(results[req_id], row, self.states.fault(row))
-        result = StepResult(step_id=plan.step_id, tokens=tokens)
+        result = StepResult(step_id=plan.step_id, tokens=tokens, drafts=self._drafts)
         if results or not tokens:
             for req_id, token in zip(computed, tokens, strict=False):
                 results[req_id].token_ids = [token]
@@ -279,7 +294,12 @@ class ModelRunner:
         make_graphs = self.device.graph_maker()
         if make_graphs is not None:
             return self._captured_steps(make_graphs) if self.captured_bytes else None
-        limits = StepLimits(self.max_num_batched_tokens, self.max_num_reqs, self.max_model_len)
+        limits = StepLimits(
+            self.max_num_batched_tokens,
+            self.max_num_reqs,
+            max(self.max_num_reqs, self.max_num_samples),
+            self.max_model_len,
+        )
         return StepProgram.record(
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
         )
@@ -289,11 +309,12 @@ class ModelRunner:
         make_graphs: Callable[[], GraphMaker],
         kind: Callable[..., CapturedSteps] = CapturedSteps,
     ) -> CapturedSteps:
+        reqs = self.max_num_reqs
         return kind(
             self.model,
             self.cache,
             self._block_sizes(),
-            StepLimits(self.max_num_reqs, self.max_num_reqs, self.max_model_len),
+            StepLimits(reqs, reqs, reqs, self.max_model_len),
             self.states.has_states,
             self.device.torch_device,
             make_graphs,
@@ -322,7 +343,9 @@ class ModelRunner:
     def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
         return encoded_step(scheduled, self.states, self.media, self.times)
 
-    def _compute(self, step: PreparedStep, results: dict[str, RequestResult]) -> list[int]:
+    def _compute(
+        self, step: PreparedStep, results: dict[str, RequestResult], num_drafts: int
+    ) -> list[int]:
         """As `_sample`, with what else requests ask for in `results`."""
         computed = self._timed_forward(step)
         self._wait_for_last()
@@ -331,9 +354,27 @@ class ModelRunner:
             for place, fault in self._reports.add(step, computed.hidden_states, results).items():
                 req_id, row = step.plan.req_ids[place], int(step.plan.rows[place])
                 self._fail(results[req_id], row, fault)
-        tokens = self._sample(step, computed, results)
+        tokens, accepted = self._sample(step, computed, results)
         self.times.add("sample", time.perf_counter() - done)
+        self._drafts = self._draft(step, computed, accepted, num_drafts)
         return tokens
+
+    def _draft(
+        self, step: PreparedStep, computed: Computed, accepted: Ints, num_drafts: int
+    ) -> dict[int, list[int]]:
+        """Guess tokens behind those that the step's requests gained. A prompt is read along."""
+        reads_prompt = step.arrays.num_tokens > len(accepted)
+        if self._drafter is None or not (num_drafts or reads_prompt):
+            return {}
+        begun = time.perf_counter()
+        try:
+            return self._drafter.draft(step, computed.hidden_states, accepted, num_drafts)
+        except Exception:
+            self._drafter = None
+            logger.exception("Nothing is guessed any more, which costs speed only: it failed.")
+            return {}
+        finally:
+            self.times.add("draft", time.perf_counter() - begun)
 
     def _wait_for_last(self) -> None:
         """Have the tokens of the step before this one in the rows."""
@@ -377,13 +418,13 @@ class ModelRunner:
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
-    ) -> list[int]:
+    ) -> tuple[list[int], Ints]:
         """Sample behind the last known token and behind each draft of the sampling requests. Where
         each request has one token and nothing is wrong: these; else nothing, for `results` has
-        all."""
+        all. Besides, how many tokens each of them gained."""
         plan, places, logits = step.plan, step.places, computed.logits
         if logits is None or not len(places.requests):
-            return []
+            return [], np.zeros(0, np.int64)
         sampled = self._choose(step, computed, logits)
         faulty = {int(places.owners[row]): fault for row, fault in sampled.faults.items()}
         for i, fault in faulty.items():
@@ -391,7 +432,7 @@ class ModelRunner:
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
         tokens: list[int] = sampled.tokens.tolist()
         if places.one_token_each and not faulty and not sampled.logprobs:
-            return tokens
+            return tokens, accepted
         for i, start, count in zip(
             places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True
         ):
@@ -399,7 +440,7 @@ class ModelRunner:
             result.token_ids = tokens[start : start + count]
             if count and start in sampled.logprobs:
                 result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
-        return []
+        return [], accepted
 
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
         if step.needs == 0 and computed.greedy is not None:

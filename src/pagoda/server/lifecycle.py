@@ -163,6 +163,8 @@ class Lifecycle:
         if self._port is None:
             path = f", {path}"
         whose = reach(self._config, self._listener)
+        if self._config.webui and self._port is not None:
+            _log.info("Chat page: %s%s/", self._url, self._config.root_path)
         _log.info("Ready: %s%s at %s%s%s", served.names[0], others, self._url, path, whose)
 
     async def _engine_given_up(self) -> str:

@@ -183,6 +183,8 @@ class RequestTimer:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._max_tokens = request.sampling.max_tokens
         self._num_preemptions = 0
         self._finished = False
@@ -201,13 +203,15 @@ class RequestTimer:
         """From the first token to the last."""
         return self._last - self._first
 
-    def observe(self, delta: RequestDelta, finish_reason: str | None) -> None:
+    def observe(self, delta: RequestDelta, num_tokens: int, finish_reason: str | None) -> None:
+        """`num_tokens` of the delta's belong to the reply: a stop string may end it before them
+        all."""
         now = time.monotonic()
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
             self._count_prompt(delta.num_cached_tokens)
             self._queued = delta.queue_seconds
-        if delta.token_ids:
+        if num_tokens:
             histogram = self._metrics.histogram
             if self.num_tokens == 0:
                 self._first = now
@@ -215,7 +219,10 @@ class RequestTimer:
             else:
                 histogram["inter_token_latency_seconds"].observe(now - self._last)
             self._last = now
-            self.num_tokens += len(delta.token_ids)
+            self.num_tokens += num_tokens
+        if delta.num_draft_tokens:
+            self.num_draft_tokens = delta.num_draft_tokens
+            self.num_accepted_tokens = delta.num_accepted_tokens
         if finish_reason is not None:
             self._num_preemptions = delta.num_preemptions
             self._finish(finish_reason, now)
@@ -292,7 +299,27 @@ class _EngineCollector(Collector):
             total = client.stats.computed_tokens
             steps.add_metric(labels, _cumulated(STEP_TOKENS, counts), total)
         yield steps
+        yield from _speculation(clients)
         yield _cache_config(clients)
+
+
+def _speculation(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Iterable[Metric]:
+    """What came of guessed tokens. llama-server has vLLM's counters under its own prefix."""
+    for program in ("vllm", "llamacpp"):
+        for name, doc, read in _GUESSES:
+            family = CounterMetricFamily(f"{program}:spec_decode_{name}", doc, labels=_LABELS)
+            for labels, client in clients:
+                family.add_metric(labels, read(client.stats))
+            yield family
+        family = CounterMetricFamily(
+            f"{program}:spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that came true, by place in the guess.",
+            labels=(*_LABELS, "position"),
+        )
+        for labels, client in clients:
+            for place, count in enumerate(client.stats.spec_accepted_per_position):
+                family.add_metric((*labels, str(place)), count)
+        yield family
 
 
 def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
@@ -340,6 +367,11 @@ _COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
     ("iterations", "Steps of the engine.", lambda s: s.num_steps),
+)
+_GUESSES: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
+    ("num_drafts", "Times that a request's guessed tokens were verified.", lambda s: s.spec_drafts),
+    ("num_draft_tokens", "Guessed tokens that were verified.", lambda s: s.spec_draft_tokens),
+    ("num_accepted_tokens", "Guessed tokens that came true.", lambda s: s.spec_accepted_tokens),
 )
 _OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
     (

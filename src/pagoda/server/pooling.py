@@ -66,7 +66,7 @@ class PoolingJob:
             while len(results) < len(ids):
                 await inbox.arrival()
                 for delta in inbox.take():
-                    timers[delta.req_id].observe(delta, delta.finish_reason)
+                    timers[delta.req_id].observe(delta, 0, delta.finish_reason)
                     if delta.finish_reason is not None:
                         results[delta.req_id] = _result(delta)
         finally:

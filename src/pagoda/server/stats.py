@@ -1,8 +1,10 @@
-"""The throughput line that vLLM's users know, every ten seconds while there is work."""
+"""Lines that vLLM's users know, every ten seconds while there is work: throughput, and what came of
+guessed tokens."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 
 from pagoda.base.log import get_logger
 from pagoda.core.messages import EngineStats
@@ -23,9 +25,13 @@ async def log_stats(models: Callable[[], list[ServedModel]], interval: float = I
         now = time.monotonic()
         for position, served in enumerate(models()):
             name, stats = served.names[0], served.client.stats
-            line = throughput_line(position, earlier.get(name), stats, now - then, gpu=_gpu(served))
-            if line is not None:
-                _log.info("%s", line)
+            last = earlier.get(name)
+            for line in (
+                throughput_line(position, last, stats, now - then, gpu=_gpu(served)),
+                speculation_line(last, stats, now - then),
+            ):
+                if line is not None:
+                    _log.info("%s", line)
             earlier[name] = stats
         then = now
 
@@ -34,8 +40,7 @@ def throughput_line(
     position: int, earlier: EngineStats | None, stats: EngineStats, seconds: float, *, gpu: bool
 ) -> str | None:
     """None when nothing happened since `earlier`."""
-    if earlier is None or stats.num_steps < earlier.num_steps:
-        earlier = EngineStats()  # the first look, or a restarted engine
+    earlier = _baseline(earlier, stats)
     prompt = stats.prompt_tokens - earlier.prompt_tokens
     generated = stats.generation_tokens - earlier.generation_tokens
     if not (prompt or generated or stats.num_running or stats.num_waiting):
@@ -49,6 +54,39 @@ def throughput_line(
         f"{'GPU ' if gpu else ''}KV cache usage: {kv_usage(stats):.1%}, "
         f"Prefix cache hit rate: {hit_rate:.1%}"
     )
+
+
+def speculation_line(earlier: EngineStats | None, stats: EngineStats, seconds: float) -> str | None:
+    """None when no guessed token was verified since `earlier`."""
+    earlier = _baseline(earlier, stats)
+    drafts = stats.spec_drafts - earlier.spec_drafts
+    if not drafts:
+        return None
+    drafted = stats.spec_draft_tokens - earlier.spec_draft_tokens
+    accepted = stats.spec_accepted_tokens - earlier.spec_accepted_tokens
+    before = earlier.spec_accepted_per_position
+    by_place = [
+        f"{(count - last) / drafts:.3f}"
+        for count, last in zip_longest(stats.spec_accepted_per_position, before, fillvalue=0)
+    ]
+    return (
+        "SpecDecoding metrics: "
+        # A step gives a token of its own behind those that came true.
+        f"Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, "
+        f"Drafted: {drafted} tokens, "
+        f"Per-position acceptance rate: {', '.join(by_place)}, "
+        f"Avg Draft acceptance rate: {accepted / drafted:.1%}"
+    )
+
+
+def _baseline(earlier: EngineStats | None, stats: EngineStats) -> EngineStats:
+    """What the counters began from: at the first look, and with a restarted engine, from zero."""
+    if earlier is None or stats.num_steps < earlier.num_steps:
+        return EngineStats()
+    return earlier
 
 
 def _gpu(served: ServedModel) -> bool:

@@ -126,7 +126,10 @@ def test_json_is_checked_for_shape(capsys):
 
 def test_dotted_json_flags():
     line = "--speculative-config.method mtp --speculative-config.num_speculative_tokens=3 -O2"
-    assert len(answer(line)) == 2
+    namespace = parse(line.split())
+    assert len(compat.answers(namespace)) == 1  # of -O2
+    speculation = flags.engine_config(namespace).speculation
+    assert speculation.speculative_config == {"method": "mtp", "num_speculative_tokens": 3}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from pagoda.core.speculation.speculator import Speculator
 from tests.plans import Planned, shares
 
 VOCAB = 24
@@ -331,6 +332,7 @@ def make_scheduler(
     prefix_caching: bool = True,
     num_layers: tuple[int, ...] = (),
     num_states: int = 0,
+    speculator: Speculator | None = None,
     **limits: object,
 ) -> tuple[Scheduler, FakeRunner]:
     """A scheduler with `num_blocks` blocks (or slabs) to hold, and a runner for its plans."""
@@ -339,7 +341,7 @@ def make_scheduler(
     )
     values = {"max_num_reqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, **limits}
     kv = KVCacheManager(groups, num_blocks + 1, prefix_caching)
-    return Scheduler(SchedulerLimits(**values), kv), FakeRunner(groups)
+    return Scheduler(SchedulerLimits(**values), kv, speculator), FakeRunner(groups)
 
 
 def add_request(scheduler: Scheduler, req_id: str, prompt: list[int], **fields: object) -> None:

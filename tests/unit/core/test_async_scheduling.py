@@ -120,6 +120,24 @@ def test_drafts_are_verified_and_rejected_ones_rolled_back(right):
     assert tokens_of(deltas + run_all(scheduler, runner)["a"]) == output[2 + right :]
 
 
+def test_deltas_say_what_came_of_the_drafts_so_far():
+    output = expected(PROMPT, 9)
+    scheduler, runner = make_scheduler()
+    add_request(scheduler, "a", PROMPT, max_tokens=9)
+    add_request(scheduler, "b", PROMPT[::-1], max_tokens=9)
+    run_step(scheduler, runner)
+    told = []
+    for drafts in ([*output[1:3], WRONG], output[4:6]):
+        scheduler.propose("a", drafts)
+        _, deltas = run_step(scheduler, runner)
+        told += [(d.req_id, d.num_draft_tokens, d.num_accepted_tokens) for d in deltas]
+    assert sorted(told) == [("a", 3, 2), ("a", 5, 4), ("b", 0, 0), ("b", 0, 0)]
+    last = {delta.req_id: delta for delta in run_all(scheduler, runner)["a"]}["a"]
+    assert (last.finish_reason, last.num_draft_tokens, last.num_accepted_tokens) == ("length", 5, 4)
+    stats = scheduler.stats()
+    assert (stats.spec_drafts, stats.spec_draft_tokens, stats.spec_accepted_tokens) == (2, 5, 4)
+
+
 def test_block_of_rejected_drafts_never_enters_the_prefix_cache():
     """A two-token plan whose draft fills the block, and is wrong."""
     scheduler, runner = make_scheduler()

@@ -20,7 +20,10 @@ from pagoda.core.kvcache import manager
 from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest, MediaItem, RequestDelta
 from pagoda.core.plan import StepPlan, StepResult
+from pagoda.core.request import Request
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.speculation.proposer import Guess
+from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
 from tests.plans import shares
 
 from .fake_runner import EOS, VOCAB, expected_output, make_scheduler
@@ -76,10 +79,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         bound=st.sampled_from([{}, {"max_step_growth": 1.1}, {"max_step_seconds": 1e-3}]),
         chance=st.randoms(use_true_random=False),
         terse=st.booleans(),
+        guesses=st.booleans(),
     )
     def start(
         self, num_blocks, shape, budget, max_num_reqs, policy, chunked, threshold, depth,
-        caching, bound, chance, terse,
+        caching, bound, chance, terse, guesses,
     ):  # fmt: skip
         self.scheduler, self.runner = make_scheduler(
             num_blocks=num_blocks * len(shape["windows"]) + 4 * ("num_states" in shape),
@@ -92,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             **bound,
+            speculator=Speculator(self, SpeculationLimits(4)) if guesses else None,
         )
         self.runner.terse = terse
         self.depth = depth
@@ -101,6 +106,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: dict[str, Tracked] = {}
         self.held: set[tuple[str, str]] = set()
         self.holders: list[BlockTables] = []
+
+    # --- What guesses for the scheduler: sometimes right.
+
+    chances = (0.9,)
+
+    def guess(self, req: Request, most: int) -> Guess:
+        known = len(req.token_ids) - req.prompt_len
+        tokens = self.live[req.req_id].expected[known : known + self.chance.randint(0, most)]
+        if self.chance.random() < 0.3:
+            tokens.append(VOCAB - 1)
+        return Guess(tokens[:most], [0] * len(tokens[:most]))
+
+    def forget(self, req: Request) -> None:
+        pass
 
     # --- Operations.
 

@@ -13,6 +13,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
+from pagoda.planner.resolved import ResolvedSpeculation
 from pagoda.weights.checkpoint import TensorInfo
 
 GIB = 1 << 30
@@ -91,10 +92,23 @@ def test_a_context_that_is_too_long_is_what_is_too_long(length):
     advised = int(
         text.partition("--max-model-len to at most ")[2].partition(", or")[0].replace(",", "")
     )
+    assert advised == smollm2().max_position  # though more would fit
+    resolve(configure(model={"max_model_len": advised}), smollm2(), {}, facts)
+
+
+@pytest.mark.parametrize("length", [1_000_000, 100_000_000])
+def test_the_longest_context_that_is_advised_just_fits(length):
+    facts, spec = machine(4 * GIB), replace(smollm2(), max_position=1 << 30)
+    with pytest.raises(CapacityError) as caught:
+        resolve(configure(model={"max_model_len": length}), spec, {}, facts)
+    text = str(caught.value)
+    advised = int(
+        text.partition("--max-model-len to at most ")[2].partition(", or")[0].replace(",", "")
+    )
     for tokens, fits in ((advised, True), (advised + 1, False)):
         config = configure(model={"max_model_len": tokens})
         with nullcontext() if fits else pytest.raises(CapacityError):
-            resolve(config, smollm2(), {}, facts)
+            resolve(config, spec, {}, facts)
 
 
 @pytest.mark.parametrize("length", [None, "auto", 16])
@@ -158,12 +172,14 @@ def test_what_the_user_sets_stays():
         scheduler={"max_num_seqs": 3, "max_num_batched_tokens": 77, "max_step_ms": 0},
         cache={"kv_cache_memory_bytes": 100 << 20, "kv_cache_dtype": "float32", "block_size": 16},
         device={"threads": 1},
+        speculation={"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
     )
     resolution = resolve(config, smollm2(), {}, machine())
     assert resolution.config.model.dtype == "float16"
     assert resolution.config.model.max_model_len == 1000
     scheduler = resolution.config.scheduler
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (3, 77)
+    assert resolution.config.speculation == ResolvedSpeculation("ngram", 5, 32)
     assert scheduler.max_step_seconds == scheduler.max_step_growth == math.inf
     assert resolution.plan.kv_pool <= 100 << 20
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.draft_head import with_config_draft_head, with_gguf_draft_head
 from pagoda.arch.families.qwen_vision import (
     config_sections,
     layers_with_axes,
@@ -34,12 +35,13 @@ InputRules = Callable[[str, DeltaNetSpec], list[WeightRule]]
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return hybrid_from_config(config, _ARCHITECTURE, "model.")
+    return with_config_draft_head(hybrid_from_config(config, _ARCHITECTURE, "model."), config)
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
     spec = hybrid_from_config(config, _ARCHITECTURE, LANGUAGE_MODEL)
-    return with_tower(spec, config, "Qwen3_5ForConditionalGeneration")
+    spec = with_tower(spec, config, "Qwen3_5ForConditionalGeneration")
+    return with_config_draft_head(spec, config)
 
 
 def with_tower(spec: ModelSpec, config: Mapping[str, Any], architecture: str) -> ModelSpec:
@@ -97,13 +99,15 @@ def hybrid_from_config(
             WeightRule(_DELTA_NET + "norm.weight", (linear + "norm.weight",)),
             WeightRule(_DELTA_NET + "output.weight", (linear + "out_proj.weight",)),
         ],
-        # The head that drafts several tokens at once is not run yet; nor is a tower without sizes.
+        # The draft head is for who asks for it (`with_config_draft_head`); a tower without sizes is
+        # for nobody.
         ("mtp.*", "model.visual.*"),
     )
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    return hybrid_from_gguf(metadata, tensor_names, "qwen35.", _ARCHITECTURE, gguf_inputs)
+    spec = hybrid_from_gguf(metadata, tensor_names, "qwen35.", _ARCHITECTURE, gguf_inputs)
+    return with_gguf_draft_head(spec, Reader(metadata, "GGUF metadata", "qwen35."), tensor_names)
 
 
 def gguf_inputs(prefix: str, spec: DeltaNetSpec) -> list[WeightRule]:
@@ -123,7 +127,7 @@ def hybrid_from_gguf(
 ) -> ModelSpec:
     """As `hybrid_from_config`; `prefix` is that of the metadata."""
     whole = Reader(metadata, "GGUF metadata", prefix)
-    # The layers that draft several tokens at once lie behind the others and are not run yet.
+    # The layers of draft heads lie behind the others (`with_gguf_draft_head`).
     drafting = whole.integer("nextn_predict_layers", MAX_LAYERS, 0, minimum=0)
     count = whole.integer("block_count", MAX_LAYERS)
     if drafting >= count:

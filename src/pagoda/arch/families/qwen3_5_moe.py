@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.draft_head import with_config_draft_head, with_gguf_draft_head
 from pagoda.arch.families.qwen3_5 import (
     LANGUAGE_MODEL,
     gguf_inputs,
@@ -18,12 +19,13 @@ _ARCHITECTURE = "Qwen3_5MoeForCausalLM"
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return _from_config(config, "model.")
+    return with_config_draft_head(_from_config(config, "model."), config)
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
     spec = _from_config(config, LANGUAGE_MODEL)
-    return with_tower(spec, config, "Qwen3_5MoeForConditionalGeneration")
+    spec = with_tower(spec, config, "Qwen3_5MoeForConditionalGeneration")
+    return with_config_draft_head(spec, config)
 
 
 def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
@@ -51,7 +53,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     experts = gguf_experts(Reader(metadata, "GGUF metadata", prefix))
     metadata = {prefix + "feed_forward_length": experts.intermediate_size, **metadata}
     spec = hybrid_from_gguf(metadata, tensor_names, prefix, _ARCHITECTURE, gguf_inputs)
-    return with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    spec = with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    return with_gguf_draft_head(spec, Reader(metadata, "GGUF metadata", prefix), tensor_names)
 
 
 def gguf_experts(reader: Reader) -> MoeSpec:

@@ -4,6 +4,7 @@ head by key head."""
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.draft_head import with_config_draft_head, with_gguf_draft_head
 from pagoda.arch.families.qwen3_5 import (
     hybrid_from_config,
     hybrid_from_gguf,
@@ -23,7 +24,8 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     reader = config_reader(config)
     experts = config_experts(reader, renormalize=reader.flag("norm_topk_prob", True))
     spec = hybrid_from_config(config, _ARCHITECTURE, "model.", _config_inputs)
-    return with_experts(spec, experts, sparse_layers(reader), single_rules(experts))
+    spec = with_experts(spec, experts, sparse_layers(reader), single_rules(experts))
+    return with_config_draft_head(spec, config)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -32,7 +34,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     legacy = "blk.0.ssm_in.weight" in tensor_names
     inputs = _legacy_gguf_inputs if legacy else _gguf_inputs
     spec = hybrid_from_gguf(metadata, tensor_names, prefix, _ARCHITECTURE, inputs, tiled=False)
-    return with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    spec = with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    return with_gguf_draft_head(spec, Reader(metadata, "GGUF metadata", prefix), tensor_names)
 
 
 def _config_inputs(prefix: str, spec: DeltaNetSpec) -> list[WeightRule]:

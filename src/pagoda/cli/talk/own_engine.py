@@ -12,6 +12,7 @@ from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.engine import ModelConfig
 from pagoda.config.flags import add_engine_flags, engine_config
+from pagoda.config.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from pagoda.bench.inprocess import BenchEngine
@@ -27,8 +28,8 @@ def add_own_engine_flags(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["BenchEngine"]:
     """The engine of the flags. Unless they say otherwise its context is `max_model_len`,
-    equal prefixes are computed again, so that a repeated run measures the same work, and steps
-    take whatever they take, for nobody reads along.
+    equal prefixes are computed again and nothing is guessed, so that a repeated run measures the
+    same work, and steps take whatever they take, for nobody reads along.
 
     Raises ConfigError where the longest request, `max_model_len` tokens, does not fit.
     """
@@ -47,7 +48,12 @@ def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["Ben
         cache = dataclasses.replace(cache, enable_prefix_caching=False)
     if not hasattr(args, "max_step_ms"):
         scheduler = dataclasses.replace(scheduler, max_step_ms=0)
-    config = dataclasses.replace(config, model=model, cache=cache, scheduler=scheduler)
+    speculation = config.speculation
+    if not hasattr(args, "speculative_config"):
+        speculation = SpeculationConfig({"method": "none"})
+    config = dataclasses.replace(
+        config, model=model, cache=cache, scheduler=scheduler, speculation=speculation
+    )
     engine = BenchEngine.start(config)
     try:
         _refuse_beyond(engine.ready.max_model_len, max_model_len)

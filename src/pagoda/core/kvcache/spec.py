@@ -96,11 +96,12 @@ GroupSpec = KVGroupSpec | StateGroupSpec
 
 def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
     """The model's groups: attention in the order of their first layers, then recurrent layers.
-    Encoders have none."""
+    A loaded draft head's layer is in one of them, with the index behind the last. Encoders have
+    none."""
     keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}
-    for index, layer in enumerate(spec.layers):
+    for index, layer in enumerate(spec.cached_layers):
         mixer = layer.mixer
         if isinstance(mixer, DeltaNetSpec):
             recurrent.setdefault(mixer, []).append(index)

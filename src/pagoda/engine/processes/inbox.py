@@ -72,6 +72,8 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
         error=newer.error,
         bad_request=newer.bad_request,
         num_preemptions=newer.num_preemptions,
+        num_draft_tokens=newer.num_draft_tokens or older.num_draft_tokens,
+        num_accepted_tokens=newer.num_accepted_tokens or older.num_accepted_tokens,
     )
 
 

@@ -162,6 +162,7 @@ def _make_runner(
         num_slabs=setup.num_slabs,
         device=device,
         max_num_reqs=config.scheduler.max_num_seqs,
+        max_num_samples=config.max_num_samples,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.model.max_model_len,
         seed=config.model.seed,

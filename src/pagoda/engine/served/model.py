@@ -92,18 +92,21 @@ class ServedModel:
         *,
         media: Sequence[Placed] = (),
         grammar: str | None = None,
+        prediction: Sequence[int] = (),
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AddRequest:
-        """A request for this model's engine; `n` of `sampling` is `fan_out`'s business.
+        """A request for this model's engine; `n` of `sampling` is `fan_out`'s business, and
+        `prediction` what the client expects of the reply.
 
-        Raises ContextLengthError when prompt and max_tokens do not fit the context, and
-        RequestError for anything else that this model cannot do.
+        Raises ContextLengthError when prompt and max_tokens, or the prediction, do not fit the
+        context, and RequestError for anything else that this model cannot do.
         """
         limits = self._limits()
         request = requests.make_request(
             req_id, prompt_ids, sampling, self.tokenizer, limits, grammar
         )
+        request.prediction_token_ids = requests.checked_prediction(prediction, limits)
         attach_media(request, media)
         request.priority = priority
         request.cache_salt = cache_salt

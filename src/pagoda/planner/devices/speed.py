@@ -163,12 +163,14 @@ def _largest(parts: Mapping[str, float]) -> str:
 
 
 def _read_weights(spec: ModelSpec, held: Sequence[HeldWeight]) -> list[HeldWeight]:
-    """What every step multiplies with; a tied table is the output head."""
+    """What every step multiplies with, the draft head's left out; a tied table is the output
+    head."""
     tied = spec.tie_word_embeddings and spec.writes_text
     return [
         part
         for part in held
         if part.tensor.is_matrix
+        and not part.tensor.drafts
         and (part.tensor.role not in _NOT_READ or (tied and part.tensor.role == "embedding"))
     ]
 

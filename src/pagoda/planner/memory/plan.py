@@ -149,14 +149,15 @@ class MemoryPlan:
 
 
 def activation_bytes(
-    spec: ModelSpec, dtype: str, max_num_batched_tokens: int, max_num_reqs: int
+    spec: ModelSpec, dtype: str, max_num_batched_tokens: int, max_num_samples: int
 ) -> int:
     """Peak of a step: one layer's intermediates for the token budget, and the sampler's logits.
 
     Per token a layer holds the fp32 residual before and after, three fp32 temporaries of a norm,
     q, k and v with the fp32 halves of their rotation, and gate, up, their activation and product.
     All are counted, although not all live at once: a heap seldom fits the next kind into the gaps
-    of the last. The sampler holds fp32 logits, a copy with penalties applied, and their sort or
+    of the last. A draft head reads the model's hidden states, and has its own beside them. The
+    sampler holds fp32 logits, a copy with penalties applied, and their sort or
     cumulated sum.
 
     Measured on a CPU, bf16, 512 tokens and 64 requests, prompt logprobs included: 84 MiB for
@@ -164,9 +165,11 @@ def activation_bytes(
     """
     width = DTYPE_BYTES[dtype]
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
+    if spec.drafts:
+        per_token += 2 * width * spec.hidden_size
     logits = 0
     if spec.encoder is None:
-        logits = 3 * 4 * max(max_num_reqs * spec.vocab_size, PROMPT_LOGITS)
+        logits = 3 * 4 * max(max_num_samples * spec.vocab_size, PROMPT_LOGITS)
     return max_num_batched_tokens * per_token + logits + _HEAP_BYTES
 
 

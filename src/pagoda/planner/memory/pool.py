@@ -29,7 +29,7 @@ def with_pool(
     on_cpu = chosen.device.device == "cpu"
     length = _length(asked, spec, plan, limit, on_cpu, reasons)
     plan = replace(plan, max_model_len=length)
-    slabs = _num_slabs(asked, chosen, plan, limit, reasons)
+    slabs = _num_slabs(asked, chosen, spec, plan, limit, reasons)
     model = replace(chosen.model, max_model_len=length)
     return replace(chosen, model=model), replace(plan, num_slabs=slabs)
 
@@ -142,6 +142,7 @@ def _length(
 def _num_slabs(
     config: EngineConfig,
     chosen: ResolvedConfig,
+    spec: ModelSpec,
     plan: MemoryPlan,
     limit: int,
     reasons: list[Reason],
@@ -161,6 +162,8 @@ def _num_slabs(
     if not longest:
         raise CapacityError(_too_few_slabs(config, plan))
     if longest < length:
+        # A longer context than the model was trained for is nothing to advise.
+        longest = min(longest, max(spec.max_position, 1))
         raise CapacityError(
             f"One request of {length:,} tokens needs {needed} and {format_bytes(available)} is "
             f"available: lower --max-model-len to at most {longest:,}, or {_more_cache(config)}."

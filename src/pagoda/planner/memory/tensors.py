@@ -12,6 +12,7 @@ from typing import Literal
 from pagoda.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    DraftHeadSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,
@@ -24,6 +25,9 @@ Role = Literal[
 ]
 """`table`: learned positions and types, looked up and never multiplied. `vision`: a matrix of the
 tower."""
+
+
+_DRAFT_HEAD = "draft_head."
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,12 @@ class ModelTensor:
     column_units: int = 0
     """How many units they share the columns by; 0 where each holds all of them."""
     layer: int | None = None
-    """Layer of the language model."""
+    """Layer of the language model; None for what is in none, the draft head's included."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is the draft head's, which a step reads only to draft."""
+        return self.name.startswith(_DRAFT_HEAD)
 
     @property
     def elements(self) -> int:
@@ -82,8 +91,8 @@ def _share(units: int, size: int) -> int:
 
 
 def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
-    """Tensors of the whole model, tower and heads for scores included; a tied head is not there
-    twice."""
+    """Tensors of the whole model, tower, heads for scores and a loaded draft head included; a tied
+    head is not there twice."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     vocabulary = (Part(vocab, vocab),)
     found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]
@@ -93,7 +102,8 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
             found.append(ModelTensor(f"{name}.weight", (rows, hidden), "table"))
         found += _norm("embed_norm", hidden, bias=True)
     for index, layer in enumerate(spec.layers):
-        found += _layer(layer, hidden, index, norm_bias=spec.encoder is not None)
+        prefix = f"layers.{index}."
+        found += _layer(layer, hidden, prefix, index, norm_bias=spec.encoder is not None)
     if spec.encoder is None:
         found += _norm("norm", hidden)
     if not spec.tie_word_embeddings and spec.encoder is None:
@@ -102,6 +112,8 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     if spec.vision is not None:
         tower = _pooled_vision if spec.vision.pooled else _vision
         found += tower(spec.vision, hidden)
+    if spec.draft_head is not None and spec.drafts:
+        found += _draft_head(spec.draft_head, hidden, vocabulary)
     return found
 
 
@@ -134,8 +146,9 @@ def _rows(*sizes: int) -> tuple[Part, ...]:
     return tuple(Part(size, size) for size in sizes)
 
 
-def _layer(layer: LayerSpec, hidden: int, index: int, norm_bias: bool) -> Iterator[ModelTensor]:
-    prefix = f"layers.{index}."
+def _layer(
+    layer: LayerSpec, hidden: int, prefix: str, index: int | None, norm_bias: bool = False
+) -> Iterator[ModelTensor]:
     yield from _norm(prefix + "attention_norm", hidden, bias=norm_bias, layer=index)
     if isinstance(layer.mixer, AttentionSpec):
         yield from _attention(layer.mixer, hidden, prefix + "attention.", index)
@@ -156,7 +169,9 @@ def _layer(layer: LayerSpec, hidden: int, index: int, norm_bias: bool) -> Iterat
         yield from _norm(prefix + "scale", 1, layer=index)
 
 
-def _attention(spec: AttentionSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+def _attention(
+    spec: AttentionSpec, hidden: int, prefix: str, index: int | None
+) -> Iterator[ModelTensor]:
     heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
     shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
     parts: tuple[Part, ...] = (heads, shared, *(() if spec.values_are_keys else (shared,)))
@@ -174,7 +189,9 @@ def _attention(spec: AttentionSpec, hidden: int, prefix: str, index: int) -> Ite
         yield ModelTensor(prefix + "sinks.weight", (spec.num_heads,), "vector", each, layer=index)
 
 
-def _delta_net(spec: DeltaNetSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+def _delta_net(
+    spec: DeltaNetSpec, hidden: int, prefix: str, index: int | None
+) -> Iterator[ModelTensor]:
     keys = Part(spec.num_key_heads * spec.key_head_dim, spec.num_key_heads)
     values = Part(spec.num_value_heads * spec.value_head_dim, spec.num_value_heads)
     heads = Part(spec.num_value_heads, spec.num_value_heads)
@@ -192,7 +209,7 @@ def _delta_net(spec: DeltaNetSpec, hidden: int, prefix: str, index: int) -> Iter
     )
 
 
-def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int | None) -> Iterator[ModelTensor]:
     wide = spec.intermediate_size
     name, parts = ("gate_up", _rows(wide, wide)) if spec.gated else ("up", _rows(wide))
     yield from _linear(prefix + name, parts, hidden, spec.bias, layer=index)
@@ -201,7 +218,7 @@ def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelT
     )
 
 
-def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[ModelTensor]:
+def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int | None) -> Iterator[ModelTensor]:
     count, wide = spec.num_experts, spec.intermediate_size
     gates = int(spec.shared is not None and spec.shared.gated)
     yield ModelTensor(prefix + "router.weight", (count + gates, hidden), "router", layer=index)
@@ -223,6 +240,21 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int) -> Iterator[Mo
     if spec.shared is not None:
         shared = MlpSpec(spec.shared.intermediate_size)
         yield from _mlp(shared, hidden, prefix + "shared.", index)
+
+
+def _draft_head(
+    spec: DraftHeadSpec, hidden: int, vocabulary: tuple[Part, ...]
+) -> Iterator[ModelTensor]:
+    yield from _layer(spec.layer, hidden, _DRAFT_HEAD + "layer.", None)
+    for half in ("embedding_fc", "hidden_fc"):
+        yield from _linear(_DRAFT_HEAD + half, _rows(hidden), hidden)
+    for name in ("embedding_norm", "hidden_norm", "norm"):
+        yield from _norm(_DRAFT_HEAD + name, hidden)
+    table = (vocabulary[0].rows, hidden)
+    if spec.own_embedding:
+        yield ModelTensor(_DRAFT_HEAD + "embed.weight", table, "embedding", vocabulary)
+    if spec.own_output:
+        yield ModelTensor(_DRAFT_HEAD + "head.weight", table, "head", vocabulary)
 
 
 def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:

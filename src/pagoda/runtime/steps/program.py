@@ -32,6 +32,8 @@ class StepLimits:
 
     max_tokens: int
     max_reqs: int
+    max_samples: int
+    """Rows of logits."""
     max_model_len: int
 
 
@@ -100,7 +102,7 @@ class Inputs:
         self.positions = zeros(limits.max_tokens, np.int64)
         self.query_start = zeros(limits.max_reqs + 1, np.int32)
         self.kv_lens = zeros(limits.max_reqs, np.int32)
-        self.samples = zeros(limits.max_reqs, np.int64)
+        self.samples = zeros(limits.max_samples, np.int64)
         self.groups = [
             _Group(
                 np.zeros((limits.max_reqs, -(-limits.max_model_len // size)), np.int32),
@@ -205,7 +207,7 @@ class StepProgram:
         Writes keys and values of a few meaningless tokens to block 0.
         """
         device = str(cache.layers[0][0].device) if cache.layers else ""
-        recording = ops.recording(device, (limits.max_tokens, limits.max_reqs))
+        recording = ops.recording(device, (limits.max_tokens, limits.max_samples))
         if recording is None:
             return None
         program = cls(recording, limits, Inputs(limits, block_sizes, has_states))
@@ -229,7 +231,7 @@ class StepProgram:
         return (
             num_tokens <= limits.max_tokens
             and num_reqs <= limits.max_reqs
-            and num_samples <= limits.max_reqs
+            and num_samples <= limits.max_samples
         )
 
     def run(self, arrays: StepArrays, samples: Ints) -> Computed:
@@ -257,8 +259,8 @@ class StepProgram:
             return
         self._outputs = Computed(
             all_rows(hidden_states, limits.max_tokens),
-            all_rows(logits, limits.max_reqs),
-            FirstMax(all_rows(values, limits.max_reqs), all_rows(ids, limits.max_reqs)),
+            all_rows(logits, limits.max_samples),
+            FirstMax(all_rows(values, limits.max_samples), all_rows(ids, limits.max_samples)),
         )
 
     def _computed(self, num_tokens: int, num_samples: int) -> Computed:

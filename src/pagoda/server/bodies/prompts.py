@@ -48,17 +48,24 @@ def _is_ids(items: list[Any]) -> bool:
 
 
 async def encode(
-    served: ServedModel, text: str, *, add_special_tokens: bool, truncates: bool, param: str
+    served: ServedModel,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    truncates: bool,
+    param: str,
+    what: str = "prompt",
 ) -> list[int]:
-    """Token ids of `text`. A hopelessly long one is refused after a look at its beginning."""
+    """Token ids of `text`. A hopelessly long one is refused after a look at its beginning; `what`
+    it is says the error."""
     limit = served.max_model_len
     head = limit * _CHARACTERS_PER_TOKEN
     if len(text) > 2 * head and not truncates:
         count = len(await tokenize(served, text[:head]))
         if count > limit:
             raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens. However, your prompt "
-                f"contains at least {count} input tokens. Please reduce the length of the prompt.",
+                f"This model's maximum context length is {limit} tokens. However, your {what} "
+                f"contains at least {count} input tokens. Please reduce the length of the {what}.",
                 param,
             )
     return await tokenize(served, text, add_special_tokens=add_special_tokens)

@@ -1,7 +1,7 @@
 """Bodies of /v1/chat/completions and of its batch."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +36,24 @@ class ChatMessage(BaseModel):
         return {"role": self.role, **(self.model_extra or {}), "content": content}
 
 
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """What a client expects of the reply."""
+
+    type: Literal["content"]
+    content: str | Items[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatBody(GenerationBody):
     """All but the messages."""
 
@@ -55,7 +73,6 @@ class ChatBody(GenerationBody):
     }
     IGNORED: ClassVar[Mapping[str, str]] = {
         **IGNORED_GENERATION,
-        "prediction": "A hint for speculation; the reply is the same without it.",
         "reasoning_format": "Thought always comes as `reasoning` and `reasoning_content`.",
     }
 
@@ -92,6 +109,11 @@ class ChatBody(GenerationBody):
 
 class ChatCompletionRequest(ChatBody):
     messages: Items[ChatMessage] = Field(min_length=1)
+    prediction: Prediction | None = Field(
+        None,
+        description="What the reply will probably say: it comes faster where that is so, and is "
+        "the same where it is not.",
+    )
 
 
 class BatchChatRequest(ChatBody):
@@ -107,6 +129,11 @@ class BatchChatRequest(ChatBody):
         "stream": (False,),
         "structured_outputs": (),
         "tools": ([],),
+    }
+
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        **ChatBody.IGNORED,
+        "prediction": "A hint for one reply, and a batch has several.",
     }
 
     messages: Items[Annotated[Items[ChatMessage], Field(min_length=1)]] = Field(

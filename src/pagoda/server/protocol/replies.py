@@ -28,6 +28,10 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Of a request with a `prediction`: guessed tokens that came true,"""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    """and those that did not, which are none of the reply's."""
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -51,6 +55,10 @@ class Timings(msgspec.Struct, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    """Guessed tokens that were verified, where there were any."""
+    draft_n_accepted: int | UnsetType = UNSET
+    """Those of them that came true."""
 
 
 class TopLogprob(msgspec.Struct):

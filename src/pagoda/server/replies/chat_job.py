@@ -95,7 +95,8 @@ async def chat_job(
     if fits_length and sampling.max_tokens is not None:
         room = served.max_model_len - len(prompt.ids)
         sampling.max_tokens = max(1, min(sampling.max_tokens, room))
-    rules = ReplyRules(constraint.grammar, served.text.markup_ids)
+    prediction = await _prediction(body, served)
+    rules = ReplyRules(constraint.grammar, served.text.markup_ids, prediction)
     generation = Generation(served, [prompt], sampling, body, head.id, metrics, rules)
     echoed = [final_text(body.messages)] if body.echo else []
     return ChatJob(body, served, generation, head, [shown.text], echoed, constraint)
@@ -145,6 +146,20 @@ async def chat_prompt(
     )
     options = media_options(body.media_io_kwargs, body.mm_processor_kwargs)
     return await (media or MediaLoader(served, options)).prompt(shown, messages, encoded)
+
+
+async def _prediction(body: ChatCompletionRequest, served: ServedModel) -> list[int]:
+    """Token ids of what the client expects of the reply."""
+    if body.prediction is None:
+        return []
+    return await encode(
+        served,
+        body.prediction.text,
+        add_special_tokens=False,
+        truncates=False,
+        param="prediction",
+        what="prediction",
+    )
 
 
 async def _render(body: ChatBody, served: ServedModel, messages: list[ChatMessage]) -> Rendered:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class ReplyRules:
     """What each reply follows."""
     shown_ids: Set[int] = frozenset()
     """Special tokens that are text all the same."""
+    prediction: Sequence[int] = ()
+    """Token ids that the client expects."""
 
 
 PLAIN_REPLY = ReplyRules()
@@ -60,6 +62,8 @@ class Generation:
         self.prompts = prompts
         self.sampling = sampling
         self.metrics = metrics.of(served)
+        self.is_predicted = bool(rules.prediction)
+        """The client said what it expects of the reply."""
         self.watch: Watch | None = None
         """Hears of what is added to each choice."""
         self._inbox: Inbox | None = None
@@ -68,7 +72,7 @@ class Generation:
         """One per choice."""
         for prompt in prompts:
             req_id = f"{response_id}-{next(_serial)}"
-            request = prepared_request(served, req_id, prompt, sampling, body, rules.grammar)
+            request = prepared_request(served, req_id, prompt, sampling, body, rules)
             choices = fan_out(request, sampling.n)
             siblings = Siblings(self.metrics, sampling.n)
             self._requests += choices
@@ -169,7 +173,7 @@ class Generation:
 
     def _process(self, choice: "_Choice", delta: RequestDelta) -> OutputDelta:
         output = choice.processor.process(delta)
-        choice.timer.observe(delta, output.finish_reason)
+        choice.timer.observe(delta, len(output.token_ids), output.finish_reason)
         if self.watch is not None:
             self.watch(choice.index, output)
         if output.finish_reason is not None:
@@ -196,7 +200,7 @@ def prepared_request(
     prompt: Prompt,
     sampling: SamplingParams,
     body: TextBody,
-    grammar: str | None = None,
+    rules: ReplyRules = PLAIN_REPLY,
 ) -> AddRequest:
     """A prompt as the engine gets it; RequestError if it is too long or has bad ids, ApiError 503
     while the engine is not there."""
@@ -206,7 +210,8 @@ def prepared_request(
         prompt.ids,
         sampling,
         media=prompt.media,
-        grammar=grammar,
+        grammar=rules.grammar,
+        prediction=rules.prediction,
         priority=body.priority,
         cache_salt=body.cache_salt,
     )

@@ -104,8 +104,15 @@ class OpenAIReply(Reply, Generic[ChunkT]):
 
 def final_usage(stream: ReplyStream, *, reports_prefix: bool) -> Usage:
     usage, thought = stream.usage(), stream.count_thought()
-    if thought:
-        usage.completion_tokens_details = CompletionTokensDetails(thought)
+    if thought or stream.generation.is_predicted:
+        usage.completion_tokens_details = details = CompletionTokensDetails(thought)
+        if stream.generation.is_predicted:
+            timers = stream.generation.timers
+            accepted = sum(timer.num_accepted_tokens for timer in timers)
+            details.accepted_prediction_tokens = accepted
+            details.rejected_prediction_tokens = (
+                sum(timer.num_draft_tokens for timer in timers) - accepted
+            )
     if reports_prefix:
         usage.prompt_tokens_details.prefix_report = _prefix_report(stream)
     return usage

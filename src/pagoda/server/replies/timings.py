@@ -1,5 +1,7 @@
 """How long a reply took, as llama-server tells it."""
 
+from msgspec import UNSET
+
 from pagoda.server.metrics import RequestTimer
 from pagoda.server.protocol.replies import Timings
 
@@ -17,6 +19,8 @@ def timings(timer: RequestTimer) -> Timings:
         predicted_ms=decode_ms,
         predicted_per_token_ms=_ratio(decode_ms, steps),
         predicted_per_second=_ratio(steps * 1000, decode_ms),
+        draft_n=timer.num_draft_tokens or UNSET,
+        draft_n_accepted=timer.num_accepted_tokens if timer.num_draft_tokens else UNSET,
     )
 
 

@@ -181,6 +181,9 @@ export class MessageView {
     if (tokens) parts.push(t(tokens === 1 ? "token" : "tokens", { count: tokens }));
     const details = [model];
     if (stats.prompt) details.push(t("cached", { count: stats.cached, total: stats.prompt }));
+    if (stats.guessed) {
+      details.push(t("guessed", { count: stats.accepted, total: stats.guessed }));
+    }
     return el(
       "span",
       { class: "facts", title: details.filter(Boolean).join("\n") },

@@ -41,7 +41,7 @@ export class Run {
 
   async read(body) {
     const { node } = this;
-    const clock = { sent: performance.now(), first: 0, last: 0, pieces: 0 };
+    const clock = { sent: performance.now(), first: 0, last: 0, pieces: 0, timings: null };
     let finish = null;
     for await (const chunk of streamChat(body, this.abort.signal)) {
       const choice = chunk.choices[0];
@@ -53,6 +53,7 @@ export class Run {
         this.view.schedule();
       }
       if (choice?.finish_reason) finish = choice.finish_reason;
+      clock.timings = chunk.timings ?? clock.timings;
       if (chunk.usage) node.stats = this.measure(clock, chunk.usage);
     }
     node.state = finish === "length" ? "length" : "done";
@@ -82,7 +83,7 @@ export class Run {
     return Boolean(reasoning || delta.content || delta.tool_calls?.length);
   }
 
-  measure({ sent, first, last, pieces }, usage) {
+  measure({ sent, first, last, pieces, timings }, usage) {
     const tokens = usage?.completion_tokens ?? pieces;
     const seconds = (last - first) / 1000;
     return {
@@ -92,6 +93,8 @@ export class Run {
       tokens,
       prompt: usage?.prompt_tokens ?? 0,
       cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+      guessed: timings?.draft_n ?? 0,
+      accepted: timings?.draft_n_accepted ?? 0,
     };
   }
 

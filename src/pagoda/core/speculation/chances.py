@@ -1,0 +1,82 @@
+"""How often guesses come true, and how many of them a step should verify."""
+
+from collections.abc import Sequence
+
+# What was seen fades: about so many cases count, of all requests and of one.
+_MEMORY, _OWN_MEMORY = 128.0, 16.0
+# An assumed chance, and what is known of all requests, count as so many cases.
+_ASSUMED = 4.0
+
+
+class Chances:
+    """The share of tokens that came true, by evidence."""
+
+    def __init__(self, first: Sequence[float]):
+        """`first` holds while nothing was seen."""
+        self._right = [_ASSUMED * chance for chance in first]
+        self._seen = [_ASSUMED] * len(self._right)
+
+    def observe(self, evidence: int, came_true: bool) -> None:
+        self._right[evidence] += came_true
+        self._seen[evidence] += 1.0
+        if self._seen[evidence] > _MEMORY:
+            self._right[evidence] *= 0.5
+            self._seen[evidence] *= 0.5
+
+    def of(self, evidence: int) -> float:
+        return self._right[evidence] / self._seen[evidence]
+
+
+class OwnChances:
+    """Those of one request, which differ little from all others' until it was seen often."""
+
+    def __init__(self, common: Chances):
+        self._common = common
+        self._cases: dict[int, tuple[float, float]] = {}
+
+    def observe(self, evidence: int, came_true: bool) -> None:
+        self._common.observe(evidence, came_true)
+        right, seen = self._cases.get(evidence, (0.0, 0.0))
+        fading = 1.0 - 1.0 / _OWN_MEMORY
+        self._cases[evidence] = right * fading + came_true, seen * fading + 1.0
+
+    def of(self, evidence: int) -> float:
+        right, seen = self._cases.get(evidence, (0.0, 0.0))
+        return (right + _ASSUMED * self._common.of(evidence)) / (seen + _ASSUMED)
+
+    def of_all(self, evidence: Sequence[int]) -> list[float]:
+        """The chance that each token and all in front of it come true."""
+        chances, chance = [], 1.0
+        for kind in evidence:
+            chance *= self.of(kind)
+            chances.append(chance)
+        return chances
+
+
+def worthwhile(
+    chances: Sequence[Sequence[float]],
+    num_streams: int,
+    seconds: float,
+    row_seconds: float,
+    most: int,
+) -> list[int]:
+    """How many guesses of each request make the most tokens per second of the next step.
+
+    `chances[i]` falls: the chance that request i's guesses up to each come true. Without guesses
+    the step takes `seconds` and gives `num_streams` tokens; each guess adds `row_seconds` and its
+    chance. At most `most` are taken in all. One is worth it while its chance for its time is more
+    than what the step gives for its own, so the likeliest go first.
+    """
+    counts = [0] * len(chances)
+    tokens, left = float(num_streams), most
+    ranked = sorted(
+        ((-chance, place, i) for i, own in enumerate(chances) for place, chance in enumerate(own))
+    )
+    for negative, _, i in ranked:
+        if not left or -negative * seconds <= tokens * row_seconds:
+            break
+        tokens -= negative
+        seconds += row_seconds
+        counts[i] += 1
+        left -= 1
+    return counts
