@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagoda.core.plan import NewBlocks, NewRow, StepPlan
+from pagoda.core.scheduler import Scheduler
 
 
 @dataclass
@@ -86,3 +87,11 @@ def plan_of(
         drafts={one.row: one.draft_token_ids for one in planned if one.draft_token_ids},
         unsampled={one.row for one in planned if not one.samples},
     )
+
+
+def propose(scheduler: Scheduler, req_id: str, draft_token_ids: list[int]) -> None:
+    """Have the next plan of a request verify these, if it runs and generates."""
+    req = scheduler._requests.get(req_id)
+    if req is not None and req.is_running and req.generates:
+        req.draft_token_ids = list(draft_token_ids)
+        req.handle_alone()

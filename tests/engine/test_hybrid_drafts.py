@@ -95,7 +95,7 @@ class Speculating:
             right, wrong = self.chance.randint(0, 4), self.chance.choice([0, 0, 1, 2])
             done = len(self.said[name].tokens)
             good = self.expected[name].tokens[done : done + right]
-            self.core.scheduler.propose(name, [*good, *self.chance.choices(range(200), k=wrong)])
+            propose(self.core.scheduler, name, [*good, *self.chance.choices(range(200), k=wrong)])
         for delta in self.core.step():
             self.drafted += len(delta.token_ids) > 1
             self.said[delta.req_id].take(delta)

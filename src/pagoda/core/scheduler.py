@@ -140,17 +140,6 @@ class Scheduler:
             req.status = RequestStatus.WAITING
             self._waiting.push(req)
 
-    def propose(self, req_id: str, draft_token_ids: list[int]) -> None:
-        """Guess what follows a running request's delivered tokens; its next plan verifies it.
-
-        A request with drafts in flight sits out until their result is in, because where it
-        stands depends on how many are accepted. Ids that do not run are passed over.
-        """
-        req = self._requests.get(req_id)
-        if req is not None and req.is_running and req.generates:
-            req.draft_token_ids = list(draft_token_ids)
-            req.handle_alone()
-
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before a result, a release or a request
         arrives. Rows of ended requests are reported in the next plan that computes something."""

@@ -5,7 +5,7 @@ import pytest
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import RequestResult, StepResult
 from pagoda.core.sampling import SamplingParams
-from tests.plans import shares
+from tests.plans import propose, shares
 
 from .fake_runner import (
     VOCAB,
@@ -109,7 +109,7 @@ def test_drafts_are_verified_and_rejected_ones_rolled_back(right):
     scheduler, runner = make_scheduler()
     add_request(scheduler, "a", PROMPT, max_tokens=9)
     run_step(scheduler, runner)
-    scheduler.propose("a", drafts)
+    propose(scheduler, "a", drafts)
     plan, [delta] = run_step(scheduler, runner)
     [planned] = shares(plan)
     assert (planned.num_tokens, planned.draft_token_ids) == (4, drafts)
@@ -128,7 +128,7 @@ def test_deltas_say_what_came_of_the_drafts_so_far():
     run_step(scheduler, runner)
     told = []
     for drafts in ([*output[1:3], WRONG], output[4:6]):
-        scheduler.propose("a", drafts)
+        propose(scheduler, "a", drafts)
         _, deltas = run_step(scheduler, runner)
         told += [(d.req_id, d.num_draft_tokens, d.num_accepted_tokens) for d in deltas]
     assert sorted(told) == [("a", 3, 2), ("a", 5, 4), ("b", 0, 0), ("b", 0, 0)]
@@ -144,7 +144,7 @@ def test_block_of_rejected_drafts_never_enters_the_prefix_cache():
     prompt = PROMPT[:6]
     add_request(scheduler, "a", prompt, max_tokens=9)
     run_step(scheduler, runner)
-    scheduler.propose("a", [WRONG])  # Positions 6 and 7: the block ends with the draft.
+    propose(scheduler, "a", [WRONG])  # Positions 6 and 7: the block ends with the draft.
     _, [delta] = run_step(scheduler, runner)
     output = expected(prompt, 2)
     assert delta.token_ids == output[1:]
@@ -158,10 +158,10 @@ def test_drafts_stay_within_the_tokens_asked_for_and_the_budget():
     scheduler, runner = make_scheduler(max_num_batched_tokens=8)
     add_request(scheduler, "a", PROMPT, max_tokens=3)
     run_step(scheduler, runner)
-    scheduler.propose("a", [1, 2, 3, 4, 5])
+    propose(scheduler, "a", [1, 2, 3, 4, 5])
     assert len(shares(scheduler.schedule())[0].draft_token_ids) == 1
     add_request(scheduler, "b", PROMPT[::-1], max_tokens=50)
-    scheduler.propose("b", [1])  # Not running yet: nothing to guess from.
+    propose(scheduler, "b", [1])  # Not running yet: nothing to guess from.
     assert planned_tokens(scheduler.schedule()) == {"b": 7}
 
 
@@ -170,7 +170,7 @@ def test_nobody_is_preempted_for_drafts():
     add_request(scheduler, "a", PROMPT, max_tokens=9)
     add_request(scheduler, "b", [1], max_tokens=9)
     run_step(scheduler, runner)
-    scheduler.propose("a", [1] * 8)
+    propose(scheduler, "a", [1] * 8)
     plan, _ = run_step(scheduler, runner)
     assert planned_tokens(plan) == {"a": 1, "b": 1}
 
@@ -179,7 +179,7 @@ def test_request_with_drafts_in_flight_sits_out():
     scheduler, runner = make_scheduler()
     add_request(scheduler, "a", PROMPT, max_tokens=9)
     run_step(scheduler, runner)
-    scheduler.propose("a", [WRONG])
+    propose(scheduler, "a", [WRONG])
     plan = scheduler.schedule()
     assert scheduler.schedule() is None
     scheduler.hold("a", "sleep")

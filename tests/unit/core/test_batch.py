@@ -6,6 +6,7 @@ import pytest
 
 from pagoda.core.batch import NEVER, RunningBatch
 from pagoda.core.plan import NewBlocks, StepPlan, pack_column, unpack_column
+from tests.plans import propose
 
 from .fake_runner import add_request, make_scheduler
 
@@ -91,7 +92,7 @@ def test_a_draft_is_in_the_next_plan(num_steps):
         plan = scheduler.schedule()
         scheduler.commit(plan, runner.execute(plan))
     assert plan.follows
-    scheduler.propose("a", [5])
+    propose(scheduler, "a", [5])
     plan = scheduler.schedule()
     assert list(plan.drafts.values()) == [[5]] and not plan.follows
 

@@ -4,7 +4,7 @@ known how many are right."""
 import pytest
 
 from pagoda.core.scheduler import Scheduler
-from tests.plans import Planned, shares
+from tests.plans import Planned, propose, shares
 
 from .fake_runner import (
     VOCAB,
@@ -49,7 +49,7 @@ def finish(scheduler: Scheduler, runner: FakeRunner, name: str = "r") -> list[in
 def test_a_request_goes_on_from_the_state_behind_its_last_kept_token(right):
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, max_tokens=12)
-    scheduler.propose("r", [*output[1 : 1 + right], *[WRONG] * (3 - right)])
+    propose(scheduler, "r", [*output[1 : 1 + right], *[WRONG] * (3 - right)])
     step = planned(scheduler, runner)
     _, *written = step.states
     assert len(set(written)) == 4 and step.num_tokens == 4
@@ -68,7 +68,7 @@ def test_where_no_states_are_free_fewer_drafts_are_verified():
     others = kv.open("others")
     while kv.free_bytes >= 3 * state + kv.unit_bytes:
         assert kv.allocate(others, others.capacity + 1) is not None
-    scheduler.propose("r", output[1:5])
+    propose(scheduler, "r", output[1:5])
     step = planned(scheduler, runner)
     assert 1 <= len(step.draft_token_ids) < 4
     assert step.draft_token_ids == output[1 : 1 + len(step.draft_token_ids)]
@@ -90,7 +90,7 @@ def test_nobody_is_preempted_for_the_states_of_drafts():
     others = kv.open("others")
     while kv.free_bytes - kv.unit_bytes >= kv.layout.block_bytes[-1]:
         assert kv.allocate(others, others.capacity + 1) is not None
-    scheduler.propose("a", outputs["a"][2:4])
+    propose(scheduler, "a", outputs["a"][2:4])
     plan, _ = run_step(scheduler, runner)
     assert [share.num_tokens for share in shares(plan)] == [1, 1]
     kv.free(others)
@@ -103,7 +103,7 @@ def test_whoever_waits_gets_the_memory_first():
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, max_tokens=12)
     add_request(scheduler, "next", TEXT[:30])
-    scheduler.propose("r", output[1:4])
+    propose(scheduler, "r", output[1:4])
     plan, _ = run_step(scheduler, runner)
     assert {share.req_id: share.draft_token_ids for share in shares(plan)} == {"r": [], "next": []}
 
@@ -112,7 +112,7 @@ def test_a_reply_is_resumed_within_verified_drafts():
     """The state behind 64 tokens is kept although the step went past them."""
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, prompt=TEXT[:61], max_tokens=9)
-    scheduler.propose("r", output[1:7])
+    propose(scheduler, "r", output[1:7])
     run_step(scheduler, runner)
     assert finish(scheduler, runner) == output[7 + 1 :]
     add_request(scheduler, "again", [*TEXT[:61], *output, 3], max_tokens=1)
@@ -124,7 +124,7 @@ def test_no_state_behind_a_rejected_draft_is_kept():
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, prompt=TEXT[:61], max_tokens=4)
     drafts = [output[1], WRONG, WRONG, WRONG]  # the third stands at position 64
-    scheduler.propose("r", drafts)
+    propose(scheduler, "r", drafts)
     run_step(scheduler, runner)
     finish(scheduler, runner)
     add_request(scheduler, "again", [*TEXT[:61], output[0], *drafts, 3], max_tokens=1)
@@ -137,7 +137,7 @@ def test_no_state_behind_a_rejected_draft_is_kept():
 def test_a_preempted_request_computes_its_states_anew(when, right):
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, max_tokens=12)
-    scheduler.propose("r", [*output[1 : 1 + right], *[WRONG] * (2 - right)])
+    propose(scheduler, "r", [*output[1 : 1 + right], *[WRONG] * (2 - right)])
     plan = scheduler.schedule()
     result = runner.execute(plan)
     if when == "right after":
@@ -154,7 +154,7 @@ def test_a_preempted_request_computes_its_states_anew(when, right):
 def test_a_request_whose_tokens_do_not_come_begins_anew():
     scheduler, runner = hybrid()
     output = begin(scheduler, runner, max_tokens=8)
-    scheduler.propose("r", output[1:4])
+    propose(scheduler, "r", output[1:4])
     runner.mute.add("r")
     run_step(scheduler, runner)
     assert finish(scheduler, runner) == output[1:]

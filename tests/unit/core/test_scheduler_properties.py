@@ -24,7 +24,7 @@ from pagoda.core.request import Request
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.speculation.proposer import Guess
 from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
-from tests.plans import shares
+from tests.plans import propose, shares
 
 from .fake_runner import EOS, VOCAB, expected_output, make_scheduler
 
@@ -194,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tracked = self.live[req_id]
             done = len(tracked.delivered)
             drafts = tracked.expected[done : done + right] + [VOCAB - 1] * wrong
-            self.scheduler.propose(req_id, drafts)
+            propose(self.scheduler, req_id, drafts)
         self.step()
 
     @rule(
