@@ -17,6 +17,7 @@ from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
 from tests.engine.running import run
 from tests.models import tiny
+from tests.plans import propose
 
 COUNT = 20
 LENGTHS = [5, 17, 33, 50, 70, 90]

@@ -69,6 +69,7 @@ class Request:
         self.draft_token_ids: list[int] = []
         """Guesses of the next tokens, for the next plan."""
         self.drafts_in_flight = False
+        """It sits out until their result is in: where it stands depends on how many come true."""
         self.num_draft_tokens = 0
         """Guesses that were verified so far,"""
         self.num_accepted_tokens = 0
