@@ -44,7 +44,7 @@ VARIABLES = {
             "PAGODA_SPEC_TOKENS",
             int,
             None,
-            "Tokens to draft at a time, whatever --mode says; only `pagoda doctor` knows it yet.",
+            "Tokens that a draft head guesses at a time, whatever --mode says.",
         ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
         Variable(
