@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagoda.core.messages import EngineStats
+from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
 from pagoda.server.stats import log_stats, speculation_line
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient, Guessing, served_model
@@ -57,6 +57,24 @@ def test_tokens_behind_a_stop_string_are_not_counted(guessing: RunningServer) ->
     assert drafts(reply["timings"]) == (4, 2)
     sums = 'vllm:request_generation_tokens_sum{engine="0",model_name="fake"} 5.0'
     assert sums in guessing.http.get("/metrics").text
+
+
+def test_guesses_behind_a_stop_string_are_not_accepted(start) -> None:
+    """A reader that was late gets all steps in one delta."""
+
+    class Late(Guessing):
+        def deltas(self, request: AddRequest) -> list[RequestDelta]:
+            first, *others = super().deltas(request)
+            first.token_ids += [token for delta in others for token in delta.token_ids]
+            first.num_draft_tokens, first.num_accepted_tokens = 60, 30
+            return [first]
+
+    reply = start(Late()).chat(stop=REPLY[3:5], prediction={"type": "content", "content": "x"})
+    assert drafts(reply.json()["timings"]) == (60, 5)
+    usage = reply.json()["usage"]
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == usage["completion_tokens"] == 5
+    assert details["rejected_prediction_tokens"] == 55
 
 
 @pytest.mark.parametrize("program", ["vllm", "llamacpp"])

@@ -3,7 +3,8 @@
 import time
 from bisect import bisect_left
 
-from pagoda.core.messages import STEP_TOKENS, EngineStats
+from pagoda.core.messages import STEP_TOKENS, EngineStats, RequestDelta
+from pagoda.core.plan import RequestResult
 from pagoda.core.request import Request
 
 
@@ -35,8 +36,17 @@ def count_prompt(stats: EngineStats, req: Request, end: int) -> None:
         req.num_prompt_counted = done
 
 
-def count_drafts(stats: EngineStats, req: Request, num_drafts: int, num_accepted: int) -> None:
-    """What came of a request's guesses in one step."""
+def count_drafts(
+    stats: EngineStats,
+    req: Request,
+    num_drafts: int,
+    result: RequestResult,
+    delta: RequestDelta | None,
+) -> None:
+    """What came of a request's guesses in one step: those that it kept, which are none behind a
+    stop token, and not the token behind them all."""
+    kept = 0 if delta is None else len(delta.token_ids)
+    num_accepted = max(0, min(kept, len(result.token_ids) - 1))
     req.num_draft_tokens += num_drafts
     req.num_accepted_tokens += num_accepted
     by_place = stats.spec_accepted_per_position

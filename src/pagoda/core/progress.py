@@ -118,12 +118,7 @@ def _roll_back(req: Request) -> None:
 def _delta(
     req: Request, result: RequestResult, tokens: list[int], reason: FinishReason | None
 ) -> RequestDelta:
-    delta = RequestDelta(
-        req_id=req.req_id,
-        token_ids=tokens,
-        num_draft_tokens=req.num_draft_tokens,
-        num_accepted_tokens=req.num_accepted_tokens,
-    )
+    delta = RequestDelta(req_id=req.req_id, token_ids=tokens)
     if result.logprobs is not None:
         delta.logprobs = result.logprobs[: len(tokens)]
     if result.prompt_logprobs is not None:

@@ -254,10 +254,9 @@ class Scheduler:
         self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
-        if req.row in plan.drafts:
-            accepted = max(0, len(entry.token_ids) - 1)
-            count_drafts(self._stats, req, len(plan.drafts[req.row]), accepted)
         delta = self._progress.apply(req, plan, place, entry)
+        if req.row in plan.drafts:
+            count_drafts(self._stats, req, len(plan.drafts[req.row]), entry, delta)
         end = int(plan.starts[place] + plan.lens[place])
         if req.num_prompt_counted < req.prompt_len:
             count_prompt(self._stats, req, end)
@@ -268,6 +267,8 @@ class Scheduler:
             self._running.remove(req)
             self._preempt(req)
         if delta is not None:
+            delta.num_draft_tokens = req.num_draft_tokens
+            delta.num_accepted_tokens = req.num_accepted_tokens
             self._stats.generation_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._remove(req)

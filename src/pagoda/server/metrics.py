@@ -222,7 +222,8 @@ class RequestTimer:
             self.num_tokens += num_tokens
         if delta.num_draft_tokens:
             self.num_draft_tokens = delta.num_draft_tokens
-            self.num_accepted_tokens = delta.num_accepted_tokens
+            # Some may stand behind a stop string.
+            self.num_accepted_tokens = min(delta.num_accepted_tokens, self.num_tokens)
         if finish_reason is not None:
             self._num_preemptions = delta.num_preemptions
             self._finish(finish_reason, now)

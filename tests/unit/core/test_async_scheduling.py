@@ -138,6 +138,22 @@ def test_deltas_say_what_came_of_the_drafts_so_far():
     assert (stats.spec_drafts, stats.spec_draft_tokens, stats.spec_accepted_tokens) == (2, 5, 4)
 
 
+def test_drafts_behind_a_stop_token_are_not_accepted():
+    """They came true, and are none of the reply."""
+    output = expected(PROMPT, 9)
+    assert output[2] not in output[:2]
+    scheduler, runner = make_scheduler()
+    add_request(scheduler, "a", PROMPT, max_tokens=9, stop_token_ids=[output[2]])
+    run_step(scheduler, runner)
+    propose(scheduler, "a", output[1:6])
+    _, [delta] = run_step(scheduler, runner)
+    assert (delta.token_ids, delta.finish_reason) == (output[1:3], "stop")
+    assert (delta.num_draft_tokens, delta.num_accepted_tokens) == (5, 2)
+    stats = scheduler.stats()
+    assert (stats.spec_draft_tokens, stats.spec_accepted_tokens) == (5, 2)
+    assert stats.spec_accepted_per_position == [1, 1, 0, 0, 0]
+
+
 def test_block_of_rejected_drafts_never_enters_the_prefix_cache():
     """A two-token plan whose draft fills the block, and is wrong."""
     scheduler, runner = make_scheduler()
