@@ -265,8 +265,9 @@ def test_the_tools_chains_of_drafts_are_those_of_a_text_that_goes_on():
 
 
 def test_the_tools_model_loads_with_its_head(tmp_path, monkeypatch):
-    for name in ("MODEL_STEPS", "HEAD_STEPS", "HELD_OUT", "REPLY_TOKENS"):
-        monkeypatch.setattr(train_tiny_mtp, name, 4)
+    small = {"MODEL_STEPS": 2, "HEAD_STEPS": 2, "HELD_OUT": 1, "REPLY_TOKENS": 4}
+    for name, count in {**small, "TOKENS": 32, "TEXTS": 2}.items():
+        monkeypatch.setattr(train_tiny_mtp, name, count)
     monkeypatch.setattr("sys.argv", ["train_tiny_mtp", str(tmp_path)])
     train_tiny_mtp.main()
     model = tiny.load(tmp_path, drafts=True)
