@@ -241,8 +241,8 @@ class KVCacheManager:
         return read, tables.state, *tables.draft_states
 
     def keep_state(self, tables: BlockTables, num_known: int, num_accepted: int) -> None:
-        """Of the states that a step with drafts wrote, from the one behind `num_known` tokens on,
-        go on from the one behind so many accepted drafts."""
+        """A step with drafts wrote states from the one behind `num_known` tokens on: go on from the
+        one behind so many accepted drafts."""
         states = [tables.state, *tables.draft_states]
         tables.state, tables.draft_states = states[num_accepted], []
         passed, rejected = states[:num_accepted], states[num_accepted + 1 :]
