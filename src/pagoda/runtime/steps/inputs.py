@@ -44,7 +44,7 @@ class StateArrays:
 
     @classmethod
     def of(cls, blocks: Ints32, query_start: Ints) -> Self:
-        """Of `Scheduled.states` [requests, 1 + tokens], for requests end to end."""
+        """`blocks` are `Scheduled.states` [requests, 1 + tokens], of requests end to end."""
         read, num_tokens, most = blocks[:, 0], int(query_start[-1]), blocks.shape[1] - 1
         if most == 1 and num_tokens == len(blocks):
             return cls(read, blocks[:, 1])

@@ -29,7 +29,7 @@ class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int
     accepted_prediction_tokens: int | UnsetType = UNSET
-    """Of a request with a `prediction`: guessed tokens that came true,"""
+    """Guessed tokens that came true, where the request had a `prediction`,"""
     rejected_prediction_tokens: int | UnsetType = UNSET
     """and those that did not, which are none of the reply's."""
 
