@@ -292,11 +292,13 @@ class RequestStates:
             accepted[i] += len(drafts) if equal.all() else int(equal.argmin())
         if faulty:
             accepted[np.isin(sampling, list(faulty))] = 0
-        for step in range(int(accepted.max())):
-            left = accepted > step
-            owners = sampling[left]
-            known = plan.known[owners] + step
-            self._append(plan.rows[owners], known, tokens[first[left] + step])
+        some = np.flatnonzero(accepted > 0)
+        owners = sampling[some]
+        self._append(plan.rows[owners], plan.known[owners], tokens[first[some]])
+        for i in np.flatnonzero(accepted > 1).tolist():
+            owner, start, count = sampling[i], int(first[i]) + 1, int(accepted[i]) - 1
+            row, known = int(plan.rows[owner]), int(plan.known[owner]) + 1
+            self._append_several(row, known, tokens[start : start + count])
         return accepted
 
     def promise(self, rows: Ints, known: Ints) -> None:
@@ -324,6 +326,14 @@ class RequestStates:
         """Add one token to each row, at position `known`."""
         self.promise(rows, known)
         self.store_tokens(rows, known, tokens)
+
+    def _append_several(self, row: int, known: int, tokens: Ints) -> None:
+        """Add tokens to a row, from position `known` on."""
+        end = known + len(tokens)
+        self.token_ids[row, known:end] = tokens
+        self.lengths[row] = end
+        if row in self.counts:
+            self.counts[row].add(tokens.tolist())
 
     def _count(self, rows: Ints, tokens: Ints) -> None:
         if self.counts:

@@ -1,5 +1,6 @@
 """After any sequence of operations blocks add up, KV is right and every request gets its tokens."""
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
@@ -79,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bound=st.sampled_from([{}, {"max_step_growth": 1.1}, {"max_step_seconds": 1e-3}]),
         chance=st.randoms(use_true_random=False),
         terse=st.booleans(),
-        guesses=st.booleans(),
+        guesses=st.one_of(st.none(), st.integers(0, 99)),
     )
     def start(
         self, num_blocks, shape, budget, max_num_reqs, policy, chunked, threshold, depth,
@@ -96,8 +97,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             **bound,
-            speculator=Speculator(self, SpeculationLimits(4)) if guesses else None,
+            speculator=None if guesses is None else Speculator(self, SpeculationLimits(4)),
         )
+        # Its own: a failing draw inside the speculator would be taken for a fault of the guesser.
+        self.guesser = random.Random(guesses)
         self.runner.terse = terse
         self.depth = depth
         self.chance = chance
@@ -113,8 +116,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def guess(self, req: Request, most: int) -> Guess:
         known = len(req.token_ids) - req.prompt_len
-        tokens = self.live[req.req_id].expected[known : known + self.chance.randint(0, most)]
-        if self.chance.random() < 0.3:
+        tokens = self.live[req.req_id].expected[known : known + self.guesser.randint(0, most)]
+        if self.guesser.random() < 0.3:
             tokens.append(VOCAB - 1)
         return Guess(tokens[:most], [0] * len(tokens[:most]))
 
@@ -299,7 +302,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.release(*hold)
         self.held.clear()
         todo = sum(len(t.message.prompt_token_ids) + len(t.expected) for t in self.live.values())
-        for _ in range(20 + 4 * todo):
+        # A request with guesses waits for their result before its next plan.
+        for _ in range(20 + 4 * todo * self.depth):
             if not self.live:
                 break
             self.step()

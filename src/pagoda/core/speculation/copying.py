@@ -9,6 +9,11 @@ from pagoda.core.speculation.text_index import TextIndex
 _LENGTHS = (0, 1, 2, 3, 4, 5, 8, 16, 32)
 # How often the token behind a match of such length comes true, until that is known.
 FIRST_CHANCES = (0.5, 0.3, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.97)
+# The same behind a token that was another one in the source.
+CHANGED_CHANCES = (0.6, 0.7, 0.75, 0.8, 0.85, 0.88, 0.9, 0.93, 0.97)
+# A text that kept to its source for so many tokens is taken to go on beside it behind a change, and
+# behind the next one if it kept to it for a few in between.
+_ALIGNED, _ALIGNED_AGAIN = 8, 3
 _BY_LENGTH = [
     max(index for index, least in enumerate(_LENGTHS) if least <= length)
     for length in range(_LENGTHS[-1] + 1)
@@ -39,6 +44,21 @@ class Copied:
         self._place = place
         self.length += len(tokens)
         return True
+
+    def past_change(self, tokens: Sequence[int], offset: int) -> "Copied | None":
+        """Behind a token that is another one in the source: where that goes on, if one stands for
+        one. `tokens` are the text's next ones; `offset` is added to the evidence."""
+        if self.length < (_ALIGNED_AGAIN if self._offset == offset else _ALIGNED):
+            return None
+        place = self._place
+        for index, token in enumerate(tokens):
+            if place >= len(self.source) or self.source[place] == END:
+                return None
+            if self.source[place] != token:
+                behind = Copied(self.source, place + 1, 0, offset)
+                return behind if behind.follow(tokens[index + 1 :]) else None
+            place += 1
+        return None
 
     def guess(self, most: int) -> Guess:
         """What comes next in the source. One that ends there repeats itself: it is the text."""

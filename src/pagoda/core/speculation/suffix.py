@@ -6,16 +6,25 @@ from dataclasses import dataclass
 from typing import Self
 
 from pagoda.core.request import Request
-from pagoda.core.speculation.copying import END, FIRST_CHANCES, Copied, latest_copy
+from pagoda.core.speculation.copying import (
+    CHANGED_CHANCES,
+    END,
+    FIRST_CHANCES,
+    Copied,
+    latest_copy,
+)
 from pagoda.core.speculation.proposer import NO_GUESS, Guess
 from pagoda.core.speculation.text_index import TextIndex
 
 # A place in the own text with so many equal tokens is not looked for in others'.
 _LONG = 8
+# One with fewer tells less than a text that one token was changed in.
+_SURE = 5
 # Tokens of a long prompt that are taken in between two steps: 2 ms.
 _SLICE = 4096
 _OTHERS = len(FIRST_CHANCES)
-"""Evidence from other texts begins here."""
+_CHANGED = 2 * len(FIRST_CHANCES)
+"""Evidence from other texts begins here, and that behind a change."""
 
 
 @dataclass(eq=False)
@@ -44,7 +53,7 @@ class SuffixProposer:
     def __init__(self, most_kept: int = 1 << 17):
         """Recent replies of `most_kept` tokens in all are kept, about 150 bytes each; 0 keeps
         none."""
-        self.chances = [*FIRST_CHANCES, *FIRST_CHANCES]
+        self.chances = [*FIRST_CHANCES, *FIRST_CHANCES, *CHANGED_CHANCES]
         self._texts: dict[str, _Text] = {}
         self._replies = RecentReplies(most_kept)
 
@@ -54,8 +63,13 @@ class SuffixProposer:
         if known is None:
             known = self._texts[req.req_id] = _Text.of(req)
         new, known.num_seen = text[known.num_seen :], len(text)
-        if known.copied is None or not known.copied.follow(new):
+        if known.copied is None:
             known.copied = self._find(req, known)
+        elif not known.copied.follow(new):
+            changed = known.copied.past_change(new, _CHANGED)
+            known.copied = self._find(req, known)
+            if changed is not None and (known.copied is None or known.copied.length < _SURE):
+                known.copied = changed
         return NO_GUESS if known.copied is None else known.copied.guess(most)
 
     def forget(self, req: Request) -> None:

@@ -57,6 +57,20 @@ def test_a_copy_is_followed_and_ends_where_the_text_differs():
     assert not copied.follow([5, 9])
 
 
+def test_a_text_goes_on_beside_its_source_behind_a_changed_token():
+    source = list(range(30))
+    copied = Copied(source, place=10, length=10)
+    assert not copied.follow([10, 11, 99, 13])
+    behind = copied.past_change([10, 11, 99, 13], offset=18)
+    assert behind.guess(3).token_ids == [14, 15, 16] and behind.length == 1
+    assert min(behind.guess(3).evidence) >= 18
+    assert behind.past_change([98], 18) is None  # it kept to it for one token only
+    assert behind.follow([14, 15]) and behind.past_change([98, 17], 18).guess(1).token_ids == [18]
+    assert copied.past_change([10, 99, 98], 18) is None
+    assert Copied(source, place=10, length=4).past_change([99], 18) is None
+    assert Copied([1, END], place=1, length=9).past_change([5], 18) is None
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(2, 6), st.integers(1, 20))
 def test_a_text_that_repeats_itself_is_guessed_to_go_on(period, times, most):
     text = period * (times + 2)
@@ -124,12 +138,12 @@ def test_a_predicted_reply_is_guessed_from_its_first_token_on_and_again_behind_a
     req.token_ids += [10]
     assert proposer.guess(req, 3).token_ids == [11, 12, 13]
     req.token_ids += [11, 99]
-    assert proposer.guess(req, 3).token_ids == []
-    req.token_ids += [13, 14]
-    assert proposer.guess(req, 5).token_ids == [15, 16]
+    assert proposer.guess(req, 3).token_ids == [13, 14, 15]
+    req.token_ids += [98, 14, 15]  # soon after the last change: found anew
+    assert proposer.guess(req, 5).token_ids == [16]
     (other,) = requests([1, 2, 3], prediction_token_ids=[10, 11])
     other.token_ids += [50]
-    assert SuffixProposer().guess(other, 3).token_ids == []
+    assert SuffixProposer().guess(other, 3).token_ids == [11]  # it may go on beside
 
 
 def test_a_long_prompt_is_taken_in_by_slices():
