@@ -94,15 +94,16 @@ def test_values_of_the_offline_server():
 
 
 def test_the_lines_of_a_2080_ti_command():
-    answers = compat.answers(parse(AWQ_27B))
+    args = parse(AWQ_27B)
+    answers = compat.answers(args)
     about = {answer.split()[0] for answer in answers}
     assert about == {
         "--disable-custom-all-reduce",
         "--mamba-cache-mode",
         "--enable-flashinfer-autotune",
-        "--mode",
         "--enable-auto-tool-choice",
     }
+    assert flags.engine_config(args).speculation.has_mode
 
 
 def test_parsers_are_taken_by_vllms_names():
