@@ -163,6 +163,12 @@ class Fleet:
         async with entry.turn:
             return await self._end(entry, drain_seconds) or load is not None
 
+    async def unload_idle(self, entry: ModelEntry) -> None:
+        """Free a model's memory, unless it is in use or pinned."""
+        if self._can_go(entry):
+            async with entry.turn:
+                await self._end(entry)
+
     async def sleep(self, entry: ModelEntry, level: int, *, wait: bool = False) -> None:
         """Have a model take no requests and give memory back, until `wake`: that of its cache
         (level 1), or all of it (level 2). One that sleeps as deeply already stays as it is; one
@@ -203,8 +209,7 @@ class Fleet:
             for entry in self.entries:
                 if self._can_go(entry) and entry.idle_seconds >= self._limits.idle_seconds:
                     log.info("%s was idle for %.0f s.", entry.names[0], entry.idle_seconds)
-                    async with entry.turn:
-                        await self._end(entry)
+                    await self.unload_idle(entry)
 
     def listen(self) -> "asyncio.Queue[Event]":
         """A queue that hears of every change of state from now on, until `forget`."""

@@ -10,6 +10,8 @@ from pagoda.server.errors import ApiError
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which readers of events pass over."""
 Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 """What becomes the JSON of a whole reply."""
 
@@ -18,6 +20,7 @@ class Reply(ABC):
     """A reply in the words of a dialect: told event by event, or whole, which is what its events
     add up to."""
 
+    media_type = "text/event-stream"
     last = DONE
     """Ends every stream, whatever happened."""
 
@@ -34,6 +37,10 @@ class Reply(ABC):
     def end(self) -> bytes:
         """What follows the last event."""
         return b""
+
+    def silence(self) -> bytes:
+        """What is sent while there is nothing to tell, so that nobody gives up waiting."""
+        return KEEP_ALIVE
 
     def failed(self, error: ApiError) -> bytes:
         """What follows where there is no last event."""

@@ -12,10 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda.server.errors import to_api_error
 from pagoda.server.http1 import ChunkWriter, chunk_writer
-from pagoda.server.replies.reply import Reply
-
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which readers of events pass over."""
+from pagoda.server.replies.reply import KEEP_ALIVE, Reply
 
 _encoder = msgspec.json.Encoder()
 AnyT = TypeVar("AnyT")
@@ -72,7 +69,7 @@ class EventStream(SseResponse):
 
     An exception of either becomes an error event: the status line is long gone by then. What piles
     up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
-    not 0, is filled with a comment.
+    not 0, is filled as the dialect does it.
     """
 
     def __init__(
@@ -81,6 +78,7 @@ class EventStream(SseResponse):
         during: AbstractContextManager[None],
         keep_alive: float = 0.0,
     ):
+        self.media_type = reply.media_type
         super().__init__(during)
         self._reply = reply
         self._keep_alive = keep_alive
@@ -96,7 +94,7 @@ class EventStream(SseResponse):
             while generation.running:
                 arrival = generation.arrival()
                 if self._keep_alive and not await _within(arrival, self._keep_alive):
-                    chunk = KEEP_ALIVE
+                    chunk = reply.silence()
                 else:
                     await arrival
                     chunk = b"".join([reply.tell(event) for event in reply.stream.take()])
@@ -115,7 +113,7 @@ async def _within(arrival: "asyncio.Future[Any]", seconds: float) -> bool:
 
 
 class ChunkStream(SseResponse):
-    """Sends chunks as they come; `keep_alive` as in EventStream."""
+    """Sends chunks as they come; a silence of `keep_alive` seconds is filled with a comment."""
 
     def __init__(
         self,

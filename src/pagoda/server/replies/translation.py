@@ -1,6 +1,7 @@
 """What the translations of other dialects into chat requests share."""
 
 import base64
+import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,6 +60,16 @@ def field_of(item: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
     if not isinstance(value, kind):
         raise RequestError(f"{path}.{name} must be {_KINDS[kind]}.", f"{path}.{name}")
     return value
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments. What is no JSON object, since the reply was cut off or the model is
+    wrong, is kept as Anthropic's clients keep it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def wrong_kind(item: Mapping[str, Any], path: str, taken: str) -> RequestError:
