@@ -259,22 +259,18 @@ def test_logprobs(shared: RunningServer) -> None:
 
 
 def test_formats_are_enforced(start) -> None:
-    seen: list[str | None] = []
-
-    def script(request: Any) -> bytes:
-        seen.append(request.grammar)
-        return b'{"age": 22}'
-
+    server, grammars = start(FakeClient()), ByteGrammars()
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
-    server = start(FakeClient(script=script), tokenizer=ByteGrammars())
-    for ask in (chat, generate):
+    for body in ({"messages": USER}, {"prompt": "hi"}, {"prompt": "hi", "raw": True}):
+        ask = chat if "messages" in body else generate
         for wanted in ("json", schema):
-            whole(ask(server, stream=False, format=wanted))
-            assert seen[-1] is not None
-        whole(ask(server, stream=False, format=""))
-        assert seen[-1] is None
-    whole(generate(server, stream=False, raw=True, format=schema))
-    assert seen[-1] is not None
+            whole(ask(server, stream=False, format=wanted, **body))
+            grammar = server.client.requests[-1].grammar
+            assert grammar and grammars.accepts(grammar, '{"age": 22}')
+            assert grammars.accepts(grammar, '{"name": "Ä"}') == (wanted == "json")
+            assert not grammars.accepts(grammar, "Sunny.")
+        whole(ask(server, stream=False, format="", **body))
+        assert server.client.requests[-1].grammar is None
 
 
 def test_generate_streams_unless_told(shared: RunningServer) -> None:
@@ -306,8 +302,8 @@ def test_a_context_goes_on_as_the_chat_would(start) -> None:
     assert prompt_of(server) == said
     assert second["prompt_eval_count"] == len(said.encode())
     # The system message was told where the conversation began.
-    whole(generate(server, prompt="b", system="Be kind.", context=first["context"][:-1]) and
-          generate(server, prompt="b", context=first["context"][:-1], stream=False))  # fmt: skip
+    fields = {"system": "Be kind.", "context": first["context"][:-1], "stream": False}
+    whole(generate(server, prompt="b", **fields))
     assert prompt_of(server) == said
 
 
@@ -362,7 +358,7 @@ def test_a_reply_comes_before_its_model_goes(start) -> None:
 
 def test_a_model_in_use_stays(start) -> None:
     """Who wants it gone after its reply does not end the replies of others."""
-    client = FakeClient(script=lambda r: b"x" * 400 if r.sampling.seed == 1 else b"y", delay=0.01)
+    client = FakeClient(script=lambda r: b"x" * 100 if r.sampling.seed == 1 else b"y", delay=0.01)
     server = start(client)
     found: list[Any] = []
     slow = {"options": {"seed": 1}, "stream": False, "keep_alive": "5m"}
@@ -371,7 +367,7 @@ def test_a_model_in_use_stays(start) -> None:
     wait_until(lambda: len(client.running) == 1)
     assert whole(chat(server, stream=False, keep_alive=0))["message"]["content"] == "y"
     thread.join()
-    assert whole(found[0])["message"]["content"] == "x" * 400
+    assert whole(found[0])["message"]["content"] == "x" * 100
     assert len(server.context.fleet.models()) == 1
 
 

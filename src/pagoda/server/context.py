@@ -23,6 +23,7 @@ from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.fetches import Fetches
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
 
@@ -43,6 +44,7 @@ class Context:
     """Those whose replies are being written."""
     background: set[asyncio.Task[None]] = field(default_factory=set)
     """What goes on behind requests that were answered."""
+    fetches: Fetches = field(default_factory=Fetches)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.fleet.models())
