@@ -216,10 +216,7 @@ def test_embed_cuts_unless_told(start: Start) -> None:
                                                 dimensions=2))  # fmt: skip
 
 
-def test_a_model_that_writes_gives_no_vectors_and_the_other_way_round(
-    start: Start, shared: RunningServer
-) -> None:
-    error_of(shared.post("/api/embed", model="fake", input="a"))
+def test_an_encoder_writes_nothing(start: Start) -> None:
     server = start(encoder())
     error_of(server.post("/api/chat", model="fake", messages=[{"role": "user", "content": "a"}]))
     error_of(server.post("/api/generate", model="fake", prompt="a"))
