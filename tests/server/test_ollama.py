@@ -12,7 +12,7 @@ import pytest
 from pagoda.config.server import ServerConfig
 from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer, wait_until
-from tests.server.fakes import EOS, REPLY, FakeClient, FimTokenizer, seeded
+from tests.server.fakes import EOS, REPLY, ByteTokenizer, FakeClient, FimTokenizer, seeded
 from tests.server.test_tools import PARIS, ROME, TOOLS
 from tests.server.test_tools import REPLY as CALLING
 from tests.unit.grammar.bytes_vocabulary import ByteGrammars
@@ -305,6 +305,24 @@ def test_a_context_goes_on_as_the_chat_would(start) -> None:
     fields = {"system": "Be kind.", "context": first["context"][:-1], "stream": False}
     whole(generate(server, prompt="b", **fields))
     assert prompt_of(server) == said
+
+
+class ClosingTokenizer(ByteTokenizer):
+    """Its last token is what the template closes a turn with."""
+
+    def token_text(self, token_id: int) -> str:
+        return "</>" if token_id == EOS else super().token_text(token_id)
+
+
+def test_a_context_that_ends_with_the_end_gets_no_second_one(start) -> None:
+    template = ChatTemplate({"default": CLOSED}, {})
+    server = start(FakeClient(), chat_template=template, tokenizer=ClosingTokenizer())
+    context = whole(generate(server, prompt="a", stream=False))["context"]
+    assert context[-1] == EOS
+    whole(generate(server, prompt="b", context=context, stream=False))
+    assert server.client.requests[-1].prompt_token_ids == [
+        *context, *b"\n<user>b</>\n<assistant>",
+    ]  # fmt: skip
 
 
 def test_a_context_that_cannot_go_on(start, shared: RunningServer) -> None:
