@@ -17,7 +17,7 @@ from pagoda.base.units import format_bytes, format_seconds
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.planner.memory.plan import captured_sizes
-from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
@@ -140,7 +140,7 @@ class _DeviceInputs(Inputs):
     def token_ids_of(self, count: int) -> torch.Tensor:
         return self._device_token_ids[:count]
 
-    def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+    def batch_of(self, size: int, limits: StepLimits, cache: LayerCaches) -> ForwardBatch:
         """The first `size` requests, one token each; no copies."""
         on_device = self._arena.on_device
         groups: list[GroupInputs | StateInputs] = [
@@ -174,7 +174,7 @@ class CapturedSteps:
     """
 
     model: Model
-    cache: CacheMemory
+    cache: LayerCaches
     block_sizes: Sequence[int]
     limits: StepLimits
     has_states: bool
