@@ -10,7 +10,14 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
-from pagoda.config.engine import ModelConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.planner.draft_model import (
+    DraftModel,
+    check_draft_model,
+    draft_config,
+    draft_model_name,
+    named_draft,
+)
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
@@ -44,6 +51,8 @@ class Subject:
     """Files that serving it needs and its folder lacks."""
     unreached: str = ""
     """Why the hub gave no headers, where the catalogue's config stands in."""
+    draft: DraftModel | None = None
+    """What guesses tokens for it."""
 
 
 def find_subject(model: ModelConfig) -> Subject:
@@ -76,6 +85,20 @@ def find_subject(model: ModelConfig) -> Subject:
         _others(model.model, files),
         missing,
     )
+
+
+def with_draft_model(subject: Subject, config: EngineConfig) -> Subject:
+    """With the draft model that `config` asks for. Raises what `find_subject` raises, and
+    ConfigError for one that cannot guess for this model; their tokens are not compared."""
+    name = draft_model_name(config, subject.spec)
+    if name is None:
+        return subject
+    asked = draft_config(name, config)
+    with named_draft(name):
+        found = find_subject(asked)
+    draft = DraftModel(name, found.spec, found.tensors)
+    check_draft_model(config, subject.spec, draft)
+    return replace(subject, draft=draft)
 
 
 def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:

@@ -1,13 +1,14 @@
 """A second, smaller model that guesses tokens: whether it can, and what it takes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagoda.arch.spec import DeltaNetSpec, ModelSpec
-from pagoda.base.errors import ConfigError
+from pagoda.base.errors import CheckpointError, ConfigError, SourceError
 from pagoda.base.facts import DeviceFacts
-from pagoda.config.engine import EngineConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.planner.memory import plan as memory
 from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.memory.tensors import parameter_count
@@ -46,6 +47,22 @@ def draft_model_name(config: EngineConfig, spec: ModelSpec) -> str | None:
             "--speculative-config, or with --model-draft."
         )
     return asked.model
+
+
+def draft_config(name: str, config: EngineConfig) -> ModelConfig:
+    """The draft model's own: as it is stored, from where models come from."""
+    return ModelConfig(
+        name, load_format=config.model.load_format, download_dir=config.model.download_dir
+    )
+
+
+@contextmanager
+def named_draft(name: str) -> Iterator[None]:
+    """Let errors say of which of the two models they speak."""
+    try:
+        yield
+    except (CheckpointError, SourceError) as error:
+        raise type(error)(f"The draft model {name} cannot be used: {error}") from error
 
 
 def beside(spec: ModelSpec, draft: DraftModel) -> ModelSpec:

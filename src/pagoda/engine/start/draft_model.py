@@ -1,12 +1,10 @@
 """The draft model of an engine: found, held against its model, loaded."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagoda.arch.spec import ModelSpec
-from pagoda.base.errors import CheckpointError, SourceError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.core.kvcache.spec import kv_groups
@@ -19,7 +17,9 @@ from pagoda.planner.draft_model import (
     DraftModel,
     check_draft_model,
     check_tokens,
+    draft_config,
     draft_model_name,
+    named_draft,
 )
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.resolve import Resolution
@@ -49,17 +49,15 @@ def find_draft_model(
     name = draft_model_name(config, spec)
     if name is None:
         return None
-    asked = ModelConfig(
-        name, load_format=config.model.load_format, download_dir=config.model.download_dir
-    )
-    with phases.timed("find draft model"), _named(name):
+    asked = draft_config(name, config)
+    with phases.timed("find draft model"), named_draft(name):
         path = resolve_model(
             name,
             download_dir=asked.download_dir,
             progress=lambda _, done, total: phases.progress(done, total),
         )
     with phases.timed("read draft headers"):
-        with _named(name):
+        with named_draft(name):
             found = open_model(path)
             small = spec_of(found, asked)
         draft = DraftModel(name, small, planned_tensors(found, small, asked))
@@ -127,15 +125,6 @@ def _check_tokens(
     from pagoda.engine.served.text_side import tokenizer_of
 
     model = tokenizer_of(config.model, files)
-    with _named(asked.model):
+    with named_draft(asked.model):
         draft = tokenizer_of(asked, found)
     check_tokens(asked.model, model, draft)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say of which of the two models an error speaks."""
-    try:
-        yield
-    except (CheckpointError, SourceError) as error:
-        raise type(error)(f"The draft model {name} cannot be used: {error}") from error
