@@ -87,7 +87,7 @@ class HeadDrafter:
     def _with_room(
         self, rows: Ints, ends: Ints, hidden_states: torch.Tensor, place: int
     ) -> tuple[Ints, Ints, torch.Tensor]:
-        """Those whose blocks and context hold one more token; nobody gets blocks for a guess."""
+        """Those whose blocks and context hold one more token."""
         inside = ends + place < self._states.token_ids.shape[1]
         for table in self._states.tables:
             inside &= table.have_room(rows, ends + place - 1)

@@ -14,8 +14,6 @@ from pagoda.runtime.steps.inputs import GroupArrays, StepArrays, build_batch
 from pagoda.runtime.steps.prepared import PreparedStep
 from pagoda.runtime.steps.program import Computed, StepLimits, StepProgram
 
-_SEEN, _COMPUTED, _TENANT = range(3)
-
 
 class ModelDrafter:
     """Reads each text with a draft model, and has it guess what comes next, token by token.
@@ -49,9 +47,8 @@ class ModelDrafter:
             sizes = [table.block_size for table in self._tables]
             self._program = StepProgram.record(model, self._cache, sizes, limits)
         self._block_size = self._tables[0].block_size
-        self._rows = np.zeros((3, len(states.lengths)), np.int64)
-        """By row: tokens that were read; tokens that the model had computed then; and how many
-        requests had left the row."""
+        self._rows = np.zeros((2, len(states.lengths)), np.int64)
+        """By row: how many tokens were read, and how many the model had computed then."""
         self._guessed: dict[int, list[int]] = {}
         """By row: guesses that were read behind the tokens."""
 
@@ -71,9 +68,7 @@ class ModelDrafter:
         due &= (ends <= self._max_position) & (seen < ends)
         asked &= due
         drafts = self._read_and_guess(rows[due], seen[due], ends[due], asked[due], num_drafts)
-        self._rows[_SEEN, rows] = np.where(due, ends, seen)
-        self._rows[_COMPUTED, rows] = computed
-        self._rows[_TENANT, rows] = self._states.departed[rows]
+        self._rows[:, rows] = np.where(due, ends, seen), computed
         # The last guess was not read.
         self._guessed = {row: tokens[:-1] for row, tokens in drafts.items()}
         return drafts
@@ -83,12 +78,13 @@ class ModelDrafter:
         missing = len(self._states.lengths) - self._rows.shape[1]
         if missing > 0:
             self._rows = np.pad(self._rows, ((0, 0), (0, missing)))
-        seen, computed, tenant = self._rows[:, rows]
-        # What others computed was read by them. What is computed again is read again.
-        joined = (tenant != self._states.departed[rows]) | (starts > computed)
-        again = starts < computed
-        found = np.where(joined, starts, np.where(again, np.minimum(seen, starts), seen))
-        for i in np.flatnonzero(~joined & ~again).tolist():
+        seen, computed = self._rows[:, rows]
+        # At the beginning of a block all in front of it was read, by whoever filled those blocks:
+        # another request may have come into the row, or the same one with other blocks.
+        begins = starts % self._block_size == 0
+        goes_on = ~begins & (starts == computed)
+        found = np.where(begins, starts, np.where(goes_on, seen, np.minimum(seen, starts)))
+        for i in np.flatnonzero(goes_on).tolist():
             row = int(rows[i])
             guessed = self._guessed.get(row, [])
             if guessed:
@@ -101,7 +97,7 @@ class ModelDrafter:
 
     def _have_room(self, rows: Ints, positions: Ints) -> np.ndarray:
         """Whether each row has a block for a token at its position, and the context holds the one
-        behind it. Nobody gets blocks for a guess."""
+        behind it."""
         inside: np.ndarray = positions + 1 < self._states.token_ids.shape[1]
         for table in self._states.tables:
             inside &= table.have_room(rows, positions + 1)
