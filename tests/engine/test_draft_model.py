@@ -65,10 +65,10 @@ def guesses_are_cheap(monkeypatch):
     monkeypatch.setattr(StepTimes, "cost", lambda self, decodes=False: cost)
 
 
-def start(folder, draft=None, *, eager=False, **cache):
+def start(folder, draft=None, *, eager=False, quantization="none", **cache):
     said = {"method": "draft", "model": str(draft), "num_speculative_tokens": 3}
     config = EngineConfig(
-        model=ModelConfig(str(folder), max_model_len=256),
+        model=ModelConfig(str(folder), max_model_len=256, quantization=quantization),
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=3),
         device=DeviceConfig("cpu", threads=1, enforce_eager=eager),
@@ -192,6 +192,18 @@ def test_prefixes_on_disk_have_what_the_draft_model_read(llama, draft, tmp_path)
     assert replies(second, asked) == expected
     stats = second.stats()
     assert stats.prefix_hits and stats.spec_accepted_tokens > 0.99 * stats.spec_draft_tokens
+
+
+def test_it_keeps_the_bits_of_its_file(llama):
+    """Also where the model's weights are rounded as they load."""
+    asked = sampling(1.0)
+    expected = replies(start(llama, quantization="int8"), asked)
+    drafting = start(llama, llama, quantization="int8")
+    runner = drafting.executor.runner
+    assert runner.draft_model.nbytes == start(llama).executor.runner.model.nbytes
+    assert runner.model.nbytes < runner.draft_model.nbytes
+    assert replies(drafting, asked) == expected
+    assert drafting.stats().spec_accepted_tokens > 20
 
 
 def test_beyond_its_context_nothing_is_guessed(llama, tmp_path, caplog):

@@ -17,6 +17,8 @@ from pagoda.engine.start.model_files import spec_of
 from pagoda.engine.start.phases import Phases
 from pagoda.weights.files import open_model
 from tests.engine.conftest import TINY_LLAMA, write_byte_tokenizer
+from tests.models import gemma4_gguf
+from tests.models import gemma4_vision as vision
 
 QWEN3_5 = {
     "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 32, "head_dim": 16,
@@ -145,6 +147,19 @@ def test_tables_may_be_padded(model, tmp_path, vocab_size):
 
 def test_the_model_itself_is_no_larger(model):
     assert found(f"{model} -md {model}") is not None
+
+
+def test_a_gguf_drafts_without_the_tower_beside_it(tmp_path):
+    model = vision.make(num_positions=10240)
+    gemma4_gguf.write_tower(tmp_path / "mmproj-F16.gguf", model)
+    path = tmp_path / "model.gguf"
+    gemma4_gguf.write_model(path, model)
+    line = f"{path} --model-draft {path}"
+    made = found(line)
+    assert made is not None and made.files.projector is None and made.model.spec.vision is None
+    asked = parsed(line)
+    subject = with_draft_model(find_subject(asked.model), asked)
+    assert subject.spec.vision is not None and subject.draft.spec == made.model.spec
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ class Subject:
     """What guesses tokens for it."""
 
 
-def find_subject(model: ModelConfig) -> Subject:
-    """Raises what opening a model raises; the hub is asked for headers alone, and the catalogue
-    where it cannot be."""
+def find_subject(model: ModelConfig, *, text_only: bool = False) -> Subject:
+    """A GGUF without its vision tower if `text_only`. Raises what opening a model raises; the hub
+    is asked for headers alone, and the catalogue where it cannot be."""
     from pagoda.weights.hub.remote import fetch_headers
 
     try:
@@ -65,6 +65,8 @@ def find_subject(model: ModelConfig) -> Subject:
     except SourceError as error:
         return _from_catalogue(model, error)
     files = open_model(path, model.mmproj)
+    if text_only:
+        files = replace(files, projector=None)
     config = files.config or {}
     missing = _missing(model, files)
     dummy = model.load_format == "dummy" and files.kind != "gguf"
@@ -95,7 +97,7 @@ def with_draft_model(subject: Subject, config: EngineConfig) -> Subject:
         return subject
     asked = draft_config(name, config)
     with named_draft(name):
-        found = find_subject(asked)
+        found = find_subject(asked, text_only=True)
     draft = DraftModel(name, found.spec, found.tensors)
     check_draft_model(config, subject.spec, draft)
     return replace(subject, draft=draft)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
-from pagoda.planner.draft_model import DraftModel, beside
+from pagoda.planner.draft_model import DraftModel, beside, check_tokens
 from pagoda.planner.memory.plan import activation_bytes
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.resolve import resolve
@@ -52,3 +53,29 @@ def test_its_layers_have_caches_behind_all_others():
     groups = kv_groups(beside(MODEL, DraftModel("small", small, {})), KVLayout())
     assert [group.layers for group in groups] == [tuple(range(31)), (31,)]
     assert [group.num_kv_heads for group in groups] == [3, 1]
+
+
+class Tokens:
+    """A tokenizer of so many tokens, of which some are other ones."""
+
+    def __init__(self, count: int, others: int = 0):
+        self.vocab_size, self._others = count, others
+
+    def token_bytes(self, index: int) -> bytes:
+        return b"other%d" % index if index < self._others else b"%d" % index
+
+    def token_text(self, index: int) -> str:
+        return self.token_bytes(index).decode()
+
+
+def test_a_few_tokens_may_be_others_and_a_few_more():
+    model = Tokens(5000)
+    for draft in (Tokens(5000), Tokens(5000, 5), Tokens(4600), Tokens(5400, 5)):
+        check_tokens("small", model, draft)
+    with pytest.raises(
+        ConfigError, match="6 of its tokens are others, such as 0, which is 'other0'"
+    ):
+        check_tokens("small", model, Tokens(5000, 6))
+    for count in (4000, 6000):
+        with pytest.raises(ConfigError, match=f"has {count:,} tokens, and the model's 5,000"):
+            check_tokens("small", model, Tokens(count))

@@ -58,7 +58,7 @@ def find_draft_model(
         )
     with phases.timed("read draft headers"):
         with named_draft(name):
-            found = open_model(path)
+            found = replace(open_model(path), projector=None)
             small = spec_of(found, asked)
         draft = DraftModel(name, small, planned_tensors(found, small, asked))
         check_draft_model(config, spec, draft)
