@@ -25,7 +25,7 @@ def make_drafter(
     *,
     eager: bool,
 ) -> Drafter | None:
-    """Of a model that `spec` describes: its head, or the model that drafts for it; None without
+    """What drafts for the model that `spec` describes: its head, or another model; None without
     either. The steps of a draft model are within `limits`; `eager` runs them op by op."""
     if head is not None:
         return HeadDrafter(head, cache, states, device.torch_device)
