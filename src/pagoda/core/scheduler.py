@@ -152,7 +152,7 @@ class Scheduler:
         self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
         if self.speculator is not None:
-            plan.num_drafts = self.speculator.num_drafts
+            finished.have_drafted(self.speculator.num_drafts, self.kv)
         self._in_flight[plan.step_id] = finished
         return plan
 
