@@ -29,6 +29,12 @@ class KnowingHead:
         self._wrong = wrong
         self.failing = False
 
+    def reserve(self, num_tokens):
+        pass
+
+    def read(self, hidden_states):
+        return hidden_states
+
     def forward(self, batch, token_ids, hidden_states):
         if self.failing:
             raise ValueError("broken")

@@ -32,6 +32,7 @@ from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
+from pagoda.planner.eagle3 import wants_eagle3, with_head
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.resolve import Resolution, device_name
@@ -73,6 +74,11 @@ def start_engine(
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
+    if wants_eagle3(config, spec):
+        with phases.timed("find draft head"):
+            files, spec = with_head(
+                files, spec, config, lambda _, done, total: phases.progress(done, total)
+            )
     spec = with_draft_head(spec, config)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:

@@ -122,6 +122,7 @@ class ModelRunner:
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
         self._drafter: HeadDrafter | None = None
         if self.draft_head is not None:
+            self.draft_head.reserve(self.max_num_batched_tokens)
             self._drafter = HeadDrafter(
                 self.draft_head, self.cache, self.states, self.device.torch_device
             )
