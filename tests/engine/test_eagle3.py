@@ -2,7 +2,13 @@
 
 import pytest
 
-from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda.config.engine import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams

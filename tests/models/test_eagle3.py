@@ -12,7 +12,7 @@ from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
 from pagoda.planner.eagle3 import with_head
 from pagoda.weights.files import open_model
-from tests.models import tiny, tiny_eagle3
+from tests.models import tiny, tiny_eagle3, tiny_gguf
 from tests.models.driver import Driver
 
 FAMILIES = {"llama": {}, "qwen3": {"head_dim": 16}, "qwen3_moe": {**tiny.QWEN3_MOE, "head_dim": 16}}
@@ -142,4 +142,44 @@ def test_forms_of_published_heads(form, tmp_path):
     head = tiny_eagle3.make(reference, **FORMS[form])
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, tiny_eagle3.save(tmp_path / "head", head))
+    _close(Drafter(model).drafts(IDS, 13), expected_drafts(reference, head, IDS))
+
+
+def test_as_the_library_speculators_writes_it(tmp_path):
+    reference = tiny.make("qwen3", head_dim=16)
+    head = tiny_eagle3.make(reference, norm_before_residual=True)
+    reference.save_pretrained(tmp_path)
+    config, tensors = tiny_eagle3.speculators_config(head), tiny_eagle3.as_speculators(head)
+    model = load(tmp_path, tiny_eagle3.save(tmp_path / "head", head, config, tensors))
+    _close(Drafter(model).drafts(IDS, 13), expected_drafts(reference, head, IDS))
+
+
+GGUFS = {
+    "F32": ({}, "target_layers", "F32"),
+    "older": ({}, "extract_layers", "F32"),
+    "norms": ({"norm_before_residual": True, "norm_before_fc": True}, "target_layers", "F32"),
+    "Q8_0": ({"own_embedding": True, "intermediate_size": 96}, "target_layers", "Q8_0"),
+}
+
+
+@pytest.mark.parametrize("kind", GGUFS)
+def test_gguf_beside_a_folder_and_beside_a_gguf(kind, tmp_path):
+    changes, layers, storage = GGUFS[kind]
+    reference = tiny.make("llama")
+    head = tiny_eagle3.make(reference, **changes)
+    path = tmp_path / "head.gguf"
+    tiny_eagle3.write_gguf(path, head, layers, tiny_gguf.Storage[storage])
+    reference.save_pretrained(tmp_path / "model")
+    expected = expected_drafts(reference, head, IDS)
+    _close(Drafter(load(tmp_path / "model", path)).drafts(IDS, 13), expected)
+    tiny_gguf.write(tmp_path / "model.gguf", reference, lambda name: tiny_gguf.Storage.F32)
+    _close(Drafter(load(tmp_path / "model.gguf", path)).drafts(IDS, 13), expected)
+
+
+@pytest.mark.skipif(cpu.native() is None, reason="needs the native kernels")
+def test_packed_weights_draft_the_same(both, tmp_path):
+    """The form that serves on a CPU."""
+    reference, head, _ = both
+    reference.save_pretrained(tmp_path)
+    model = load(tmp_path, tiny_eagle3.save(tmp_path / "head", head), packed=True)
     _close(Drafter(model).drafts(IDS, 13), expected_drafts(reference, head, IDS))

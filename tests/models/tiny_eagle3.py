@@ -7,6 +7,8 @@ plain torch; nothing of Pagoda takes part.
 import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -189,9 +191,7 @@ def tensors_of(head: Head) -> dict[str, torch.Tensor]:
     return {name: x.detach().clone().contiguous() for name, x in head.state_dict().items()}
 
 
-def save(
-    folder: Path, head: Head, config: dict | None = None, tensors: dict | None = None
-) -> Path:
+def save(folder: Path, head: Head, config: dict | None = None, tensors: dict | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     tensors = tensors_of(head) if tensors is None else tensors
     save_file(tensors, folder / "model.safetensors")
@@ -200,6 +200,66 @@ def save(
 
 
 def as_speculators(head: Head) -> dict[str, torch.Tensor]:
-    return {
-        name.replace("midlayer.", "layers.0."): x for name, x in tensors_of(head).items()
-    }
+    return {name.replace("midlayer.", "layers.0."): x for name, x in tensors_of(head).items()}
+
+
+def write_gguf(
+    path: Path, head: Head, layers: str = "target_layers", storage=gguf.GGMLQuantizationType.F32
+) -> Path:
+    """As llama.cpp's converter writes it; `layers` is its key for the layers that are read. Gives
+    the head the weights that the file then holds."""
+    sizes = head.sizes
+    writer = gguf.GGUFWriter(path, "eagle3")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(sizes["hidden_size"])
+    writer.add_feed_forward_length(sizes["intermediate_size"])
+    writer.add_head_count(sizes["num_attention_heads"])
+    writer.add_head_count_kv(sizes["num_key_value_heads"])
+    writer.add_key_length(sizes["head_dim"])
+    writer.add_value_length(sizes["head_dim"])
+    writer.add_rope_freq_base(sizes["rope_theta"])
+    writer.add_layer_norm_rms_eps(sizes["rms_norm_eps"])
+    writer.add_vocab_size(head.vocab_size)
+    writer.add_token_list([f"<{i}>" for i in range(head.vocab_size)])
+    writer.add_array(f"eagle3.{layers}", list(READS))
+    writer.add_uint32("eagle3.target_hidden_size", 64)
+    writer.add_bool("eagle3.norm_before_residual", sizes["norm_before_residual"])
+    writer.add_bool("eagle3.norm_before_fc", sizes["norm_before_fc"])
+    for name, tensor in head.state_dict().items():
+        if name == "t2d":
+            continue
+        if name == "d2t":
+            writer.add_tensor(name, (tensor + torch.arange(len(tensor))).numpy())
+            continue
+        values, halves = tensor.numpy(), (-1, 2, sizes["head_dim"] // 2, tensor.shape[-1])
+        turned = "q_proj" in name or "k_proj" in name
+        if turned:  # pairs side by side
+            values = values.reshape(halves).swapaxes(1, 2).reshape(values.shape)
+        kind = storage if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        raw = gguf.quantize(np.ascontiguousarray(values), kind)
+        writer.add_tensor(_gguf_name(name), raw, raw_dtype=kind)
+        seen = torch.from_numpy(gguf.dequantize(raw, kind).reshape(values.shape).copy())
+        if turned:
+            pairs = (-1, sizes["head_dim"] // 2, 2, tensor.shape[-1])
+            seen = seen.reshape(pairs).swapaxes(1, 2).reshape(tensor.shape)
+        tensor.copy_(seen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gguf_name(name: str) -> str:
+    names = {
+        "fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd",
+        "input_norm": "enc.output_norm", "input_layernorm": "attn_norm",
+        "hidden_norm": "attn_norm_2", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    stem = name.removesuffix(".weight")
+    layer = stem.startswith("midlayer.")
+    return ("blk.0." if layer else "") + names[stem.removeprefix("midlayer.")] + ".weight"

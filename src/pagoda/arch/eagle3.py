@@ -126,20 +126,23 @@ def _from_gguf(
     # Its q and k rows are interleaved, as Llama's.
     own = spec_from_gguf(reader, tokenizer, "EAGLE-3", Traits(), tensors, interleaved=True)
     _check_one_layer(own, source)
+    older = reader.listed("extract_layers")  # the same, in older files
     eagle3 = Eagle3Spec(
         source,
-        _checked(model, list(reader.listed("extract_layers")), source),
+        _checked(model, list(reader.listed("target_layers") or older), source),
         own.hidden_size,
         own.norm_eps,
         sum(tensors["d2t"].shape[:1]) if "d2t" in tensors else own.vocab_size,
         "by id" if "d2t" in tensors else "no",
         reader.flag("norm_before_residual", False),
+        reader.flag("norm_before_fc", False),
     )
     _check_fits(model, own, source, reader.integer("target_hidden_size", MAX_WIDTH, 0, minimum=0))
     sources = {
         "embed": "token_embd.weight",
         "head": "output.weight",
         "norm": "output_norm.weight",
+        "read_norm": "enc.output_norm.weight",
         "hidden_norm": "blk.0.attn_norm_2.weight",
     }
     return _head(own, eagle3, sources, ("blk.{layer}.", "blk.0."), tensors)
