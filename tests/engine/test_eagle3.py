@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagoda.base.errors import CheckpointError
 from pagoda.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -43,17 +44,17 @@ def guesses_are_cheap(monkeypatch):
     monkeypatch.setattr(StepTimes, "cost", lambda self, decodes=False: cost)
 
 
-def start(folder, method: str, num_blocks: int | None = None, **device):
+def start(folder, method, num_blocks=None, head=None, report=lambda message: None, **device):
     config = EngineConfig(
         model=ModelConfig(str(folder), max_model_len=144),
         scheduler=SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=3),
         cache=CacheConfig(num_gpu_blocks_override=num_blocks),
         device=DeviceConfig("cpu", threads=1, **device),
         speculation=SpeculationConfig(
-            {"method": method, "model": str(folder / "head"), "num_speculative_tokens": 3}
+            {"method": method, "model": str(head or folder / "head"), "num_speculative_tokens": 3}
         ),
     )
-    return start_engine(config, lambda message: None)[0]
+    return start_engine(config, report)[0]
 
 
 def replies(core, sampling: list[SamplingParams]):
@@ -68,6 +69,29 @@ def replies(core, sampling: list[SamplingParams]):
             said[delta.req_id][1].extend(delta.logprobs or [])
     core.scheduler.check_integrity()
     return said
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_head_says_that_knows_its_model_comes_true(tmp_path, guesses_are_cheap, temperature):
+    """At any temperature, for a guess is drawn with the noise of its token's place."""
+    model = tiny.make("llama")
+    head = tiny_eagle3.make_knowing(model)
+    model.save_pretrained(tmp_path)
+    tiny_eagle3.save(tmp_path / "head", head)
+    known = head.t2d.nonzero().flatten().tolist()
+    sampling = [
+        SamplingParams(
+            temperature=temperature, seed=i, max_tokens=40, ignore_eos=True, allowed_token_ids=known
+        )
+        for i in range(len(LENGTHS))
+    ]  # fmt: skip
+    expected = replies(start(tmp_path, "none"), sampling)
+    drafting = start(tmp_path, "eagle3")
+    assert replies(drafting, sampling) == expected
+    stats = drafting.stats()
+    assert stats.spec_draft_tokens > 50
+    # The last guesses of a reply stand behind its end.
+    assert stats.spec_accepted_tokens > 0.9 * stats.spec_draft_tokens
 
 
 def few_tokens(folder, temperature: float, **more) -> list[SamplingParams]:
@@ -121,3 +145,12 @@ def test_recorded_steps_keep_what_the_head_reads(folder, guesses_are_cheap):
 def test_its_method_is_its_own(folder):
     core = start(folder, "eagle3")
     assert isinstance(core.scheduler.speculator.proposer, DraftedProposer)
+
+
+def test_a_head_of_another_model_is_refused_before_weights_are_loaded(folder, tmp_path):
+    config = {"hidden_size": 32, "num_attention_heads": 4}
+    tiny_eagle3.save(tmp_path / "head", tiny_eagle3.make(tiny.make("llama", **config)))
+    phases = []
+    with pytest.raises(CheckpointError, match="fc.weight has the shape"):
+        start(folder, "eagle3", head=tmp_path / "head", report=phases.append)
+    assert phases and not any("weights" in str(phase) for phase in phases)

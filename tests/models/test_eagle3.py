@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from pagoda.arch.registry import spec_for
-from pagoda.config.engine import EngineConfig, ModelConfig
-from pagoda.config.speculation import SpeculationConfig
 from pagoda.kernels import cpu
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
@@ -20,13 +18,9 @@ IDS = tiny.random_ids(61)
 
 
 def load(folder, head_folder, **options) -> CausalLM:
-    config = EngineConfig(
-        model=ModelConfig(str(folder)),
-        speculation=SpeculationConfig({"method": "eagle3", "model": str(head_folder)}),
-    )
     files = open_model(folder)
     spec = spec_for(files.config, files.metadata, files.checkpoint.tensors)
-    files, spec = with_head(files, spec, config)
+    files, spec = with_head(files, spec, open_model(head_folder), "HEAD")
     return build_model(spec, files.checkpoint, dtype=torch.float32, device="cpu", **options)
 
 

@@ -139,7 +139,37 @@ def make(model: PreTrainedModel, **changes) -> Head:
     return head
 
 
-@torch.inference_mode()
+@torch.no_grad()
+def make_knowing(model: PreTrainedModel) -> Head:
+    """The layers of `model` come to add nothing, so that its next token follows from the last one
+    alone. The head works out the same: it looks at no other token than the one it is told, whose
+    embedding goes on to the model's own output head."""
+    for layer in model.get_decoder().layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    hidden, size = model.config.hidden_size, SIZES["head_dim"]
+    table = model.get_input_embeddings().weight
+    # As large in each head, so that a token resembles itself most.
+    table.copy_(nn.functional.normalize(table.unflatten(-1, (-1, size)), dim=-1).flatten(1))
+    heads = SIZES["num_attention_heads"]
+    head = Head(model, num_key_value_heads=heads, norm_before_residual=True).eval()
+    head.midlayer.hidden_norm.weight.zero_()  # what it said before does not matter
+    head.midlayer.mlp["down_proj"].weight.zero_()
+    whole = torch.eye(hidden, 2 * hidden)  # of the embedding and the hidden state
+    for name, weight in (
+        ("q", 4 * whole),
+        ("k", 4 * whole),
+        ("v", whole),
+        ("o", torch.eye(hidden)),
+    ):
+        head.midlayer.self_attn[f"{name}_proj"].weight.copy_(weight)
+    known = head.t2d.nonzero().flatten()
+    output = model.get_output_embeddings().weight * model.get_decoder().norm.weight
+    head.lm_head.weight.copy_(output[known])
+    return head
+
+
+@torch.no_grad()
 def layers_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """[tokens, layers * hidden] of a text: what goes into the layers `READS`."""
     found: dict[int, torch.Tensor] = {}

@@ -400,7 +400,8 @@ class ModelSpec:
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """The mixers of the layers that have attention, in order; a loaded draft head's is the
         last."""
-        mixers = (layer.mixer for layer in self.cached_layers)
+        head = () if self.draft_head is None or not self.drafts else (self.draft_head.layer,)
+        mixers = (layer.mixer for layer in (*self.layers, *head))
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
 
 

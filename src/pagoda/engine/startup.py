@@ -24,6 +24,7 @@ from pagoda.engine.kv_disk import block_contents, kv_disk
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.start.eagle3 import with_eagle3_head
 from pagoda.engine.start.libraries import Libraries, import_libraries
 from pagoda.engine.start.measured import fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
@@ -32,7 +33,6 @@ from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
-from pagoda.planner.eagle3 import wants_eagle3, with_head
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.resolve import Resolution, device_name
@@ -74,11 +74,7 @@ def start_engine(
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
-    if wants_eagle3(config, spec):
-        with phases.timed("find draft head"):
-            files, spec = with_head(
-                files, spec, config, lambda _, done, total: phases.progress(done, total)
-            )
+    files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:

@@ -10,10 +10,8 @@ from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory.tensors import model_tensors
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
-from pagoda.weights.files import ModelFiles, open_model
-from pagoda.weights.hub.store import Progress
+from pagoda.weights.files import ModelFiles
 from pagoda.weights.joined import HEAD_PREFIX
-from pagoda.weights.source import resolve_model
 
 _READ = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures whose layers a head can read."""
@@ -25,27 +23,8 @@ def wants_eagle3(config: EngineConfig, spec: ModelSpec) -> bool:
     return config.speculation.method == "eagle3" and spec.encoder is None and spec.writes_text
 
 
-def with_head(
-    files: ModelFiles, spec: ModelSpec, config: EngineConfig, progress: Progress | None = None
-) -> tuple[ModelFiles, ModelSpec]:
-    """A model's files and spec with the head that `config` names, which is fetched if it is not on
-    this machine.
-
-    ConfigError where this model can have no head, CheckpointError and UnsupportedModelError for a
-    head that does not fit it; what finding a model raises.
-    """
-    name = _named(config, spec)
-    path = resolve_model(name, download_dir=config.model.download_dir, progress=progress)
-    head = open_model(path)
-    checkpoint = head.checkpoint
-    spec = with_eagle3_head(spec, head.config, head.metadata, checkpoint.tensors, name)
-    _check_tensors(spec, checkpoint.tensors, name)
-    _check_token_map(spec, checkpoint, name)
-    return replace(files, draft_head=head), spec
-
-
-def _named(config: EngineConfig, spec: ModelSpec) -> str:
-    """The head's name; ConfigError where none can be used."""
+def head_name(config: EngineConfig, spec: ModelSpec) -> str:
+    """The head that `config` names; ConfigError where this model can have none."""
     name = config.speculation.speculative_config.get("model")
     problem = ""
     if not name:
@@ -67,6 +46,26 @@ def _named(config: EngineConfig, spec: ModelSpec) -> str:
             f"The method eagle3 cannot be used: {problem}. Or take another method, such as suffix."
         )
     return str(name)
+
+
+def with_head(
+    files: ModelFiles, spec: ModelSpec, head: ModelFiles, source: str
+) -> tuple[ModelFiles, ModelSpec]:
+    """A model's files and spec with a head's, which comes from `source`.
+
+    CheckpointError and UnsupportedModelError for a head that does not fit.
+    """
+    spec = fitted(spec, head, source)
+    _check_token_map(spec, head.checkpoint, source)
+    return replace(files, draft_head=head), spec
+
+
+def fitted(spec: ModelSpec, head: ModelFiles, source: str) -> ModelSpec:
+    """`spec` with the head, by its headers alone. Raises as `with_head`."""
+    tensors = head.checkpoint.tensors
+    spec = with_eagle3_head(spec, head.config, head.metadata, tensors, source)
+    _check_tensors(spec, tensors, source)
+    return spec
 
 
 def _check_tensors(spec: ModelSpec, tensors: Mapping[str, TensorInfo], source: str) -> None:

@@ -102,6 +102,8 @@ class ModelRunner:
                 synchronize=self.device.synchronize,
             )
         self.model.reserve(self.max_model_len)
+        if self.draft_head is not None:
+            self.draft_head.reserve(self.max_num_batched_tokens)
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
@@ -122,7 +124,6 @@ class ModelRunner:
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
         self._drafter: HeadDrafter | None = None
         if self.draft_head is not None:
-            self.draft_head.reserve(self.max_num_batched_tokens)
             self._drafter = HeadDrafter(
                 self.draft_head, self.cache, self.states, self.device.torch_device
             )

@@ -9,7 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.command import fields_of
 from pagoda.doctor.remedies.case import Case, least_bytes
-from pagoda.doctor.subject import find_subject
+from pagoda.doctor.subject import find_subject, with_eagle3_head
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
@@ -190,7 +190,11 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 
 
 def _with_file(ref: str) -> Callable[[Case], Case]:
-    return lambda case: replace(case, subject=find_subject(replace(case.config.model, model=ref)))
+    def apply(case: Case) -> Case:
+        found = find_subject(replace(case.config.model, model=ref))
+        return replace(case, subject=with_eagle3_head(found, case.config))
+
+    return apply
 
 
 def _with_method(method: str) -> Callable[[Case], Case]:
