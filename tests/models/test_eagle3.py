@@ -12,6 +12,8 @@ from pagoda.planner.eagle3 import with_head
 from pagoda.weights.files import open_model
 from tests.models import tiny, tiny_eagle3, tiny_gguf
 from tests.models.driver import Driver
+from tests.models.test_captured import capture
+from tests.models.test_program import LIMITS, record, replay
 
 FAMILIES = {"llama": {}, "qwen3": {"head_dim": 16}, "qwen3_moe": {**tiny.QWEN3_MOE, "head_dim": 16}}
 IDS = tiny.random_ids(61)
@@ -177,3 +179,30 @@ def test_packed_weights_draft_the_same(both, tmp_path):
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, tiny_eagle3.save(tmp_path / "head", head), packed=True)
     _close(Drafter(model).drafts(IDS, 13), expected_drafts(reference, head, IDS))
+
+
+@pytest.mark.parametrize("form", ["captured", "recorded"])
+def test_replayed_steps_keep_what_the_head_reads(form, tmp_path):
+    """In memory that stays where it is, whatever else the step's memory is used for."""
+    if form == "recorded" and cpu.native() is None:
+        pytest.skip("steps are recorded by the native kernels, which are not built")
+    reference = tiny.make("qwen3", head_dim=16)
+    reference.save_pretrained(tmp_path)
+    head_folder = tiny_eagle3.save(tmp_path / "head", tiny_eagle3.make(reference))
+    model = load(tmp_path, head_folder, packed=form == "recorded")
+    model.draft_head.reserve(LIMITS.max_tokens)
+    eager, replayed = Driver(model), Driver(model)
+    steps = capture(replayed, 4) if form == "captured" else record(replayed)
+    prompts = {f"r{i}": tiny.random_ids(3 + i, seed=i) for i in range(3)}
+    for driver in (eager, replayed):
+        driver.step(prompts)
+    sizes = [1, 1] if form == "captured" else [1, 4]  # captured steps have a token each
+    step = {f"r{i}": tiny.random_ids(size, seed=9 + i) for i, size in enumerate(sizes)}
+    rows = torch.empty(sum(sizes), 64)
+    with torch.inference_mode():
+        eager.step(step)
+        expected = model.draft_head.read(rows).clone()
+        model.draft_head._taps._kept[0].fill_(torch.nan)
+        replay(steps, replayed, step)
+        found = model.draft_head.read(rows)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

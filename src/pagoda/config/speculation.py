@@ -96,7 +96,7 @@ class SpeculationConfig(Options):
         "`prompt_lookup_max` tokens in common; `none` guesses nothing; `auto` is `suffix` on a "
         "CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
-        "`min_speculative_tokens`.",
+        "`min_speculative_tokens`. `eagle3` asks the EAGLE-3 head that `model` names.",
         aliases=("-sc",),
         parse=parse_speculative_config,
         factory=dict,
