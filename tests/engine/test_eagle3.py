@@ -17,7 +17,7 @@ from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.step_time import StepCost, StepTimes
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
-from tests.models import tiny, tiny_eagle3
+from tests.models import tiny, tiny_eagle3, tiny_gguf
 
 LENGTHS = (5, 40, 90, 17)
 FAMILIES = {"llama": {}, "qwen3": {"head_dim": 16}}
@@ -44,12 +44,19 @@ def guesses_are_cheap(monkeypatch):
     monkeypatch.setattr(StepTimes, "cost", lambda self, decodes=False: cost)
 
 
-def start(folder, method, num_blocks=None, head=None, report=lambda message: None, **device):
+def start(folder, method, head=None, model=None, report=lambda message: None, **options):
+    """`options` are of the model, the cache and the device."""
+    cache = {
+        name: options.pop(name)
+        for name in ("num_gpu_blocks_override", "kv_disk")
+        if name in options
+    }
+    eager = options.pop("enforce_eager", False)
     config = EngineConfig(
-        model=ModelConfig(str(folder), max_model_len=144),
+        model=ModelConfig(str(model or folder), max_model_len=144, **options),
         scheduler=SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=3),
-        cache=CacheConfig(num_gpu_blocks_override=num_blocks),
-        device=DeviceConfig("cpu", threads=1, **device),
+        cache=CacheConfig(**cache),
+        device=DeviceConfig("cpu", threads=1, enforce_eager=eager),
         speculation=SpeculationConfig(
             {"method": method, "model": str(head or folder / "head"), "num_speculative_tokens": 3}
         ),
@@ -124,7 +131,7 @@ def test_preempted_requests_say_the_same(folder, guesses_are_cheap):
     """Three requests at once need more blocks than there are."""
     sampling = few_tokens(folder, 1.0)
     expected = replies(start(folder, "none"), sampling)
-    drafting = start(folder, "eagle3", num_blocks=10)
+    drafting = start(folder, "eagle3", num_gpu_blocks_override=10)
     assert replies(drafting, sampling) == expected
     stats = drafting.stats()
     assert stats.num_preemptions and stats.spec_draft_tokens > 50
@@ -154,3 +161,42 @@ def test_a_head_of_another_model_is_refused_before_weights_are_loaded(folder, tm
     with pytest.raises(CheckpointError, match="fc.weight has the shape"):
         start(folder, "eagle3", head=tmp_path / "head", report=phases.append)
     assert phases and not any("weights" in str(phase) for phase in phases)
+
+
+def test_rounded_weights_and_their_head(folder, guesses_are_cheap):
+    sampling = few_tokens(folder, 1.0)
+    expected = replies(start(folder, "none", quantization="int8"), sampling)
+    drafting = start(folder, "eagle3", quantization="int8")
+    assert replies(drafting, sampling) == expected
+    assert drafting.stats().spec_draft_tokens > 50
+
+
+def test_ggufs_of_model_and_head(tmp_path, guesses_are_cheap):
+    reference = tiny.make("llama")
+    head = tiny_eagle3.make(reference)
+    model, head_path = tmp_path / "model.gguf", tmp_path / "head" / "head.gguf"
+    head_path.parent.mkdir()
+    tiny_gguf.write(model, reference, lambda name: tiny_gguf.Storage.Q8_0)
+    tiny_eagle3.write_gguf(head_path, head, storage=tiny_gguf.Storage.F16)
+    sampling = few_tokens(tmp_path, 1.0)
+    expected = replies(start(tmp_path, "none", model=model), sampling)
+    drafting = start(tmp_path, "eagle3", model=model)
+    assert replies(drafting, sampling) == expected
+    assert drafting.stats().spec_draft_tokens > 50
+
+
+def test_kept_prefixes_are_those_of_the_same_head(folder, tmp_path):
+    """What a head wrote to the cache means nothing to another."""
+    files = set()
+    for head in (folder / "head", tmp_path / "other"):
+        if not head.exists():
+            changed = tiny_eagle3.make(tiny.make("llama"))
+            changed.fc.weight.data *= 2
+            tiny_eagle3.save(head, changed)
+        core = start(folder, "eagle3", head=head, kv_disk=str(tmp_path / "kept"))
+        core.handle(AddRequest(req_id="r", prompt_token_ids=tiny.random_ids(90)))
+        while core.has_work():
+            core.step()
+        core.shutdown()
+        files |= {path.name for path in (tmp_path / "kept").iterdir()}
+    assert len(files) == 2
