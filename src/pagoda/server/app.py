@@ -7,11 +7,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pagoda.base.log import get_logger
-from pagoda.config.server import ServerConfig
+from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.http.auth import AuthMiddleware, configured_keys
+from pagoda.server.http.auth import AuthMiddleware
 from pagoda.server.http.middleware import (
     BodyLimitMiddleware,
     HeadMiddleware,
