@@ -46,6 +46,11 @@ from pagoda.server.routes import (
 
 _log = get_logger(__name__)
 
+_READABLE_HEADERS = (
+    "X-Request-Id", "Retry-After", "Pagoda-Not-Enforced", "Pagoda-Unknown-Fields",
+)  # fmt: skip
+"""What pages of other origins may read beside the body."""
+
 
 def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
     """An app that answers from the start: 503 until its context has a fleet with models."""
@@ -103,7 +108,7 @@ def _middleware(context: Context) -> list[Middleware]:
                 allow_credentials=config.allow_credentials,
                 # Browsers ask for it where a public site calls a server of this machine.
                 allow_private_network=True,
-                expose_headers=("X-Request-Id", "Retry-After"),
+                expose_headers=_READABLE_HEADERS,
             )
         )
     keys = configured_keys(config)
