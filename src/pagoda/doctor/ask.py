@@ -9,6 +9,7 @@ from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, with_speed
 from pagoda.doctor.findings import Finding
+from pagoda.doctor.guesses import with_guesses
 from pagoda.doctor.machine.checks import checkpoint_findings
 from pagoda.doctor.machine.hardware import Hardware, elsewhere, this_machine
 from pagoda.doctor.machine.load import load_findings
@@ -26,8 +27,6 @@ class Question:
     elsewhere: Hardware | None
     """GPUs that are not here; None for this machine."""
     users: Users | None
-    mode: str = "auto"
-    """How many tokens to draft: `planner.speculation`."""
 
     @classmethod
     def of(cls, config: EngineConfig, args: argparse.Namespace) -> "Question":
@@ -38,7 +37,7 @@ class Question:
         parallel = config.parallel
         wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
-        return cls(config, hardware, users, args.mode)
+        return cls(config, hardware, users)
 
 
 def answers(
@@ -61,7 +60,7 @@ def answers(
         planned = kept.of(
             subjects,
             lambda subject: answer(
-                subject, hardware, _named(question.config, subject), question.users, question.mode
+                subject, hardware, _named(question.config, subject), question.users
             ),
             name=lambda subject: subject.ref,
         )
@@ -69,7 +68,7 @@ def answers(
     finally:
         if measuring is not None:
             measuring.close()
-    planned = [with_speed(made, speed) for made in planned]
+    planned = [with_guesses(with_speed(made, speed), speed) for made in planned]
     if speed is not None and measuring is not None:
         busy = load_findings(measuring.others)
         planned = [replace(made, findings=(*made.findings, *busy)) for made in planned]

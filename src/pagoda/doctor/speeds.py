@@ -43,14 +43,10 @@ def speeds_of(
     spec, ranks = subject.spec, resolution.config.parallel.tensor_parallel_size
     if not spec.writes_text or spec.encoder is not None:
         return None
-    plan, gpu = resolution.plan, hardware.gpu
+    plan = resolution.plan
     # The stages of a pipeline take turns with a request: together they are the whole model.
     own, held = rank_spec(spec, ranks), held_by(subject, resolution, hardware)
-    devices: tuple[DeviceSpeed, ...] = ()
-    if gpu is not None:
-        devices = gpu_speeds(gpu, own, ranks, captured=plan.captured > 0)
-    elif measured is not None and hardware.facts.device == "cpu" and ranks == 1:
-        devices = (measured,)
+    devices = device_speeds(subject, resolution, hardware, measured)
 
     def estimate(tokens: int, count: int = 1) -> SpeedEstimate | None:
         each = [
@@ -67,6 +63,20 @@ def speeds_of(
         return None
     together = estimate(context, requests) if requests > 1 else None
     return Speeds(one, empty, context, together, requests)
+
+
+def device_speeds(
+    subject: Subject, resolution: Resolution, hardware: Hardware, measured: DeviceSpeed | None
+) -> tuple[DeviceSpeed, ...]:
+    """The slowest and the fastest that a GPU may be with the model, a CPU as it was measured;
+    empty where nothing is known."""
+    ranks = resolution.config.parallel.tensor_parallel_size
+    if hardware.gpu is not None:
+        own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
+        return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
+    if measured is not None and hardware.facts.device == "cpu" and ranks == 1:
+        return (measured,)
+    return ()
 
 
 def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:
