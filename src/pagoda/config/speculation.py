@@ -93,8 +93,9 @@ class SpeculationConfig(Options):
         'JSON that says what guesses tokens ahead, such as {"method": "suffix", '
         '"num_speculative_tokens": 8}. Methods: `suffix` repeats what stood in the request or in '
         "recent replies, `ngram` in the request alone, with `prompt_lookup_min` and "
-        "`prompt_lookup_max` tokens in common; `none` guesses nothing; `auto` is `suffix` on a "
-        "CPU. As many guesses are verified as make replies faster, at most "
+        "`prompt_lookup_max` tokens in common; `mtp` asks the checkpoint's draft head, for as many "
+        "tokens as `mode` (auto, stable, fast) says; `none` guesses nothing; `auto` is `suffix` on "
+        "a CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
         "`min_speculative_tokens`.",
         aliases=("-sc",),
