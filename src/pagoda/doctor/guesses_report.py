@@ -7,13 +7,14 @@ from pagoda.doctor.guesses import Guesses, Way
 from pagoda.planner.devices.guess_speed import CHANCE, tokens_of_step
 from pagoda.planner.devices.speed import Range
 
-_WORDS = {
+WORDS = {
     "suffix": "what stood in the request or in recent replies",
     "ngram": "what stood in the request",
     "mtp": "the checkpoint's draft head",
     "draft": "the draft model",
     "eagle3": "the EAGLE head",
 }
+"""What each method guesses from."""
 
 
 def guess_lines(guesses: Guesses | None) -> list[str]:
@@ -21,7 +22,8 @@ def guess_lines(guesses: Guesses | None) -> list[str]:
     if guesses is None:
         return []
     best = guesses.best
-    advice = "none of them is faster here"
+    timed = any(way.gains for way in guesses.ways)
+    advice = "none of them is faster here" if timed else "what they gain here is not known"
     if best is not None:
         advice = f"use {best.flags}" if best.flags else "leave it so"
         advice += ", where replies repeat their prompts" if best.copies and best.flags else ""
@@ -31,7 +33,8 @@ def guess_lines(guesses: Guesses | None) -> list[str]:
 
 
 def guesses_json(guesses: Guesses) -> dict[str, Any]:
-    """`use` has the flags to type, an empty text for none, and null where no guess is faster."""
+    """`use` has the flags to type, an empty text for none, and null where no guess is known to be
+    faster."""
     best = guesses.best
     return {
         "method": guesses.method,
@@ -58,7 +61,7 @@ def _way_json(way: Way) -> dict[str, Any]:
 
 
 def _line(way: Way) -> str:
-    said = f"{way.flags or way.method}: {_WORDS[way.method]}"
+    said = f"{way.flags or way.method}: {WORDS[way.method]}"
     if way.most:
         said += f", up to {way.most} tokens at a time"
     if way.decode_range is not None:

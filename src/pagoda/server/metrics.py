@@ -185,7 +185,7 @@ class RequestTimer:
         self._metrics = metrics
         self._siblings = siblings
         self.number = next(_NUMBERS)
-        """Of requests since the server started."""
+        """Counts the requests since the server started."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_tokens = 0

@@ -8,11 +8,13 @@ import pytest
 from pagoda.cli.main import parse_command
 from pagoda.config.engine import ParallelConfig
 from pagoda.config.flags import engine_config
-from pagoda.config.speculation import SpeculationConfig
+from pagoda.config.speculation import METHODS, SpeculationConfig
 from pagoda.doctor.answer import answer, with_speed
 from pagoda.doctor.guesses import with_guesses
+from pagoda.doctor.guesses_report import WORDS
 from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
+from pagoda.doctor.remedies.search import remedies
 from pagoda.planner.devices.guess_speed import best_gain, tokens_of_step
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
@@ -130,6 +132,32 @@ def test_guesses_that_cost_more_than_they_gain(tmp_path):
     text = "\n".join(lines(made, [], False, 300))
     assert "none of them is faster here" in text and "none would be verified" in text
     assert as_json(made, [])["guesses"]["use"] is None
+
+
+def test_a_way_to_guess_is_left_out_where_its_memory_is_what_lacks(tmp_path):
+    subject = subject_of(tmp_path, QWEN3_5)
+    wanted = asked(subject, max_model_len=32768)
+    hardware = elsewhere("A100-80G")
+    plan = answer(subject, hardware, wanted).resolution.plan
+    need = plan.weights + plan.beside_weights + plan.slabs_for(32768) * plan.slab_bytes
+    facts = replace(hardware.facts, total_memory=round((need + GIB) / 0.9), free_memory=need + GIB)
+    fast = replace(wanted, speculation=SpeculationConfig({"mode": "fast"}))
+    made = answer(subject, replace(hardware, facts=facts), fast)
+    found = {remedy.words: remedy.command for remedy in remedies(made)}
+    assert not made.fits and "speculative" not in found["--speculative-config left out"]
+
+
+def test_every_method_has_words():
+    assert set(WORDS) == set(METHODS) - {"auto", "none"}
+
+
+def test_of_a_device_without_speeds_only_memory_is_said(tmp_path):
+    hardware = replace(elsewhere("A100-80G"), gpu=None)
+    made = planned(tmp_path, QWEN3_5, hardware)
+    way = ways_of(made)["--mode fast"]
+    assert way.memory > 0 and way.decode_range is None and made.guesses.best is None
+    text = "\n".join(lines(made, [], False, 300))
+    assert "what they gain here is not known" in text and "tokens/s on any" not in text
 
 
 def test_guesses_of_a_mixture_meet_more_experts(tmp_path):

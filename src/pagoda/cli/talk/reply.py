@@ -109,7 +109,7 @@ def chat_printer() -> ReplyPrinter:
 
 
 def _columns() -> int:
-    """Of the terminal as it is now; 0 where stdout is none."""
+    """The terminal's width as it is now; 0 where stdout is none."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns
     except OSError:

@@ -40,7 +40,7 @@ class WordWrap:
 
     def _begin_line(self) -> None:
         self._line = ""
-        """Of the text's own line, not of the screen's."""
+        """The beginning of the text's own line, not of the screen's."""
         self._column = 0
         self._word, self._width = "", 0
         self._overlong = False

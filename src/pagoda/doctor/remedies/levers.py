@@ -25,7 +25,7 @@ _BOUNDS = {
 }  # fmt: skip
 _SIZES = {
     "max_num_seqs": "scheduler", "block_size": "cache", "kv_cache_dtype": "cache",
-    "image_max_tokens": "media", "video_max_tokens": "media",
+    "image_max_tokens": "media", "video_max_tokens": "media", "speculative_config": "speculation",
 }  # fmt: skip
 _SECTIONS = {**_BOUNDS, **_SIZES}
 # What steps have by default (`planner.resolve`).

@@ -24,8 +24,8 @@ def tokens_of_step(guesses: int) -> float:
 
 
 def best_gain(seconds: Callable[[int], float], most: int, drafting: float = 0.0) -> Gain:
-    """Of up to `most` guesses in a step, each of which takes `drafting` seconds to make;
-    `seconds(rows)` is a step's time with so many tokens of a request."""
+    """The number of guesses, up to `most`, that gives the most tokens a second. Each takes
+    `drafting` seconds to make, and a step with `rows` tokens of a request `seconds(rows)`."""
     plain = seconds(1)
 
     def gain(guesses: int) -> Gain:
