@@ -101,8 +101,9 @@ def find_run(args: argparse.Namespace) -> Path:
     from pagoda_agent.runs.journal import JOURNAL, latest
 
     runs = runs_folder(args)
-    if (runs / args.run / JOURNAL).is_file():
-        return runs / args.run
+    folder: Path = runs / args.run
+    if (folder / JOURNAL).is_file():
+        return folder
     text = f"There is no run {args.run!r} in {runs}"
     found = latest(runs, _LISTED_RUNS)
     if not found:
