@@ -24,6 +24,9 @@ _LEAST_GAIN = 1.04
 # Whoever had nothing worth verifying is asked again after a while, which doubles, of so many
 # steps for each request that runs, and no more than so many.
 _PATIENCE, _LONGEST_PATIENCE = 0.25, 16
+# Among many requests a guess is as long as twice a request's share of what a step verifies, or so
+# long.
+_LEAST_GUESS = 4
 # So a good guess is tried though it does not seem to pay: after so many steps, and then after twice
 # as many, up to a limit.
 _FIRST_TRY, _LATER_TRIES = 4, 64
@@ -159,6 +162,8 @@ class Speculator:
     def _ask(self, members: Members) -> list[tuple[Request, _Stream, list[float]]]:
         """The requests with a guess, and the chances of its tokens."""
         asked = []
+        share = 2 * self.limits.most_in_step // max(1, len(members.requests))
+        most = min(self.limits.most, max(_LEAST_GUESS, share))
         for req in members.requests:
             stream = self._streams.get(req.req_id)
             if stream is None:
@@ -168,7 +173,7 @@ class Speculator:
             if stream.ask_at > self._step or not req.awaits_guesses:
                 continue
             self._learn(req, stream)
-            stream.guesses = self.proposer.guess(req, self.limits.most)
+            stream.guesses = self.proposer.guess(req, most)
             stream.guessed_at = len(req.token_ids)
             chances: list[float] = []
             for guess in stream.guesses:
