@@ -9,14 +9,14 @@ from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, with_speed
 from pagoda.doctor.findings import Finding
-from pagoda.doctor.guesses import with_guesses
+from pagoda.doctor.guesses import drafting, with_guesses
 from pagoda.doctor.machine.checks import checkpoint_findings
 from pagoda.doctor.machine.hardware import Hardware, elsewhere, this_machine
 from pagoda.doctor.machine.load import load_findings
 from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.machine.probe import Machine, probe
-from pagoda.doctor.speeds import held_by
-from pagoda.doctor.subject import Subject, find_subject
+from pagoda.doctor.speeds import draft_model_held, held_by
+from pagoda.doctor.subject import Subject, find_subject, with_draft_model
 from pagoda.doctor.users import Users, parse_users
 from pagoda.planner.devices.speed import DeviceSpeed
 
@@ -51,7 +51,10 @@ def answers(
     kept = _Kept(failures)
     try:
         subjects = kept.of(
-            models, lambda model: find_subject(replace(question.config.model, model=model))
+            models,
+            lambda model: with_draft_model(
+                find_subject(replace(question.config.model, model=model)), question.config
+            ),
         )
         machine, hardware = None, question.elsewhere
         if hardware is None:
@@ -124,6 +127,7 @@ def _speed(
     storages: set[str] = set()
     for made in planned:
         if made.resolution is not None:
-            held = held_by(made.subject, made.resolution, hardware)
+            held = held_by(drafting(made.subject), made.resolution, hardware)
+            held += draft_model_held(made.subject, made.resolution, hardware)
             storages |= {part.storage for part in held if part.tensor.is_matrix}
     return measuring.ask(sorted(storages)) if storages else None

@@ -6,15 +6,15 @@ from functools import partial
 from math import prod
 
 from pagoda.arch.spec import ModelSpec
-from pagoda.base.errors import CapacityError, PagodaError
-from pagoda.config.engine import ModelConfig
+from pagoda.base.errors import CapacityError
 from pagoda.config.speculation import SpeculationConfig
-from pagoda.core.kvcache.spec import attention_groups, kv_groups
+from pagoda.core.kvcache.spec import kv_groups
 from pagoda.doctor.answer import Answer, resolved
-from pagoda.doctor.speeds import device_speeds, held_by
-from pagoda.doctor.subject import Subject, find_subject
+from pagoda.doctor.speeds import device_speeds, draft_model_held, held_by
+from pagoda.doctor.subject import Subject
 from pagoda.planner.devices.guess_speed import MOST_COPIED, Gain, best_gain, gained
 from pagoda.planner.devices.speed import DeviceSpeed, Range, draft_seconds, estimate_speed
+from pagoda.planner.draft_model import DraftModel
 from pagoda.planner.parallel import rank_spec
 from pagoda.planner.resolve import Resolution
 
@@ -88,8 +88,9 @@ def _ways(
     if method != "none":
         yield timed(_way(method, "", resolution, plain), resolution)
     asked = made.asked.speculation
-    if "model" in asked.speculative_config and asked.method != method:
-        yield _named_model(made, resolution, plain, measured)
+    if asked.model and asked.method != method:
+        whys = (reason.why for reason in resolution.reasons if reason.field == "speculation")
+        yield Way(asked.method, "", 0, problem=next(whys, "not in use"))
     others: list[tuple[str, str, dict[str, object]]] = []
     if made.subject.spec.draft_head is not None:
         others += [("mtp", f"--mode {mode}", {"mode": mode}) for mode in ("fast", "stable")]
@@ -110,10 +111,11 @@ def _ways(
 
 
 def _resolved(made: Answer, speculation: Mapping[str, object]) -> Resolution | str:
-    """Planned with other guesses, or why that does not fit."""
+    """Planned with other guesses, or why that does not fit; without a draft model, which is one
+    that is named."""
     other = replace(made.config, speculation=SpeculationConfig(dict(speculation)))
     try:
-        return resolved(other, made.subject, made.hardware)
+        return resolved(other, replace(made.subject, draft=None), made.hardware)
     except CapacityError:
         return "it does not fit beside the rest"
 
@@ -135,17 +137,13 @@ def _timed(
     resolution: Resolution,
 ) -> Way:
     """With what it gains; a head's and a draft model's own time is counted."""
-    subject = made.subject
     draft: Callable[[DeviceSpeed], float | None] = _nothing
     if way.method == "mtp":
-        subject = replace(subject, spec=subject.spec.drafting())
+        subject = drafting(made.subject)
         held = held_by(subject, resolution, made.hardware)
         draft = partial(draft_seconds, _own(subject, resolution), held)
-    elif not way.copies:
-        named = _draft_subject(made)
-        if isinstance(named, str):
-            return way
-        draft = partial(_model_seconds, made, resolution, named)
+    elif made.subject.draft is not None and not way.copies:
+        draft = partial(_model_seconds, made, resolution, made.subject.draft)
     return _with_gains(made, plain, measured, way, draft)
 
 
@@ -181,54 +179,27 @@ def _with_gains(
     return replace(way, gains=tuple(gains), decode_range=decode_range)
 
 
-def _named_model(
-    made: Answer, resolution: Resolution, plain: Resolution, measured: DeviceSpeed | None
-) -> Way:
-    """A draft model that was named and is not in use: what it would take and give."""
-    method, why = made.asked.speculation.method, "not in use"
-    why = next((r.why for r in resolution.reasons if r.field == "speculation"), why)
-    way = Way(method, "", made.asked.speculation.count("num_speculative_tokens", 4), problem=why)
-    subject = _draft_subject(made)
-    if isinstance(subject, str):
-        return replace(way, problem=f"{why}; {subject}" if subject else why)
-    cache = resolution.config.cache
-    groups = kv_groups(subject.spec, resolution.attention.layout, cache.kv_cache_dtype)
-    token = sum(group.block_bytes / group.block_size for group in attention_groups(groups))
-    weights = sum(part.nbytes for part in held_by(subject, resolution, made.hardware))
-    memory = round(weights + token * resolution.plan.max_model_len)
-    draft = partial(_model_seconds, made, resolution, subject)
-    return _with_gains(made, plain, measured, replace(way, memory=memory), draft)
-
-
-def _draft_subject(made: Answer) -> Subject | str:
-    """The draft model that was named, or why it cannot be planned; heads of other checkpoints are
-    none."""
-    asked, model = made.asked.speculation, made.asked.model
-    if asked.method != "draft":
-        return ""
-    name = str(asked.speculative_config.get("model", ""))
-    try:
-        return find_subject(ModelConfig(name, download_dir=model.download_dir))
-    except PagodaError as error:
-        return str(error)
-
-
 def _model_seconds(
-    made: Answer, resolution: Resolution, subject: Subject, device: DeviceSpeed
+    made: Answer, resolution: Resolution, draft: DraftModel, device: DeviceSpeed
 ) -> float | None:
     """What a draft model takes for one token, behind the same context."""
     assert made.speeds is not None
-    held = held_by(subject, resolution, made.hardware)
-    groups = kv_groups(
-        subject.spec, resolution.attention.layout, resolution.config.cache.kv_cache_dtype
-    )
-    found = estimate_speed(_own(subject, resolution), held, groups, device, made.speeds.context)
+    held = draft_model_held(made.subject, resolution, made.hardware)
+    cached = resolution.config.cache.kv_cache_dtype
+    groups = kv_groups(draft.spec, resolution.attention.layout, cached)
+    found = estimate_speed(draft.spec, held, groups, device, made.speeds.context)
     return None if found is None else 1 / found.decode
 
 
 def _nothing(device: DeviceSpeed) -> float:
     """What copying takes."""
     return 0.0
+
+
+def drafting(subject: Subject) -> Subject:
+    """With its draft head loaded, where it has one."""
+    spec = subject.spec
+    return subject if spec.draft_head is None else replace(subject, spec=spec.drafting())
 
 
 def _own(subject: Subject, resolution: Resolution) -> ModelSpec:

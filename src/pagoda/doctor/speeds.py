@@ -88,3 +88,14 @@ def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> lis
         tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
     size = config.parallel.tensor_parallel_size
     return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
+
+
+def draft_model_held(
+    subject: Subject, resolution: Resolution, hardware: Hardware
+) -> list[HeldWeight]:
+    """The weights of its draft model, as the file has them; none where it has no such."""
+    draft = subject.draft
+    if draft is None:
+        return []
+    packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
+    return held_weights(draft.spec, draft.tensors, resolution.config.model.dtype, packed)

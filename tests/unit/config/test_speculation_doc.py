@@ -18,8 +18,10 @@ from tests.unit.doctor.models import LLAMA, QWEN3_5
 
 TEXT = (Path(__file__).parents[3] / "docs" / "speculation.md").read_text()
 HELP = dataclasses.fields(SpeculationConfig)[0].metadata["doc"]
-KEYS = ("method", "num_speculative_tokens", "mode", "min_speculative_tokens", "prompt_lookup_min",
-        "prompt_lookup_max")  # fmt: skip
+KEYS = (
+    "method", "model", "num_speculative_tokens", "mode", "min_speculative_tokens",
+    "prompt_lookup_min", "prompt_lookup_max",
+)  # fmt: skip
 LINES = [line for line in TEXT.splitlines() if line.startswith("pagoda serve ")]
 
 

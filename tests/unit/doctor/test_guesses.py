@@ -15,6 +15,7 @@ from pagoda.doctor.guesses_report import WORDS
 from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
 from pagoda.doctor.remedies.search import remedies
+from pagoda.doctor.subject import with_draft_model
 from pagoda.planner.devices.guess_speed import best_gain, tokens_of_step
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
@@ -35,9 +36,10 @@ CPU = DeviceSpeed(
 
 def planned(folder, config, hardware, measured=None, speculation=None, **model):
     folder.mkdir(exist_ok=True)
-    subject = subject_of(folder, config)
-    wanted = asked(subject, max_model_len=4096, **model)
+    found = subject_of(folder, config)
+    wanted = asked(found, max_model_len=4096, **model)
     wanted = replace(wanted, speculation=SpeculationConfig(speculation or {}))
+    subject = with_draft_model(found, wanted)
     return with_guesses(with_speed(answer(subject, hardware, wanted), measured), measured)
 
 
@@ -188,20 +190,36 @@ def test_a_head_that_cannot_be_had_is_no_advice(tmp_path):
     assert made.fits and ways_of(made)["--mode fast"].problem == "it does not fit beside the rest"
 
 
-def test_a_model_that_is_named_is_planned(tmp_path):
-    tiny = LLAMA | {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
-                    "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+TINY = LLAMA | {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hardware", "measured"), [(elsewhere("3090"), None), (box(), CPU)])
+def test_a_model_that_is_named_is_planned(tmp_path, hardware, measured):
     (tmp_path / "draft").mkdir()
-    ref = subject_of(tmp_path / "draft", tiny).ref
+    ref = subject_of(tmp_path / "draft", TINY).ref
     wanted = {"method": "draft", "model": ref, "num_speculative_tokens": 5}
-    made = planned(tmp_path / "target", LLAMA, elsewhere("3090"), speculation=wanted)
-    way = next(way for way in made.guesses.ways if way.method == "draft")
+    made = planned(tmp_path / "target", LLAMA, hardware, measured, speculation=wanted)
+    way = ways_of(made)["in use"]
     weights = 2 * (2 * 32000 * 256 + 2 * (256 * (256 + 2 * 128) + 256 * 256 + 3 * 256 * 704))
     cached = 4096 * 2 * 2 * 2 * 64 * 2
-    assert weights + cached <= way.memory < 1.1 * (weights + cached) + 100e6
-    assert way.most == 5 and way.times > 1.2
-    missing = {"method": "draft", "model": str(tmp_path / "nosuch")}
-    made = planned(tmp_path / "target", LLAMA, elsewhere("3090"), speculation=missing)
-    way = next(way for way in made.guesses.ways if way.method == "draft")
-    assert "nosuch" in way.problem and not way.gains
-    assert made.guesses.best is not way
+    plan = made.resolution.plan
+    assert plan.draft_model == pytest.approx(weights, rel=1e-2)
+    # Its steps take memory besides, most of it for logits.
+    logits = 3 * 4 * 32000 * made.resolution.config.scheduler.max_num_seqs
+    assert weights + cached <= way.memory < weights + cached + 2 * logits + 100e6
+    assert (way.method, way.most) == ("draft", 5) and made.guesses.best is way
+    assert 1.2 < way.times < tokens_of_step(5)
+    text = "\n".join(lines(made, [], False, 300))
+    assert "draft guesses" in text and "the draft model, up to 5 tokens at a time; " in text
+    assert "--spec-method suffix" in ways_of(made)
+
+
+def test_a_head_of_another_checkpoint_that_is_not_in_use_says_why(tmp_path):
+    wanted = {"method": "eagle3", "model": str(tmp_path / "nosuch")}
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), speculation=SpeculationConfig(wanted))
+    made = with_guesses(with_speed(answer(subject, elsewhere("3090"), config)))
+    if made.guesses.method != "eagle3":
+        way = next(way for way in made.guesses.ways if way.method == "eagle3")
+        assert way.problem and made.guesses.best is not way

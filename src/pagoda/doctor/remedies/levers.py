@@ -122,6 +122,8 @@ def _without(name: str, lever: int) -> Change:
 
 def _dropped(case: Case, name: str) -> Case:
     section = _SECTIONS[name]
+    if name == "speculative_config":
+        case = replace(case, subject=replace(case.subject, draft=None))
     part = replace(getattr(case.config, section), **{name: fields_of(EngineConfig())[name]})
     return replace(case, config=replace(case.config, **{section: part}))
 
@@ -190,7 +192,11 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 
 
 def _with_file(ref: str) -> Callable[[Case], Case]:
-    return lambda case: replace(case, subject=find_subject(replace(case.config.model, model=ref)))
+    def apply(case: Case) -> Case:
+        found = find_subject(replace(case.config.model, model=ref))
+        return replace(case, subject=replace(found, draft=case.subject.draft))
+
+    return apply
 
 
 def _with_method(method: str) -> Callable[[Case], Case]:

@@ -272,8 +272,8 @@ def _share(spec: ModelSpec, part: HeldWeight) -> float:
     """The share of an experts' parameter that a token meets."""
     if part.tensor.role != "experts":
         return 1.0
-    index = part.tensor.layer
-    layer = spec.cached_layers[-1 if index is None else index]  # the draft head's is the last
+    head, index = spec.draft_head, part.tensor.layer
+    layer = head.layer if index is None and head is not None else spec.layers[index or 0]
     experts = layer.experts
     assert experts is not None  # the tensor is theirs
     return experts.top_k / experts.num_experts
