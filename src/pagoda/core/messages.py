@@ -212,6 +212,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     hidden_size: int = 0
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()
+    speculation: str = "none"
+    """What guesses tokens ahead."""
     media: dict[str, int] = msgspec.field(default_factory=dict)
     """Kinds of media that prompts may hold, and the most tokens that one of each becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)

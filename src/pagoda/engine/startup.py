@@ -167,6 +167,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         generates=spec.writes_text,
         hidden_size=spec.hidden_size,
         pooling=spec.pooling,
+        speculation=resolution.config.speculation.method,
         media=media_sizes(resolution.config, processors),
         ledger=phases.ledger.rows(),
     )

@@ -1,5 +1,6 @@
 """Prometheus metrics under vLLM's names, so that dashboards made for it work."""
 
+import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -174,12 +175,17 @@ class Siblings:
             self._histogram.observe(self._most_tokens)
 
 
+_NUMBERS = itertools.count()
+
+
 class RequestTimer:
     """Times one engine request from its deltas."""
 
     def __init__(self, metrics: ModelMetrics, request: AddRequest, siblings: Siblings):
         self._metrics = metrics
         self._siblings = siblings
+        self.number = next(_NUMBERS)
+        """Counts the requests since the server started."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_tokens = 0

@@ -12,7 +12,10 @@ from pagoda.base.errors import CheckpointError, ConfigError, PagodaError, Unsupp
 from pagoda.config.engine import EngineConfig, ModelConfig, ParallelConfig
 from pagoda.config.speculation import SpeculationConfig, checked
 from pagoda.core.kvcache.spec import KVLayout, attention_groups, kv_groups
-from pagoda.doctor.answer import answer
+from pagoda.doctor.answer import answer, with_speed
+from pagoda.doctor.guesses import with_guesses
+from pagoda.doctor.machine.hardware import elsewhere
+from pagoda.doctor.model_report import lines
 from pagoda.planner.eagle3 import head_name, wants_eagle3, with_head
 from pagoda.planner.memory.plan import position_bytes
 from pagoda.planner.memory.weights import weight_bytes
@@ -132,6 +135,22 @@ def test_the_doctor_plans_it(tmp_path):
     wrong = replace(with_it, parallel=ParallelConfig(tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="one device only"):
         answer(subject, box(), wrong)
+
+
+def test_the_doctor_says_what_it_gains(tmp_path):
+    subject = subject_of(tmp_path, MODEL)
+    head = tmp_path / "head"
+    head_in(head)
+    given = checked({"method": "eagle3", "model": str(head)})
+    config = EngineConfig(
+        model=ModelConfig(subject.ref, max_model_len=64), speculation=SpeculationConfig(given)
+    )
+    made = with_guesses(with_speed(answer(subject, elsewhere("3090"), config)))
+    ways = {way.method: way for way in made.guesses.ways}
+    assert set(ways) == {"eagle3", "suffix"} and made.guesses.method == "eagle3"
+    assert ways["eagle3"].memory > 0
+    assert ways["eagle3"].gains and not ways["eagle3"].flags
+    assert "eagle3 guesses" in "\n".join(lines(made, [], False, 300))
 
 
 def test_what_guesses_is_said(tmp_path):

@@ -25,7 +25,7 @@ _BOUNDS = {
 }  # fmt: skip
 _SIZES = {
     "max_num_seqs": "scheduler", "block_size": "cache", "kv_cache_dtype": "cache",
-    "image_max_tokens": "media", "video_max_tokens": "media",
+    "image_max_tokens": "media", "video_max_tokens": "media", "speculative_config": "speculation",
 }  # fmt: skip
 _SECTIONS = {**_BOUNDS, **_SIZES}
 # What steps have by default (`planner.resolve`).
@@ -122,6 +122,8 @@ def _without(name: str, lever: int) -> Change:
 
 def _dropped(case: Case, name: str) -> Case:
     section = _SECTIONS[name]
+    if name == "speculative_config":
+        case = replace(case, subject=replace(case.subject, draft=None))
     part = replace(getattr(case.config, section), **{name: fields_of(EngineConfig())[name]})
     return replace(case, config=replace(case.config, **{section: part}))
 
