@@ -21,7 +21,7 @@ class Chances:
         self._right = [_ASSUMED * chance for chance in first]
         self._seen = [_ASSUMED] * len(self._right)
         self.num_kinds = len(self._right)
-        """Of evidence."""
+        """How many kinds of evidence there are."""
 
     def observe(self, evidence: int, came_true: bool) -> None:
         self._right[evidence] += came_true

@@ -105,7 +105,7 @@ class _DeviceInputs(Inputs):
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
         self._num_reqs = self._num_tokens = 0
-        """Of the last step."""
+        """Those of the last step."""
         self._device_token_ids = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
