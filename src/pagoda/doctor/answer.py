@@ -121,7 +121,8 @@ def answer(
     if subject.spec.drafts:  # a head drafts on one device
         return _answer_on(subject, hardware, asked, users, mode)
     devices = _devices_wanted(asked, hardware)
-    if devices > 1 or hardware.count == 1 or hardware.facts.device == "cpu":
+    one = hardware.count == 1 or subject.draft is not None
+    if devices > 1 or one or hardware.facts.device == "cpu":
         return _answer_on(subject, hardware, asked, users, mode)
     several = most_ranks(subject.spec, hardware.count)
     sizes = range(1, several + 1) if hardware.gpu is not None else (several,)
@@ -193,7 +194,7 @@ def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Res
     facts = hardware.facts
     if facts.device == "cpu":
         config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
-    return resolve(config, subject.spec, subject.tensors, facts)
+    return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 
 def with_speed(made: Answer, measured: DeviceSpeed | None = None) -> Answer:
