@@ -82,8 +82,8 @@ def start_engine(
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
-    files, spec = with_eagle3_head(files, spec, config, phases)
     draft = find_draft_model(config, files, spec, phases)
+    files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:

@@ -59,14 +59,12 @@ def resolve_speculation(
     head = None if spec.draft_head is None or not spec.drafts else spec.draft_head.eagle3
     if method == "mtp" and not spec.drafts:
         method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
-    elif method == "eagle3" and head is not None:
-        layers = ", ".join(map(str, head.reads))
-        why = f"{head.source}, which reads what goes into layers {layers}"
     elif method == "draft" and spec.draft_model is not None:
         size = parameter_count(spec.draft_model) / 1e6
         why = f"by {asked.model} of {size:,.1f}M parameters"
-    elif method not in ("none", "ngram", "suffix", "mtp", "auto"):
-        method, why = "suffix", f"in place of {method}, of which nothing is loaded"
+    elif method == "eagle3" and head is not None:
+        layers = ", ".join(map(str, head.reads))
+        why = f"{head.source}, which reads what goes into layers {layers}"
     if method == "auto":
         method, why = "none", f"default on {device}"
         if device == "cpu":

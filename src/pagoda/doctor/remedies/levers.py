@@ -192,8 +192,8 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 def _with_file(ref: str) -> Callable[[Case], Case]:
     def apply(case: Case) -> Case:
         found = find_subject(replace(case.config.model, model=ref))
-        found = replace(found, draft=case.subject.draft)
-        return replace(case, subject=with_eagle3_head(found, case.config))
+        found = with_eagle3_head(found, case.config)
+        return replace(case, subject=replace(found, draft=case.subject.draft))
 
     return apply
 
