@@ -20,12 +20,15 @@ _QUOTED = 3
 
 def wants_eagle3(config: EngineConfig, spec: ModelSpec) -> bool:
     """Whether a head is to guess for this model."""
-    return config.speculation.method == "eagle3" and spec.encoder is None and spec.writes_text
+    asked = config.speculation
+    if asked.method != "eagle3" or not asked.count("num_speculative_tokens", 1):
+        return False
+    return spec.encoder is None and spec.writes_text
 
 
 def head_name(config: EngineConfig, spec: ModelSpec) -> str:
     """The head that `config` names; ConfigError where this model can have none."""
-    name = config.speculation.speculative_config.get("model")
+    name = config.speculation.model
     problem = ""
     if not name:
         problem = (
@@ -45,7 +48,7 @@ def head_name(config: EngineConfig, spec: ModelSpec) -> str:
         raise ConfigError(
             f"The method eagle3 cannot be used: {problem}. Or take another method, such as suffix."
         )
-    return str(name)
+    return name
 
 
 def with_head(

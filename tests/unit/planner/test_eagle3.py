@@ -169,6 +169,13 @@ def test_models_that_write_no_text_need_none():
     assert not wants_eagle3(asked(), spec_for(encoder, {}, ()))
 
 
+def test_no_head_is_looked_for_where_nothing_is_to_be_guessed():
+    given = {"method": "eagle3", "model": "nowhere", "num_speculative_tokens": 0}
+    config, spec = EngineConfig(speculation=SpeculationConfig(given)), spec_for(MODEL, {}, ())
+    assert not wants_eagle3(config, spec)
+    assert resolve_speculation(config, spec, "cpu", []).method == "none"
+
+
 @pytest.mark.parametrize(
     ("spec", "config", "words"),
     [
@@ -229,3 +236,11 @@ def test_a_head_without_a_config(tmp_path):
     (tmp_path / "head" / "config.json").unlink()
     with pytest.raises(CheckpointError, match="has no config.json"):
         with_head(files, spec, open_model(tmp_path / "head"), "HEAD")
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "Eagle3DraftModel", "eagle3"])
+def test_a_head_in_the_place_of_a_model_is_told_what_to_write(name):
+    is_gguf = name == "eagle3"
+    metadata = {"general.architecture": name} if is_gguf else {}
+    with pytest.raises(CheckpointError, match="Name it beside its model: --speculative-conf"):
+        spec_for(None if is_gguf else {**HEAD, "architectures": [name]}, metadata, ())

@@ -126,6 +126,7 @@ def test_what_is_not_known_is_refused_by_name(text, error):
         ("""--additional-config {"other":1}""", {}),
         ("-md small.gguf --draft-max 4", {"model": "small.gguf", "num_speculative_tokens": 4}),
         ("--spec-draft-model a --spec-type draft-simple", {"model": "a", "method": "draft"}),
+        ("--spec-type draft-eagle3 -md head.gguf", {"method": "eagle3", "model": "head.gguf"}),
         ("-hfd org/name:Q4_K_M", {"model": "hf:org/name:Q4_K_M"}),
         ("--speculative-model org/name --num-speculative-tokens 3",
          {"model": "org/name", "num_speculative_tokens": 3}),
