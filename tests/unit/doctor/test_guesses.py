@@ -20,6 +20,7 @@ from pagoda.planner.devices.guess_speed import best_gain, tokens_of_step
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
 from tests.unit.doctor.models import GIB, LLAMA, QWEN3_5, QWEN3_MOE, asked, box, subject_of
+from tests.unit.planner.test_eagle3 import MODEL, head_in
 
 HEAD_MOE = QWEN3_MOE | {
     "architectures": ["Qwen3NextForCausalLM"], "mtp_num_hidden_layers": 1,
@@ -215,11 +216,17 @@ def test_a_model_that_is_named_is_planned(tmp_path, hardware, measured):
     assert "--spec-method suffix" in ways_of(made)
 
 
-def test_a_head_of_another_checkpoint_that_is_not_in_use_says_why(tmp_path):
-    wanted = {"method": "eagle3", "model": str(tmp_path / "nosuch")}
-    subject = subject_of(tmp_path, LLAMA)
+def test_a_head_of_another_checkpoint(tmp_path):
+    head_in(tmp_path / "head")
+    wanted = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
+    (tmp_path / "model").mkdir()
+    subject = subject_of(tmp_path / "model", MODEL)
     config = replace(asked(subject), speculation=SpeculationConfig(wanted))
-    made = with_guesses(with_speed(answer(subject, elsewhere("3090"), config)))
-    if made.guesses.method != "eagle3":
-        way = next(way for way in made.guesses.ways if way.method == "eagle3")
-        assert way.problem and made.guesses.best is not way
+    made = answer(subject, box(), config)
+    plain = answer(subject, box(), asked(subject)).resolution.plan
+    with_head = with_guesses(with_speed(made, CPU), CPU)
+    way = ways_of(with_head)["in use"]
+    added = made.resolution.plan.weights - plain.weights
+    assert (way.method, way.most) == ("eagle3", 3) and 0 < added <= way.memory < added + 100e6
+    assert way.gains and list(ways_of(with_head)) == ["in use", "--spec-method suffix"]
+    assert "eagle3 guesses" in "\n".join(lines(with_head, [], False, 300))
