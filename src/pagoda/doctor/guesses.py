@@ -11,7 +11,7 @@ from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.doctor.answer import Answer, resolved
 from pagoda.doctor.speeds import device_speeds, draft_model_held, held_by
-from pagoda.doctor.subject import Subject
+from pagoda.doctor.subject import Subject, without_drafts
 from pagoda.planner.devices.guess_speed import MOST_COPIED, Gain, best_gain, gained
 from pagoda.planner.devices.speed import DeviceSpeed, Range, draft_seconds, estimate_speed
 from pagoda.planner.draft_model import DraftModel
@@ -87,13 +87,8 @@ def _ways(
     timed = partial(_timed, made, plain, measured)
     if method != "none":
         yield timed(_way(method, "", resolution, plain), resolution)
-    asked = made.asked.speculation
-    if asked.model and asked.method != method:
-        whys = (reason.why for reason in resolution.reasons if reason.field == "speculation")
-        yield Way(asked.method, "", 0, problem=next(whys, "not in use"))
     others: list[tuple[str, str, dict[str, object]]] = []
-    head = made.subject.spec.draft_head
-    if head is not None and head.eagle3 is None:
+    if without_drafts(made.subject).spec.draft_head is not None:
         others += [("mtp", f"--mode {mode}", {"mode": mode}) for mode in ("fast", "stable")]
     others.append(("suffix", "--spec-method suffix", {"method": "suffix"}))
     for wanted, flags, changes in others:
@@ -112,15 +107,10 @@ def _ways(
 
 
 def _resolved(made: Answer, speculation: Mapping[str, object]) -> Resolution | str:
-    """Planned with other guesses, or why that does not fit; without a draft model and a head that
-    are named."""
+    """Planned with other guesses than those that were named, or why that does not fit."""
     other = replace(made.config, speculation=SpeculationConfig(dict(speculation)))
-    subject = replace(made.subject, draft=None)
-    head = subject.spec.draft_head
-    if head is not None and head.eagle3 is not None:
-        subject = replace(subject, spec=replace(subject.spec, draft_head=None, drafts=False))
     try:
-        return resolved(other, subject, made.hardware)
+        return resolved(other, without_drafts(made.subject), made.hardware)
     except CapacityError:
         return "it does not fit beside the rest"
 
@@ -159,11 +149,11 @@ def _with_gains(
     way: Way,
     draft: Callable[[DeviceSpeed], float | None],
 ) -> Way:
-    speeds = made.speeds
-    devices = device_speeds(made.subject, plain, made.hardware, measured)
+    speeds, subject = made.speeds, without_drafts(made.subject)
+    devices = device_speeds(subject, plain, made.hardware, measured)
     if speeds is None or not devices:
         return way
-    own, held = _own(made.subject, plain), held_by(made.subject, plain, made.hardware)
+    own, held = _own(subject, plain), held_by(subject, plain, made.hardware)
     most = min(way.most, MOST_COPIED) if way.copies else way.most
     gains = []
     for device in devices:

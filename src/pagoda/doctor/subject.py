@@ -119,6 +119,14 @@ def with_eagle3_head(subject: Subject, config: EngineConfig) -> Subject:
     return replace(subject, spec=spec, tensors={**subject.tensors, **tensors})
 
 
+def without_drafts(subject: Subject) -> Subject:
+    """Without what was named to guess for it, a draft model or the head of another checkpoint."""
+    spec = subject.spec
+    named = spec.draft_head is not None and spec.draft_head.eagle3 is not None
+    head = None if named else spec.draft_head
+    return replace(subject, spec=replace(spec, drafts=False, draft_head=head), draft=None)
+
+
 def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:
     """Without headers."""
     spec = spec_for(config, {}, ())

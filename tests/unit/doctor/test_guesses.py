@@ -20,6 +20,7 @@ from pagoda.planner.devices.guess_speed import best_gain, tokens_of_step
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
 from pagoda.weights.formats import FORMATS
 from tests.unit.doctor.models import GIB, LLAMA, QWEN3_5, QWEN3_MOE, asked, box, subject_of
+from tests.unit.planner.test_eagle3 import MODEL, head_in
 
 HEAD_MOE = QWEN3_MOE | {
     "architectures": ["Qwen3NextForCausalLM"], "mtp_num_hidden_layers": 1,
@@ -213,3 +214,19 @@ def test_a_model_that_is_named_is_planned(tmp_path, hardware, measured):
     text = "\n".join(lines(made, [], False, 300))
     assert "draft guesses" in text and "the draft model, up to 5 tokens at a time; " in text
     assert "--spec-method suffix" in ways_of(made)
+
+
+def test_a_head_of_another_checkpoint(tmp_path):
+    head_in(tmp_path / "head")
+    wanted = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
+    (tmp_path / "model").mkdir()
+    subject = subject_of(tmp_path / "model", MODEL)
+    config = replace(asked(subject), speculation=SpeculationConfig(wanted))
+    made = answer(subject, box(), config)
+    plain = answer(subject, box(), asked(subject)).resolution.plan
+    with_head = with_guesses(with_speed(made, CPU), CPU)
+    way = ways_of(with_head)["in use"]
+    added = made.resolution.plan.weights - plain.weights
+    assert (way.method, way.most) == ("eagle3", 3) and 0 < added <= way.memory < added + 100e6
+    assert way.gains and list(ways_of(with_head)) == ["in use", "--spec-method suffix"]
+    assert "eagle3 guesses" in "\n".join(lines(with_head, [], False, 300))

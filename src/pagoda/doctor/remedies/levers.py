@@ -9,7 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.command import fields_of
 from pagoda.doctor.remedies.case import Case, least_bytes
-from pagoda.doctor.subject import find_subject, with_eagle3_head
+from pagoda.doctor.subject import find_subject, with_eagle3_head, without_drafts
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
@@ -123,7 +123,7 @@ def _without(name: str, lever: int) -> Change:
 def _dropped(case: Case, name: str) -> Case:
     section = _SECTIONS[name]
     if name == "speculative_config":
-        case = replace(case, subject=replace(case.subject, draft=None))
+        case = replace(case, subject=without_drafts(case.subject))
     part = replace(getattr(case.config, section), **{name: fields_of(EngineConfig())[name]})
     return replace(case, config=replace(case.config, **{section: part}))
 
