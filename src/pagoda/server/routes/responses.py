@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
@@ -32,12 +32,18 @@ from pagoda.server.replies.chat_job import ChatJob, chat_job, chat_prompt, rende
 from pagoda.server.replies.render import rendered_chat
 from pagoda.server.replies.respond import answer, counted, json_reply
 from pagoda.server.replies.sse import ChunkStream
-from pagoda.server.replies.translation import errors_about, unless_refused
+from pagoda.server.replies.translation import (
+    errors_about,
+    report_ignored,
+    unless_refused,
+    words_for_pictures,
+)
 from pagoda.server.requestlog import log_request
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.fit import drop_oldest
 from pagoda.server.responses.registry import responses_of
 from pagoda.server.responses.run import ResponseRun
+from pagoda.server.responses.tools import Toolbox
 from pagoda.server.responses.translate import NAMES, chat_request, input_items
 
 router = APIRouter()
@@ -49,12 +55,14 @@ _PAGE, _MOST_ITEMS = 20, 100
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
-    job, items = await _job(request, body, context)
-    run = ResponseRun(ResponseBuilder(job, body, _new_response(job, body)), items)
+    job, asked = await _job(request, body, context)
+    builder = ResponseBuilder(job, body, _new_response(job, body), asked.toolbox)
+    run = ResponseRun(builder, asked.items)
     if body.store:
         responses_of(request).keep(run)
     response = await _reply(request, body, context, run)
     report_unenforced(response, job.constraint)
+    report_ignored(response, asked.ignored)
     return response
 
 
@@ -83,10 +91,11 @@ async def _reply(
 async def count_input(request: Request) -> Response:
     body = await read_body(request, CountInputRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _, media = await _chat(request, body, served)
+    asked = await _asked(request, body, served)
+    chat = asked.chat
     with errors_about(NAMES):
         shown = await unless_refused(chat, lambda: render_chat(chat, served))
-        prompt = await chat_prompt(chat, served, chat.messages, shown, media)
+        prompt = await chat_prompt(chat, served, chat.messages, shown, asked.media)
     return json_reply(InputTokenCount(input_tokens=len(prompt.ids)))
 
 
@@ -95,10 +104,11 @@ async def render_response(request: Request) -> Response:
     """What the engine would get."""
     body = await read_body(request, ResponsesRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _, media = await _chat(request, body, served)
+    asked = await _asked(request, body, served)
+    chat = asked.chat
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
-        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head, media))
+        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head, asked.media))
     return json_reply(shown)
 
 
@@ -165,38 +175,51 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 async def _job(
     request: Request, body: ResponsesRequest, context: Context
-) -> tuple[ChatJob, list[dict[str, Any]]]:
-    """What answering it needs, and its input items."""
+) -> tuple[ChatJob, "_Asked"]:
+    """What answering it needs."""
     if body.background and not body.store:
         raise RequestError("background needs store to be true.", "background")
     if body.background:
         responses_of(request).check_room()
     served = await context.served(request, body.model)
-    chat, items, media = await _chat(request, body, served)
+    asked = await _asked(request, body, served)
+    chat = asked.chat
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
         job = await unless_refused(
             chat,
-            lambda: chat_job(chat, served, head, context.metrics, fits_length=True, media=media),
+            lambda: chat_job(
+                chat, served, head, context.metrics, fits_length=True, media=asked.media
+            ),
         )
     log_request(context.config, head.id, job.generation)
-    return job, items
+    return job, asked
 
 
-async def _chat(
-    request: Request, body: CountInputRequest, served: ServedModel
-) -> tuple[ChatCompletionRequest, list[dict[str, Any]], MediaLoader]:
-    """The request as one of the chat API, its input items, and what has loaded their pictures."""
+class _Asked(NamedTuple):
+    chat: ChatCompletionRequest
+    """The request as one of the chat API."""
+    toolbox: Toolbox
+    ignored: list[str]
+    """What of it does nothing here."""
+    items: list[dict[str, Any]]
+    """Its input."""
+    media: MediaLoader
+    """What has loaded its pictures."""
+
+
+async def _asked(request: Request, body: CountInputRequest, served: ServedModel) -> _Asked:
     media = MediaLoader(served)
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         earlier = await responses_of(request).conversation(body.previous_response_id)
     items = await responses_of(request).resolve(input_items(body))
     with errors_about(NAMES):
-        chat = chat_request(body, earlier, items, request.url.path)
+        chat, toolbox, ignored = chat_request(body, earlier, items, request.url.path)
+        ignored = ignored + words_for_pictures(chat, served)
         if body.truncation == "auto":
             await unless_refused(chat, lambda: drop_oldest(chat, served, media))
-    return chat, items, media
+    return _Asked(chat, toolbox, ignored, items, media)
 
 
 def _new_response(job: ChatJob, body: ResponsesRequest) -> ResponseObject:
