@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from pagoda.server.protocol.codex import CodexModel
+
 
 class PrefixReport(msgspec.Struct, kw_only=True):
     """Where a prompt parted from what was cached."""
@@ -271,9 +273,15 @@ class ModelArchitecture(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, Anthropic's (`type`, `display_name`, `created_at`) and vLLM's."""
+
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
+    """ISO 8601."""
     owned_by: str = "pagoda"
     root: str
     parent: str | None = None
@@ -287,6 +295,12 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[CodexModel]
+    """The same for Codex, which reads nothing else."""
+    has_more: bool = False
+    """As in Anthropic's pages, of which there is one."""
+    first_id: str | None
+    last_id: str | None
 
 
 class Piece(msgspec.Struct):
