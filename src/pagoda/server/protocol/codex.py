@@ -30,7 +30,7 @@ class CodexModel(msgspec.Struct, kw_only=True):
     default_reasoning_level: str | None = None
     supported_reasoning_levels: list[Any] = msgspec.field(default_factory=list)
     """None to choose from: the chat template decides."""
-    shell_type: str = "shell_command"
+    shell_type: str = "unified_exec"
     visibility: str = "list"
     supported_in_api: bool = True
     priority: int = 1

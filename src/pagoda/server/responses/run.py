@@ -33,14 +33,14 @@ class EventLog:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def read(self, start: int) -> AsyncIterator[bytes]:
+    async def read(self, start: int) -> AsyncIterator[list[bytes]]:
         """Events from number `start` to the last, those that are there at once together."""
         while True:
             news, ended = self._news, self._ended
             if start < len(self.events):
-                chunk = b"".join(self.events[start:])
+                there = self.events[start:]
                 start = len(self.events)
-                yield chunk
+                yield there
             elif ended:
                 return
             else:
@@ -74,6 +74,11 @@ class ResponseRun:
     async def over(self) -> None:
         """Returns when there is nothing more to come."""
         await self._over.wait()
+
+    async def chunks(self, start: int) -> AsyncIterator[bytes]:
+        """Its events from number `start` on, for a stream."""
+        async for events in self.log.read(start):
+            yield b"".join(events)
 
     def cancel(self) -> None:
         self._task.cancel()
