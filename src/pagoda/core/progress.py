@@ -1,5 +1,7 @@
 """What a step's result changes in one request."""
 
+from collections.abc import Iterator, Mapping
+
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import RequestDelta
 from pagoda.core.plan import RequestResult, StepPlan
@@ -103,6 +105,16 @@ class Progress:
             # A state is published once the step that goes on from it is planned.
             done = self._kv.hashes_with_states(req.tables, hashes, num_computed - 1)
         self._sharing.release(req, done)
+
+
+def progress_of(plan: StepPlan, requests: Mapping[str, Request]) -> Iterator[RequestDelta]:
+    """How far prompts are after a plan that did not end them."""
+    ends = (plan.starts + plan.lens).tolist()
+    for row, req_id, end in zip(plan.rows.tolist(), plan.req_ids, ends, strict=True):
+        req = requests.get(req_id)
+        if row in plan.unsampled and req is not None and req.generates and req.is_running:
+            done = min(end, req.prompt_len)
+            yield RequestDelta(req_id=req_id, prompt_progress=(done, req.num_cached_tokens))
 
 
 def _roll_back(req: Request) -> None:

@@ -56,7 +56,8 @@ class Scheduler:
         """`speculator`: what guesses tokens ahead; None: nobody does."""
         self.limits = limits
         self.kv = kv
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
+        """Those that have not ended, held ones among them."""
         self._batch = RunningBatch()
         self._running = RunningQueue()
         self._waiting = RequestQueue()
@@ -77,7 +78,7 @@ class Scheduler:
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
         check_message(message, self.limits)
-        if message.req_id in self._requests:
+        if message.req_id in self.requests:
             raise RequestError(
                 f"A request with id {message.req_id!r} is being served; use another id.",
                 param="request_id",
@@ -100,14 +101,14 @@ class Scheduler:
         )
         check_capacity(req, self.limits, self.kv)
         req.num_cached_tokens = self._admission.num_cached(req)
-        self._requests[req.req_id] = req
+        self.requests[req.req_id] = req
         self._waiting.push(req)
 
     def abort(self, req_ids: list[str]) -> list[RequestDelta]:
         """End requests now; ids that are unknown (already finished, say) are passed over."""
         deltas = []
         for req_id in req_ids:
-            req = self._requests.get(req_id)
+            req = self.requests.get(req_id)
             if req is not None:
                 self._remove(req)
                 deltas.append(RequestDelta(req_id=req_id, finish_reason=FinishReason.ABORT))
@@ -119,7 +120,7 @@ class Scheduler:
         For what it cannot run without: a compiled grammar, an adapter, blocks from disk. A
         running request is preempted. Unknown ids are passed over.
         """
-        req = self._requests.get(req_id)
+        req = self.requests.get(req_id)
         if req is None:
             return
         if req.status is RequestStatus.RUNNING:
@@ -132,7 +133,7 @@ class Scheduler:
 
     def release(self, req_id: str, reason: str) -> None:
         """Take one reason away; without reasons the request is back at its place in the queue."""
-        req = self._requests.get(req_id)
+        req = self.requests.get(req_id)
         if req is None or req.status is not RequestStatus.HELD:
             return
         req.holds.discard(reason)
@@ -201,8 +202,8 @@ class Scheduler:
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
         count_step(self._stats, int(size.tokens))
-        if result.encoded and plan.encode_for in self._requests:
-            self._requests[plan.encode_for].encoded.update(result.encoded)
+        if result.encoded and plan.encode_for in self.requests:
+            self.requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
@@ -280,16 +281,15 @@ class Scheduler:
 
     @property
     def req_ids(self) -> list[str]:
-        """Ids of the requests that have not ended, held ones among them."""
-        return list(self._requests)
+        return list(self.requests)
 
     def stats(self) -> EngineStats:
         """A snapshot; `step_seconds` is the engine's to fill in."""
         return msgspec.structs.replace(
             self._stats,
             num_running=len(self._running),
-            num_waiting=len(self._requests) - len(self._running),
-            num_held=len(self._requests) - len(self._running) - len(self._waiting),
+            num_waiting=len(self.requests) - len(self._running),
+            num_held=len(self.requests) - len(self._running) - len(self._waiting),
             steps_by_tokens=list(self._stats.steps_by_tokens),
             spec_accepted_per_position=list(self._stats.spec_accepted_per_position),
             blocks_free=self.kv.num_free_blocks,
@@ -303,8 +303,8 @@ class Scheduler:
         """RuntimeError when blocks, queues and requests do not add up."""
         self.kv.check_integrity()
         self._sharing.check()
-        check_queues(self._requests.values(), list(self._running), list(self._waiting))
-        owners = [req for req in self._requests.values() if req.has_row]
+        check_queues(self.requests.values(), list(self._running), list(self._waiting))
+        owners = [req for req in self.requests.values() if req.has_row]
         self._batch.check(req.row for req in owners)
         for req in owners:
             if self._batch.known[req.row] != len(req.token_ids):
@@ -462,7 +462,7 @@ class Scheduler:
         elif req.status is RequestStatus.WAITING:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
-        del self._requests[req.req_id]
+        del self.requests[req.req_id]
         if self.speculator is not None:
             self.speculator.forget(req)
         if req.has_row:

@@ -21,6 +21,7 @@ from pagoda.core.messages import (
     UtilityResult,
 )
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.progress import progress_of
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.executor import Executor, StartedStep
 
@@ -228,7 +229,10 @@ class EngineCore:
         self._last_ended, error = started.ended, started.error
         if error is None:
             self._faults = 0
-            return self.scheduler.commit(step.plan, started.result, seconds)
+            deltas = self.scheduler.commit(step.plan, started.result, seconds)
+            if step.plan.unsampled:
+                deltas.others += progress_of(step.plan, self.scheduler.requests)
+            return deltas
         if isinstance(error, EngineDeadError | CapacityError):
             raise error  # as in `_execute`
         return self._fail(step.plan, error)

@@ -153,6 +153,15 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class PromptProgress(msgspec.Struct, kw_only=True):
+    """Tokens of a prompt: all, those found in the cache, and those that are there by now."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     index: int
     id: str | UnsetType = UNSET
@@ -188,6 +197,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -236,6 +246,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class ModelPermission(msgspec.Struct, kw_only=True):

@@ -59,6 +59,15 @@ class ResponseBuilder:
         self._cut = event.finish_reason == "length"
         return events
 
+    def waiting(self) -> list[bytes]:
+        """For clients that give up a stream in which they hear nothing, and know no event that
+        means so. It is kept with the others, and so leaves out what is long and was told."""
+        told = LifecycleEvent(
+            type="response.in_progress",
+            response=replace(self.response, instructions=None, tools=[], output=[]),
+        )
+        return [self._encode(told)] if self.response.status == "in_progress" else []
+
     def end(self) -> list[bytes]:
         if self._cut:
             self.response.incomplete_details = IncompleteDetails("max_output_tokens")

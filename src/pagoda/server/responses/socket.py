@@ -85,7 +85,8 @@ class ResponsesSocket:
         return parse_fields(asked, ResponsesRequest, self._socket.url.path)
 
     async def _write(self, asked: Prepared, body: ResponsesRequest) -> None:
-        run = ResponseRun(asked.builder, asked.items)
+        interval = self._context.config.sse_keep_alive_interval
+        run = ResponseRun(asked.builder, asked.items, interval)
         if body.store:
             responses_of(self._socket).keep(run)
         watching = asyncio.create_task(self._watch(run))

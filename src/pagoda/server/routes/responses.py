@@ -45,7 +45,7 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
     asked = await prepared(request, body)
-    run = ResponseRun(asked.builder, asked.items)
+    run = ResponseRun(asked.builder, asked.items, context.config.sse_keep_alive_interval)
     if body.store:
         responses_of(request).keep(run)
     response = await _reply(request, body, context, run)
@@ -59,7 +59,7 @@ async def _reply(
 ) -> Response:
     if body.stream:
         during = counted(context.metrics) if body.background else _followed(context, run)
-        return ChunkStream(run.chunks(0), during, context.config.sse_keep_alive_interval)
+        return ChunkStream(run.chunks(0), during)
     if body.background:
         return json_reply(run.builder.snapshot())
 
@@ -113,9 +113,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     start = max(0, _number(query.get("starting_after", "-1"), "starting_after") + 1)
     run = responses.run(response_id)
     if streamed and run is not None:
-        context = context_of(request)
-        keep_alive = context.config.sse_keep_alive_interval
-        return ChunkStream(run.chunks(start), counted(context.metrics), keep_alive)
+        return ChunkStream(run.chunks(start), counted(context_of(request).metrics))
     stored = await responses.find(response_id)
     if streamed:
         chunks = _replay(stored.events, start)
