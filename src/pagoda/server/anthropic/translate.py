@@ -53,6 +53,8 @@ def chat_request(body: CountTokensRequest, route: str) -> Translated:
     variables = dict(body.chat_template_kwargs)
     if body.thinking is not None:
         variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+        if body.thinking.type == "enabled":
+            fields["thinking_token_budget"] = body.thinking.budget_tokens
     fields["chat_template_kwargs"] = variables
     fields["reasoning_effort"] = body.output_config.effort
     ours = [(i, tool) for i, tool in enumerate(body.tools) if not _is_hosted(tool)]
