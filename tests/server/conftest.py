@@ -122,10 +122,9 @@ def serve(start: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
 
     def serve(reply: str | list[int], delay: float = 0.0, **text: Any) -> RunningServer:
         written = bytes(reply, "utf-8") if isinstance(reply, str) else reply
-        text = {"parser": parser_for(QWEN_TOOLS), **text}
         template = ChatTemplate({"default": QWEN_TOOLS}, {})
-        client = FakeClient(script=lambda request: written, delay=delay)
-        return start(client, chat_template=template, **text)
+        text = {"parser": parser_for(QWEN_TOOLS), "chat_template": template, **text}
+        return start(FakeClient(script=lambda request: written, delay=delay), **text)
 
     return serve
 

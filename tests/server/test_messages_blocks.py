@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
-from tests.server.fakes import FakeClient
+from tests.server.fakes import ByteTokenizer, FakeClient
 from tests.server.test_messages import USER
 from tests.server.test_responses import prompt_of
+from tests.unit.text.templates import QWEN_TOOLS
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
@@ -146,3 +148,35 @@ def test_models_as_claude_code_lists_them(start) -> None:
     page = server.anthropic().models.list(limit=1000)
     assert [model.id for model in page] == ["fake", "fake-alias"]
     assert page.data[0].created_at.tzinfo is not None and not page.has_more
+
+
+class ThinkingTokenizer(ByteTokenizer):
+    """Has one token for the end of a thought."""
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        return [CLOSE] if text == "</think>" else super().encode(text)
+
+
+CLOSE = 257
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+def test_a_budget_of_thought_reaches_the_engine(serve, tools: list[Any]) -> None:
+    template = ChatTemplate({"default": QWEN_TOOLS + "{# </think> #}"}, {})
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = {"max_tokens": 1500, "tools": tools}
+    able = serve("Hm.", tokenizer=ThinkingTokenizer(), chat_template=template)
+    send(able, thinking=thinking, **asked)
+    grammar = able.client.requests[-1].grammar
+    assert "[max_tokens=1024]" in grammar and f"<[{CLOSE}]>" in grammar
+    send(able, thinking={"type": "adaptive"}, **asked)
+    assert "max_tokens" not in (able.client.requests[-1].grammar or "")
+    assert able.chat(thinking_token_budget=9).status_code == 200
+    assert "[max_tokens=9]" in able.client.requests[-1].grammar
+    # Where the end of a thought is text, nothing can hold a model to it.
+    body = {"model": "fake", "messages": USER, "thinking": thinking, **asked}
+    reply = serve("Hm.", chat_template=template).post("/v1/messages", **body)
+    assert reply.status_code == 200 and "budget" in reply.headers["pagoda-not-enforced"]
+    # A model that does not think has nothing to be held to.
+    reply = serve("Hm.").post("/v1/messages", **body)
+    assert reply.status_code == 200 and "pagoda-not-enforced" not in reply.headers
