@@ -59,14 +59,14 @@ class NoisyOracle:
         self.replies = replies
         self.chance = random.Random(1)
 
-    def guess(self, req, most: int) -> Guess:
+    def guess(self, req, most: int) -> list[Guess]:
         prompt = tuple(req.token_ids[: req.prompt_len])
         known = len(req.token_ids) - req.prompt_len
         tokens = [
             token if self.chance.random() < 0.85 else self.chance.randrange(40_000)
             for token in self.replies.get(prompt, [])[known : known + self.chance.randint(1, most)]
         ]
-        return Guess(tokens, [0] * len(tokens))
+        return [Guess(tokens, [0] * len(tokens))]
 
     def forget(self, req) -> None:
         pass

@@ -63,8 +63,8 @@ def table_of(group: GroupInputs, block_size: int) -> BlockTable:
     return table
 
 
-def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
-    """(logits, greedy ids) of every token of the step."""
+def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]], all_rows=False):
+    """(logits, greedy ids) of each request's last token, or of every token of the step."""
     batch = driver._batch(tokens)
     group, *states = batch.groups
     assert isinstance(group, GroupInputs)
@@ -79,6 +79,8 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]]):
         StateArrays(states[0].read.numpy(), states[0].write.numpy()) if states else None,
     )
     samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
+    if all_rows:
+        samples = np.arange(len(slots))
     with torch.inference_mode():
         computed = program.run(arrays, samples)
     return computed.logits, computed.greedy.ids

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.planner.memory.plan import captured_sizes
+from pagoda.planner.captured import CapturedSize, captured_sizes
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.steps import captured
 from pagoda.runtime.steps.captured import CapturedSteps
@@ -77,7 +77,12 @@ def make_captured(make_driver, gpu, monkeypatch):
 
     def make(share: float = 1e9, **changes):
         monkeypatch.setattr(captured, "_SHARE", share)
-        settings = {"device": gpu, "max_num_reqs": 8, "captured_bytes": 10**6}
+        settings = {
+            "device": gpu,
+            "max_num_reqs": 8,
+            "captured_bytes": 10**6,
+            "captured_sizes": captured_sizes(8),
+        }
         driver = make_driver(**(settings | changes))
         driver.runner.program = driver.runner._record()
         return driver, driver.runner.program
@@ -95,11 +100,26 @@ def decode(driver, make_request, count: int, steps: int = 3) -> list[str]:
     return names
 
 
+def plain(sizes) -> list[int]:
+    """Numbers of requests, where each has one token."""
+    assert all(size.requests == size.tokens for size in sizes)
+    return [size.requests for size in sizes]
+
+
 def test_sizes():
-    assert captured_sizes(1) == (1,)
-    assert captured_sizes(8) == (1, 2, 4, 8)
-    assert captured_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)
-    assert captured_sizes(256)[-4:] == (96, 128, 192, 256)
+    assert plain(captured_sizes(1)) == [1]
+    assert plain(captured_sizes(8)) == [1, 2, 4, 8]
+    assert plain(captured_sizes(100)) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
+    assert plain(captured_sizes(256))[-4:] == [96, 128, 192, 256]
+
+
+def test_sizes_with_guesses():
+    sizes = captured_sizes(4, most_guesses=3, most_in_step=8)
+    assert plain(sizes[:3]) == [1, 2, 4]
+    assert sizes[3:] == ((1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (4, 12))
+    large = captured_sizes(256, most_guesses=3, most_in_step=32)
+    assert max(size.tokens for size in large if size.tokens > size.requests) == 64
+    assert len(large) < 40
 
 
 def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
@@ -111,14 +131,49 @@ def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # 
     assert tokens == script(make_driver(max_num_reqs=8))[0]
 
 
+GUESSES = captured_sizes(8, most_guesses=4, most_in_step=8)
+
+
+def test_steps_that_verify_guesses_are_captured(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
+    """What each needs first runs op by op; then all of the script's are replayed."""
+    driver, steps = make_captured(captured_sizes=GUESSES)
+    tokens, _ = script(driver)
+    assert any(size.tokens > size.requests for size in steps._graphs)
+    while driver.runner.work_ahead():
+        pass
+    assert set(steps._graphs) == set(GUESSES)
+    again, _ = make_captured(captured_sizes=GUESSES)
+    while again.runner.work_ahead():
+        pass
+    before = gpu.replays
+    assert script(again)[0] == tokens == script(make_driver(max_num_reqs=8))[0]
+    assert gpu.replays - before > 40
+
+
+def test_rows_of_longer_steps_do_not_show_in_padding(make_captured, make_request):
+    """A step of 5 tokens of one request leaves slots behind; a padded one of 3 must not write
+    there, nor one of one token."""
+    driver, steps = make_captured(captured_sizes=captured_sizes(1, most_guesses=7, most_in_step=7))
+    while driver.runner.work_ahead():
+        pass
+    driver.add(make_request("a", 9, temperature=0.0))
+    driver.finish(["a"], 2)
+    driver.step({"a": 64}, {"a": [1, 2, 3, 4]})
+    assert np.all(steps._inputs.groups[0].slot_mapping[:5] > 0)
+    driver.step({"a": 64}, {"a": [1, 2]})
+    assert np.all(steps._inputs.groups[0].slot_mapping[3:] == 0)
+    driver.step({"a": 64})
+    assert np.all(steps._inputs.groups[0].slot_mapping[1:] == 0)
+
+
 def test_what_is_needed_first_is_captured_first(make_captured, make_request):
     driver, steps = make_captured()
     decode(driver, make_request, 3)
     decode(driver, make_request, 1)
-    assert list(steps._graphs) == [4, 1]
+    assert plain(steps._graphs) == [4, 1]
     more = [driver.runner.work_ahead() for _ in range(3)]
     assert more == [True, False, False]
-    assert list(steps._graphs) == [4, 1, 8, 2]
+    assert plain(steps._graphs) == [4, 1, 8, 2]
 
 
 def test_prompts_and_mixed_steps_are_not_captured(make_captured, make_request, gpu):
@@ -143,13 +198,13 @@ def test_capturing_takes_a_bounded_share_of_the_time(make_captured, make_request
     monkeypatch.setattr(steps, "_capture", slowly)
     decode(driver, make_request, 3)
     decode(driver, make_request, 1)
-    assert list(steps._graphs) == [4]
+    assert plain(steps._graphs) == [4]
     clock.now = 10.9
     decode(driver, make_request, 1)
-    assert list(steps._graphs) == [4]
+    assert plain(steps._graphs) == [4]
     clock.now = 11.1
     decode(driver, make_request, 1)
-    assert list(steps._graphs) == [4, 1]
+    assert plain(steps._graphs) == [4, 1]
 
 
 def test_the_budget_ends_capturing(make_captured, make_request, caplog):
@@ -157,7 +212,7 @@ def test_the_budget_ends_capturing(make_captured, make_request, caplog):
     driver, steps = make_captured(captured_bytes=2 * COST + 1)
     for count in (1, 2, 4, 8):
         decode(driver, make_request, count)
-    assert list(steps._graphs) == [1, 2, 4]
+    assert plain(steps._graphs) == [1, 2, 4]
     assert "3 of 4 sizes of decode steps are captured" in caplog.text
     assert "others stay eager" in caplog.text
     assert not driver.runner.work_ahead()
@@ -219,34 +274,35 @@ def test_tiles_come_before_graphs(changed, make_captured, make_request, gpu):
     gpu.tiles = Tiles(3, changed)
     driver, steps = make_captured()
     decode(driver, make_request, 3)
-    assert list(steps._graphs) == [4]
-    graph = steps._graphs[4]
+    assert plain(steps._graphs) == [4]
+    graph = steps._graphs[4, 4]
     assert driver.runner.work_ahead() and gpu.tiles.left == 2
     decode(driver, make_request, 1)
-    assert driver.runner.work_ahead() and list(steps._graphs) == [4, 1]
+    assert driver.runner.work_ahead() and plain(steps._graphs) == [4, 1]
     while driver.runner.work_ahead():
         pass
-    assert gpu.tiles.left == 0 and set(steps._graphs) == {1, 2, 4, 8}
-    assert (steps._graphs[4] is graph) is not changed
+    assert gpu.tiles.left == 0 and set(plain(steps._graphs)) == {1, 2, 4, 8}
+    assert (steps._graphs[4, 4] is graph) is not changed
 
 
 def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_request):
     """It takes the memory in which the run's arrays lie."""
     driver, steps = make_captured()
-    plain = make_driver(max_num_reqs=8)
-    for each in (driver, plain):
+    eager = make_driver(max_num_reqs=8)
+    for each in (driver, eager):
         each.add(*(make_request(name, 9, temperature=0.0) for name in "abc"))
         each.finish(list("abc"), 6)
         each.finish(list("abc"), 8)
-        steps._needed[8] = None  # by earlier steps, while capturing was to wait
+        steps._needed[CapturedSize(8, 8)] = None  # by earlier steps, while capturing was to wait
         each.finish(list("abc"), 14)
-    assert list(steps._graphs) == [4, 8]
-    assert driver.tokens == plain.tokens
+    assert plain(steps._graphs) == [4, 8]
+    assert driver.tokens == eager.tokens
 
 
 def test_nothing_is_captured_where_it_is_not_wanted(make_driver, gpu):
     def record(**changes):
-        return make_driver(device=gpu, **changes).runner._record()
+        sizes = captured_sizes(4)
+        return make_driver(device=gpu, captured_sizes=sizes, **changes).runner._record()
 
     assert record(captured_bytes=1, eager=True) is None
     assert record(captured_bytes=0) is None
@@ -259,7 +315,7 @@ def test_steps_from_before_do_not_show_in_padding(make_captured, make_request):
     driver.add(*(make_request(name, 9, temperature=0.0) for name in "abcd"))
     driver.finish(list("abcd"), 4)
     driver.finish(list("abc"), 9)
-    assert list(steps._graphs) == [4]
+    assert plain(steps._graphs) == [4]
     prompt = driver.requests["d"].prompt_token_ids
     driver.finish(["d"], 9)
     # CacheModel itself asserts that each stored position is its own.

@@ -13,13 +13,16 @@ import torch
 
 from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.planner.captured import CapturedSize, captured_sizes
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
 from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from pagoda.runtime.steps import captured
 from tests.runtime.conftest import POISON, CacheModel
 from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
-from tests.runtime.test_captured import FakeGpu, decode
+from tests.runtime.test_captured import FakeGpu, decode, plain
 from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
+
+SIZES = captured_sizes(8)
 
 
 class LateGpu(LateDevice, FakeGpu):
@@ -61,7 +64,7 @@ class Pair:
                 if isinstance(order, RankStep):
                     self.follower.follow(order)
                 else:
-                    self.follower.capture(order.size)
+                    self.follower.capture(CapturedSize(order.requests, order.tokens))
         except Exception as error:  # noqa: BLE001  # shown by `end`
             self.lost.append(error)
             self.groups[1]._group = None  # hangs up, or rank 0 would wait
@@ -115,14 +118,16 @@ def test_a_run_of_decode_steps(pair, make_driver, make_request):
 def capturing(make_runner, tmp_path, monkeypatch) -> Iterator[Pair]:
     """As `pair`, where steps are captured as soon as they are needed."""
     monkeypatch.setattr(captured, "_SHARE", 1e9)
-    made = Pair(make_runner, tmp_path / "store", max_num_reqs=8, captured_bytes=10**6)
+    made = Pair(
+        make_runner, tmp_path / "store", max_num_reqs=8, captured_bytes=10**6, captured_sizes=SIZES
+    )
     made.leader.program = made.leader._record()
     yield made
     made.end()
 
 
 def sizes(pair: Pair) -> list[list[int]]:
-    return [list(runner.program._graphs) for runner in (pair.leader, pair.follower)]
+    return [plain(runner.program._graphs) for runner in (pair.leader, pair.follower)]
 
 
 def assert_same_caches(pair: Pair) -> None:
@@ -154,7 +159,7 @@ def test_a_size_captured_in_the_middle_of_a_run(capturing, make_driver, make_req
         each.add(*(make_request(name, 9, temperature=0.0) for name in every))
         for shares in [every] * 4 + [{"a": 64}] + [every] * 4:  # the last a run where graphs read
             each.step(shares)
-        capturing.leader.program._needed[8] = None
+        capturing.leader.program._needed[CapturedSize(8, 8)] = None
         for _ in range(5):
             each.step(every)
     driver.settle()
@@ -197,7 +202,7 @@ def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturi
     programs = capturing.leader.program, capturing.follower.program
     monkeypatch.setattr(programs[rank], "_compute", fail)
     with pytest.raises(PeerLostError if rank else OutOfStepError) as raised:
-        programs[0].capture(1)
+        programs[0].capture(CapturedSize(1, 1))
     capturing.groups[0]._group = None  # as its process does when it ends
     capturing.thread.join(30)
     found = [raised.value, *capturing.lost]

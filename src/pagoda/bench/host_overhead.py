@@ -99,6 +99,7 @@ def _null_engine(config: HostOverheadConfig) -> EngineCore:
     from pagoda.core.kvcache.spec import KVGroupSpec
     from pagoda.core.scheduler import Scheduler, SchedulerLimits
     from pagoda.engine.executor import DeviceExecutor
+    from pagoda.planner.captured import captured_sizes
     from pagoda.runtime.device import CpuDevice
     from pagoda.runtime.runner import ModelRunner
     from pagoda.runtime.steps.graphs import GraphMaker
@@ -145,6 +146,7 @@ def _null_engine(config: HostOverheadConfig) -> EngineCore:
         max_num_batched_tokens=budget,
         max_model_len=longest,
         captured_bytes=_CAPTURED_BYTES,
+        captured_sizes=captured_sizes(config.requests),
     )
     runner.warm_up()
     limits = SchedulerLimits(config.requests, budget, longest)

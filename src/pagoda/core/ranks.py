@@ -23,9 +23,10 @@ class RankStep(msgspec.Struct, tag=True):
 
 
 class RankCapture(msgspec.Struct, tag=True):
-    """All capture decode steps of so many requests now: behind the last step, before the next."""
+    """All capture decode steps of this size now: behind the last step, before the next."""
 
-    size: int
+    requests: int
+    tokens: int
 
 
 class RankCall(msgspec.Struct, tag=True):

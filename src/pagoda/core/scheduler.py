@@ -391,6 +391,8 @@ class Scheduler:
         is the request itself. Whoever is behind it is not planned yet."""
         column = req.tables.capacity // self.kv.block_size
         while (blocks := self.kv.allocate(req.tables, num_tokens)) is None:
+            if self.kv.has_windows and self._in_flight and self._running[-1] is req:
+                return False  # What is in flight may give it the blocks that its window passes.
             victim = self._running.pop_last()
             self._preempt(victim)
             if victim is req:

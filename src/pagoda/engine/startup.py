@@ -32,6 +32,7 @@ from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
+from pagoda.planner.captured import sizes_to_capture
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.resolve import Resolution, device_name
@@ -280,6 +281,7 @@ def _make_runner(
             draft_head=model.draft_head,
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
+            captured_sizes=sizes_to_capture(config, resolution.attention),
         )
     measured["KV pool"] = device.memory_used() - before
     before = device.memory_used()

@@ -42,6 +42,12 @@ class AttentionChoice:
         """Whether steps can be: torch's asks the device for lengths."""
         return "torch" not in self.names
 
+    @property
+    def captures_guesses(self) -> bool:
+        """Whether steps can be in which requests have several tokens: others' kernels are given
+        one of each."""
+        return self.names == ("triton",)
+
 
 def own_attention(device: str) -> AttentionChoice:
     """Pagoda's own kernels on `cpu` or `cuda`."""

@@ -15,6 +15,7 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.attention import AttentionChoice, choose_attention
+from pagoda.planner.captured import sizes_to_capture
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import plan as memory
 from pagoda.planner.memory.offload import resolve_offload
@@ -132,9 +133,9 @@ def resolve(
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
     captures = attention.captured and not config.device.enforce_eager
     if not on_cpu and spec.encoder is None and captures:
-        reqs, ranks = scheduler.max_num_seqs, config.parallel.tensor_parallel_size
+        ranks, sizes = config.parallel.tensor_parallel_size, sizes_to_capture(chosen, attention)
         plan = replace(
-            plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, reqs, ranks)
+            plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, sizes, ranks)
         )
     gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
     chosen = replace(chosen, device=replace(device, offload_gib=gib))

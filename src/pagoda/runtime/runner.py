@@ -15,6 +15,7 @@ from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
 from pagoda.models.base import DraftHead
+from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.media import MediaEncoder
@@ -81,6 +82,8 @@ class ModelRunner:
     """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
     """Most that captured decode steps may take on a GPU; 0 captures none."""
+    captured_sizes: tuple[CapturedSize, ...] = ()
+    """Which are."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
@@ -293,7 +296,8 @@ class ModelRunner:
             return None
         make_graphs = self.device.graph_maker()
         if make_graphs is not None:
-            return self._captured_steps(make_graphs) if self.captured_bytes else None
+            captures = self.captured_bytes and self.captured_sizes
+            return self._captured_steps(make_graphs) if captures else None
         limits = StepLimits(
             self.max_num_batched_tokens,
             self.max_num_reqs,
@@ -309,12 +313,13 @@ class ModelRunner:
         make_graphs: Callable[[], GraphMaker],
         kind: Callable[..., CapturedSteps] = CapturedSteps,
     ) -> CapturedSteps:
-        reqs = self.max_num_reqs
+        most = max(size.tokens for size in self.captured_sizes)
         return kind(
             self.model,
             self.cache,
             self._block_sizes(),
-            StepLimits(reqs, reqs, reqs, self.max_model_len),
+            self.captured_sizes,
+            StepLimits(most, self.max_num_reqs, most, self.max_model_len),
             self.states.has_states,
             self.device.torch_device,
             make_graphs,

@@ -121,10 +121,29 @@ def test_steps_padded_to_a_captured_size(tmp_path, device, on_triton):
     expected = tiny.reference_logits(reference, ids)
     driver = Driver(model)
     driver.step({"a": ids[:3], "b": ids[:2], "c": ids[:4]})
-    steps = capture(driver, 4, only=4)
+    steps = capture(driver, 4, (4, 4))
     for _ in range(2):
         lens = {req: driver.lens[req] for req in ("b", "a")}
         logits, _ = replay(steps, driver, {req: [ids[at]] for req, at in lens.items()})
         rows = expected[list(lens.values())]
         torch.testing.assert_close(logits, rows, rtol=0, atol=1e-4)
-    assert list(steps._graphs) == [4]
+    assert list(steps._graphs) == [(4, 4)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
+@pytest.mark.parametrize("case", ["llama", "qwen3.5"])
+def test_steps_with_guesses_padded_to_a_captured_size(case, tmp_path, device, on_triton):
+    """Requests of one token and of several, in a step of more requests and more tokens."""
+    reference, model = load(case, tmp_path, device)
+    ids = tiny.random_ids(12)
+    expected = tiny.reference_logits(reference, ids)
+    driver = Driver(model)
+    driver.step({"a": ids[:3], "b": ids[:2], "c": ids[:4]})
+    steps = capture(driver, 4, (4, 8))
+    for counts in ({"b": 1, "a": 3}, {"a": 2, "c": 3, "b": 1}):
+        lens = {req: driver.lens[req] for req in counts}
+        step = {req: ids[lens[req] : lens[req] + count] for req, count in counts.items()}
+        logits, _ = replay(steps, driver, step, all_rows=True)
+        places = [lens[req] + i for req, count in counts.items() for i in range(count)]
+        torch.testing.assert_close(logits, expected[places], rtol=0, atol=1e-4)
+    assert list(steps._graphs) == [(4, 8)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import RequestResult, StepResult
 from pagoda.core.sampling import SamplingParams
@@ -274,3 +275,28 @@ def test_self_preempted_request_runs_on_when_blocks_come_back():
     scheduler.kv.free(tables)
     deltas += run_all(scheduler, runner)["a"]
     assert tokens_of(deltas) == expected(PROMPT, 9)
+
+
+@pytest.mark.parametrize("windows", [(4,), (8, None)])
+def test_a_request_that_the_pool_just_holds_waits_for_what_its_window_passes(windows):
+    """Blocks come back when a step is committed; until then those planned ahead hold more."""
+    for num_blocks in range(2, 100):
+        scheduler, runner = make_scheduler(
+            windows=windows, num_blocks=num_blocks, block_size=1, max_num_batched_tokens=8
+        )
+        try:
+            add_request(scheduler, "a", [*range(1, 20), *range(1, 20)], max_tokens=20)
+        except RequestError:
+            continue
+        break
+    pending, output = [], []
+    for _ in range(200):
+        plan = scheduler.schedule()
+        if plan is not None:
+            pending.append((plan, runner.execute(plan)))
+        if plan is None or len(pending) == 3:
+            output += tokens_of(scheduler.commit(*pending.pop(0)))
+        if not scheduler.has_work():
+            break
+    assert output == expected([*range(1, 20), *range(1, 20)], 20)
+    assert scheduler.stats().num_preemptions == 0

@@ -114,12 +114,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     chances = (0.9,)
 
-    def guess(self, req: Request, most: int) -> Guess:
+    def guess(self, req: Request, most: int) -> list[Guess]:
         known = len(req.token_ids) - req.prompt_len
         tokens = self.live[req.req_id].expected[known : known + self.guesser.randint(0, most)]
         if self.guesser.random() < 0.3:
             tokens.append(VOCAB - 1)
-        return Guess(tokens[:most], [0] * len(tokens[:most]))
+        return [Guess(tokens[:most], [0] * len(tokens[:most]))]
 
     def forget(self, req: Request) -> None:
         pass

@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 # What was seen fades: about so many cases count, of all requests and of one.
 _MEMORY, _OWN_MEMORY = 128.0, 16.0
-# An assumed chance, and what is known of all requests, count as so many cases.
-_ASSUMED = 4.0
+_FADING = 1.0 - 1.0 / _OWN_MEMORY
+# An assumed chance, and what is known of all requests, count as so many cases; as many does what
+# they tell beside what is known of the token in front.
+_ASSUMED, _KNOWN = 8.0, 8.0
+_Case = tuple[float, float]
+"""How many came true, and how many were seen."""
+_UNSEEN: _Case = (0.0, 0.0)
 
 
 class Chances:
@@ -28,28 +33,35 @@ class Chances:
 
 
 class OwnChances:
-    """Those of one request, which differ little from all others' until it was seen often."""
+    """Those of one request, which differ little from all others' until it was seen often.
+
+    What comes behind some tokens is never sure, such as a name behind `def`: so a chance depends on
+    the token in front, too.
+    """
 
     def __init__(self, common: Chances):
         self._common = common
-        self._cases: dict[int, tuple[float, float]] = {}
+        self._cases: dict[int, _Case] = {}
+        self._behind: dict[int, _Case] = {}
+        """By the token in front."""
 
-    def observe(self, evidence: int, came_true: bool) -> None:
+    def observe(self, evidence: int, before: int, came_true: bool) -> None:
+        """What came of a token that was guessed behind the token `before`."""
         self._common.observe(evidence, came_true)
-        right, seen = self._cases.get(evidence, (0.0, 0.0))
-        fading = 1.0 - 1.0 / _OWN_MEMORY
-        self._cases[evidence] = right * fading + came_true, seen * fading + 1.0
+        for cases, key in ((self._cases, evidence), (self._behind, before)):
+            right, seen = cases.get(key, _UNSEEN)
+            cases[key] = right * _FADING + came_true, seen * _FADING + 1.0
 
-    def of(self, evidence: int) -> float:
-        right, seen = self._cases.get(evidence, (0.0, 0.0))
-        return (right + _ASSUMED * self._common.of(evidence)) / (seen + _ASSUMED)
-
-    def of_all(self, evidence: Sequence[int]) -> list[float]:
-        """The chance that each token and all in front of it come true."""
+    def of_all(self, evidence: Sequence[int], before: int, token_ids: Sequence[int]) -> list[float]:
+        """The chance that each token, and all in front of it, come true behind `before`."""
         chances, chance = [], 1.0
-        for kind in evidence:
-            chance *= self.of(kind)
+        for kind, token in zip(evidence, token_ids, strict=True):
+            right, seen = self._cases.get(kind, _UNSEEN)
+            own = (right + _ASSUMED * self._common.of(kind)) / (seen + _ASSUMED)
+            right, seen = self._behind.get(before, _UNSEEN)
+            chance *= (right + _KNOWN * own) / (seen + _KNOWN)
             chances.append(chance)
+            before = token
         return chances
 
 

@@ -1,7 +1,7 @@
 """Guesses that the runner makes behind each step, by a head of the model or a smaller model."""
 
 from pagoda.core.request import Request
-from pagoda.core.speculation.proposer import NO_GUESS, Guess
+from pagoda.core.speculation.proposer import Guess
 
 # A guess behind a right one comes true as often, until it is known how often that is.
 _FIRST_CHANCE, _PLACES = 0.75, 16
@@ -19,11 +19,11 @@ class DraftedProposer:
         """What the runner guesses behind all tokens that are known now."""
         self._drafts[req.req_id] = len(req.token_ids), token_ids
 
-    def guess(self, req: Request, most: int) -> Guess:
+    def guess(self, req: Request, most: int) -> list[Guess]:
         known, token_ids = self._drafts.get(req.req_id, (0, []))
         if known != len(req.token_ids) or not token_ids:
-            return NO_GUESS
-        return Guess(token_ids[:most], list(range(len(token_ids[:most]))))
+            return []
+        return [Guess(token_ids[:most], list(range(len(token_ids[:most]))))]
 
     def forget(self, req: Request) -> None:
         self._drafts.pop(req.req_id, None)

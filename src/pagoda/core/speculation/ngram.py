@@ -2,7 +2,8 @@
 
 from pagoda.core.request import Request
 from pagoda.core.speculation.copying import FIRST_CHANCES, latest_copy
-from pagoda.core.speculation.proposer import NO_GUESS, Guess
+from pagoda.core.speculation.habits import Habits
+from pagoda.core.speculation.proposer import Guess
 from pagoda.core.speculation.text_index import LONGEST, TextIndex
 
 
@@ -14,17 +15,19 @@ class NgramProposer:
         self.chances = list(FIRST_CHANCES)
         self._shortest, self._longest = shortest, longest
         self._indexes: dict[str, TextIndex] = {}
+        self._habits = Habits()
+        """None: a place is found anew each time, so no change is ever seen."""
 
-    def guess(self, req: Request, most: int) -> Guess:
+    def guess(self, req: Request, most: int) -> list[Guess]:
         text = req.token_ids
         index = self._indexes.get(req.req_id)
         if index is None:
             index = self._indexes[req.req_id] = TextIndex(text)
         index.extend(len(text) - 1)
-        copied = latest_copy(index, text[-self._longest :])
+        copied = latest_copy(index, text[-self._longest :], self._habits)
         if copied is None or copied.length < self._shortest:
-            return NO_GUESS
-        return copied.guess(most)
+            return []
+        return [copied.guess(most)]
 
     def forget(self, req: Request) -> None:
         self._indexes.pop(req.req_id, None)

@@ -1,5 +1,6 @@
 """What guesses the next tokens of a request, and how sure a guess is."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from pagoda.core.request import Request
@@ -24,9 +25,9 @@ class Proposer(Protocol):
     chances: list[float]
     """By evidence: how often such a token comes true, while nothing was learned yet."""
 
-    def guess(self, req: Request, most: int) -> Guess:
-        """At most so many tokens behind those that are known. Called in the order of a request's
-        tokens, not for each of them."""
+    def guess(self, req: Request, most: int) -> Sequence[Guess]:
+        """At most so many tokens behind those that are known, in as many ways as seem possible, of
+        which one is verified. Called in the order of a request's tokens, not for each of them."""
 
     def forget(self, req: Request) -> None:
         """The request has ended; it may never have been asked for."""

@@ -1,5 +1,6 @@
 """Which guesses the next step verifies."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagoda.base.log import get_logger
@@ -23,6 +24,9 @@ _LEAST_GAIN = 1.04
 # Whoever had nothing worth verifying is asked again after a while, which doubles, of so many
 # steps for each request that runs, and no more than so many.
 _PATIENCE, _LONGEST_PATIENCE = 0.25, 16
+# Among many requests a guess is as long as twice a request's share of what a step verifies, or so
+# long.
+_LEAST_GUESS = 4
 # So a good guess is tried though it does not seem to pay: after so many steps, and then after twice
 # as many, up to a limit.
 _FIRST_TRY, _LATER_TRIES = 4, 64
@@ -34,7 +38,9 @@ class _Stream:
     """What is known of a request that generates."""
 
     chances: OwnChances
-    guess: Guess = NO_GUESS
+    guesses: Sequence[Guess] = ()
+    best: Guess = NO_GUESS
+    """The one of them that is to give most tokens."""
     guessed_at: int = 0
     """Tokens that were known then."""
     ask_at: int = 0
@@ -125,7 +131,7 @@ class Speculator:
             counts = self._tries(chances)
         for (req, stream, _), count in zip(asked, counts, strict=True):
             if count >= max(1, self.limits.least):
-                req.draft_token_ids = stream.guess.token_ids[:count]
+                req.draft_token_ids = stream.best.token_ids[:count]
                 req.handle_alone()
                 stream.patience = 0
                 self._next_try = self._step + self._try_after
@@ -156,6 +162,8 @@ class Speculator:
     def _ask(self, members: Members) -> list[tuple[Request, _Stream, list[float]]]:
         """The requests with a guess, and the chances of its tokens."""
         asked = []
+        share = 2 * self.limits.most_in_step // max(1, len(members.requests))
+        most = min(self.limits.most, max(_LEAST_GUESS, share))
         for req in members.requests:
             stream = self._streams.get(req.req_id)
             if stream is None:
@@ -165,21 +173,30 @@ class Speculator:
             if stream.ask_at > self._step or not req.awaits_guesses:
                 continue
             self._learn(req, stream)
-            stream.guess = guess = self.proposer.guess(req, self.limits.most)
+            stream.guesses = self.proposer.guess(req, most)
             stream.guessed_at = len(req.token_ids)
-            if guess.token_ids:
-                asked.append((req, stream, stream.chances.of_all(guess.evidence)))
+            chances: list[float] = []
+            for guess in stream.guesses:
+                before = req.token_ids[-1]
+                own = stream.chances.of_all(guess.evidence, before, guess.token_ids)
+                if sum(own) > sum(chances):
+                    stream.best, chances = guess, own
+            if chances:
+                asked.append((req, stream, chances))
             else:
                 self._wait(stream, len(members.requests))
         return asked
 
     def _learn(self, req: Request, stream: _Stream) -> None:
-        """What has come of the last guess."""
+        """What has come of the last guesses."""
         came = req.token_ids[stream.guessed_at :]
-        for token, guessed, evidence in zip(came, *stream.guess, strict=False):
-            stream.chances.observe(evidence, token == guessed)
-            if token != guessed:
-                return
+        for guess in stream.guesses:
+            before = req.token_ids[stream.guessed_at - 1]
+            for token, guessed, evidence in zip(came, *guess, strict=False):
+                stream.chances.observe(evidence, before, token == guessed)
+                if token != guessed:
+                    break
+                before = token
 
     def _wait(self, stream: _Stream, num_streams: int) -> None:
         longest = min(_LONGEST_PATIENCE, _PATIENCE * num_streams)

@@ -2,29 +2,25 @@
 text that stood there before, for as long as that holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from pagoda.core.request import Request
 from pagoda.core.speculation.copying import (
-    CHANGED_CHANCES,
+    COPY_CHANCES,
     END,
-    FIRST_CHANCES,
+    OTHERS,
     Copied,
     latest_copy,
 )
-from pagoda.core.speculation.proposer import NO_GUESS, Guess
+from pagoda.core.speculation.habits import Habits
+from pagoda.core.speculation.proposer import Guess
 from pagoda.core.speculation.text_index import TextIndex
 
 # A place in the own text with so many equal tokens is not looked for in others'.
 _LONG = 8
-# One with fewer tells less than a text that one token was changed in.
-_SURE = 5
 # Tokens of a long prompt that are taken in between two steps: 2 ms.
 _SLICE = 4096
-_OTHERS = len(FIRST_CHANCES)
-_CHANGED = 2 * len(FIRST_CHANCES)
-"""Evidence from other texts begins here, and that behind a change."""
 
 
 @dataclass(eq=False)
@@ -33,7 +29,10 @@ class _Text:
 
     index: TextIndex
     num_seen: int
-    copied: Copied | None = None
+    habits: Habits = field(default_factory=Habits)
+    copies: list[Copied] = field(default_factory=list)
+    """What it follows, and where that was left, perhaps for a change, another place that it may
+    follow instead."""
     expected: tuple[TextIndex, ...] = ()
     """What the client predicts of the reply, if it does."""
 
@@ -45,7 +44,7 @@ class _Text:
             expected = TextIndex([])
             expected.append([*prediction, END])
             text.expected = (expected,)
-            text.copied = Copied(expected.text, 0, _LONG, _OTHERS)
+            text.copies = [Copied(expected.text, 0, _LONG, text.habits, OTHERS)]
         return text
 
 
@@ -53,24 +52,24 @@ class SuffixProposer:
     def __init__(self, most_kept: int = 1 << 17):
         """Recent replies of `most_kept` tokens in all are kept, about 150 bytes each; 0 keeps
         none."""
-        self.chances = [*FIRST_CHANCES, *FIRST_CHANCES, *CHANGED_CHANCES]
+        self.chances = COPY_CHANCES
         self._texts: dict[str, _Text] = {}
         self._replies = RecentReplies(most_kept)
 
-    def guess(self, req: Request, most: int) -> Guess:
+    def guess(self, req: Request, most: int) -> list[Guess]:
         text = req.token_ids
         known = self._texts.get(req.req_id)
         if known is None:
             known = self._texts[req.req_id] = _Text.of(req)
         new, known.num_seen = text[known.num_seen :], len(text)
-        if known.copied is None:
-            known.copied = self._find(req, known)
-        elif not known.copied.follow(new):
-            changed = known.copied.past_change(new, _CHANGED)
-            known.copied = self._find(req, known)
-            if changed is not None and (known.copied is None or known.copied.length < _SURE):
-                known.copied = changed
-        return NO_GUESS if known.copied is None else known.copied.guess(most)
+        copies = [copied for copied in known.copies if copied.follow(new)]
+        if len(copies) > 1 and copies[1].is_changing:
+            del copies[1]
+        if not copies or (len(copies) == 1 and copies[0].is_changing):
+            found = self._find(req, known)
+            copies += [found] if found is not None else []
+        known.copies = copies
+        return [copied.guess(most) for copied in copies]
 
     def forget(self, req: Request) -> None:
         if self._texts.pop(req.req_id, None) is not None:
@@ -79,11 +78,11 @@ class SuffixProposer:
     def _find(self, req: Request, known: _Text) -> Copied | None:
         text, index = req.token_ids, known.index
         index.extend(min(len(text) - 1, index.end + _SLICE))
-        copied = latest_copy(index, text)
+        copied = latest_copy(index, text, known.habits)
         if copied is not None and copied.length >= _LONG:
             return copied
         for other in (*known.expected, *self._replies.indexes(_owner(req))):
-            theirs = latest_copy(other, text, _OTHERS)
+            theirs = latest_copy(other, text, known.habits, OTHERS)
             if theirs is not None and (copied is None or theirs.length > copied.length):
                 copied = theirs
         return copied

@@ -32,6 +32,7 @@ from pagoda.engine.ranks.link import (
 )
 from pagoda.engine.start.libraries import import_torch
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
+from pagoda.planner.captured import CapturedSize, sizes_to_capture
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
 from pagoda.text.media.select import processors_for
@@ -109,8 +110,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
         match order:
             case RankStep():
                 runner.follow(order)
-            case RankCapture(size):
-                runner.capture(size)
+            case RankCapture(requests, tokens):
+                runner.capture(CapturedSize(requests, tokens))
             case RankCall():
                 end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)
@@ -169,6 +170,7 @@ def _make_runner(
         processors=processors_for(files),
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
+        captured_sizes=sizes_to_capture(config, setup.attention),
         group=group,
     )
 

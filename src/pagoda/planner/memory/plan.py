@@ -1,6 +1,7 @@
 """Bytes that a model will take, predicted from its spec and its tensor headers alone."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
+from pagoda.planner.captured import CapturedSize
 from pagoda.planner.memory.placement import ON_DEVICE, Placement
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -181,15 +183,9 @@ def position_bytes(spec: ModelSpec) -> int:
     return 4 * (sum(rope.rotary_dim for rope in ropes) + len(scalings))
 
 
-def captured_sizes(max_num_reqs: int) -> tuple[int, ...]:
-    """Numbers of requests of which decode steps are captured: from 16 on with one between each
-    and its double, so that padding adds less than a half."""
-    doubled = [1 << power for power in range(max_num_reqs.bit_length())]
-    between = [3 * size // 2 for size in doubled if size >= 16]
-    return (*sorted(size for size in {*doubled, *between} if size < max_num_reqs), max_num_reqs)
-
-
-def captured_bytes(spec: ModelSpec, dtype: str, max_num_reqs: int, ranks: int = 1) -> int:
+def captured_bytes(
+    spec: ModelSpec, dtype: str, sizes: Sequence[CapturedSize], ranks: int = 1
+) -> int:
     """Most that captured decode steps may take on a GPU: their outputs, twice the largest step's
     intermediates (smaller steps captured before it leave gaps), the partial results of attention
     that is split, and what the driver keeps of each launch. The last is assumed, not measured.
@@ -201,8 +197,8 @@ def captured_bytes(spec: ModelSpec, dtype: str, max_num_reqs: int, ranks: int = 
     outputs = 4 * spec.vocab_size + width * spec.hidden_size
     gathered = 2 * 4 * spec.vocab_size if ranks > 1 else 0
     between = outputs + gathered + 20 * spec.hidden_size + layers + splits
-    graphs = len(captured_sizes(max_num_reqs)) * len(spec.layers) * _GRAPH_LAYER_BYTES
-    return max_num_reqs * (outputs + 2 * between) + graphs
+    graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
+    return max(size.tokens for size in sizes) * (outputs + 2 * between) + graphs
 
 
 def _per_token(layer: LayerSpec, width: int) -> int:

@@ -1,4 +1,5 @@
-"""Decode steps on a GPU, captured as graphs: one for each of some numbers of requests.
+"""Decode steps on a GPU, captured as graphs: one for each of some numbers of requests, and of
+tokens where guesses are verified.
 
 Serving starts without any. What steps need is captured first, in the order in which they needed
 it, one at a time between steps; the rest when nobody waits.
@@ -16,7 +17,7 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
-from pagoda.planner.memory.plan import captured_sizes
+from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.model import Model
@@ -35,7 +36,7 @@ _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32
 
 
 class Outputs(NamedTuple):
-    """What the largest step gives. Of the largest step; each graph writes its first rows. Were they
+    """What the largest step gives; each graph writes its first rows. Were they
     each graph's own, all their logits together would take gigabytes; the copy is a hundredth of a
     step."""
 
@@ -81,7 +82,7 @@ class _DeviceInputs(Inputs):
     def __init__(
         self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool, device: torch.device
     ):
-        rows = limits.max_reqs + 1
+        rows = max(limits.max_tokens, limits.max_reqs) + 1
         # Each array has at most so many rows of 8 bytes; their alignment is the rest.
         arrays = 6 + 3 * len(block_sizes) + 2
         self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
@@ -103,12 +104,12 @@ class _DeviceInputs(Inputs):
         self._grown: dict[int, int] = {}
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
-        self._num_reqs = 0
-        """Requests of the last step."""
+        self._num_reqs = self._num_tokens = 0
+        """Of the last step."""
         self._device_token_ids = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
-        self._clear_behind(arrays.num_reqs)
+        self._clear_behind(arrays)
         super().load(arrays, samples)
         self._arena.upload()
         for group, count in self._grown.items():
@@ -116,16 +117,20 @@ class _DeviceInputs(Inputs):
             self._flat_tables[group].index_copy_(0, places[:count], blocks[:count])
         self._grown.clear()
 
-    def _clear_behind(self, count: int) -> None:
-        gone, self._num_reqs = slice(count, self._num_reqs), count
-        if gone.start >= gone.stop:
+    def _clear_behind(self, arrays: StepArrays) -> None:
+        reqs = slice(arrays.num_reqs, self._num_reqs)
+        tokens = slice(arrays.num_tokens, self._num_tokens)
+        self._num_reqs, self._num_tokens = reqs.start, tokens.start
+        if tokens.start >= tokens.stop and reqs.start >= reqs.stop:
             return
-        for array in (self.token_ids, self.positions, self.kv_lens):
-            array[gone] = 0
+        self.kv_lens[reqs] = 0
+        for array in (self.token_ids, self.positions):
+            array[tokens] = 0
         for group in self.groups:
-            group.slot_mapping[gone] = 0
+            group.slot_mapping[tokens] = 0
         if self.states is not None:
-            self.states.read[gone] = self.states.write[gone] = 0
+            self.states.read[reqs] = 0
+            self.states.write[tokens] = 0
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         rows, width = table.shape
@@ -140,28 +145,28 @@ class _DeviceInputs(Inputs):
     def token_ids_of(self, count: int) -> torch.Tensor:
         return self._device_token_ids[:count]
 
-    def batch_of(self, size: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
-        """The first `size` requests, one token each; no copies."""
-        on_device = self._arena.on_device
+    def batch_of(self, size: CapturedSize, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+        """A step of `size`; no copies."""
+        on_device, (reqs, tokens) = self._arena.on_device, size
         groups: list[GroupInputs | StateInputs] = [
-            GroupInputs(table[:size], on_device(group.slot_mapping)[:size])
+            GroupInputs(table[:reqs], on_device(group.slot_mapping)[:tokens])
             for table, group in zip(self._tables, self.groups, strict=True)
         ]
         if self.states is not None:
             read, write = on_device(self.states.read), on_device(self.states.write)
-            groups.append(StateInputs(read[:size], write[:size]))
+            groups.append(StateInputs(read[:reqs], write[:tokens], drafts=tokens > reqs))
         return ForwardBatch(
-            token_ids=self.token_ids_of(size),
-            positions=on_device(self.positions)[:size],
-            query_start=on_device(self.query_start)[: size + 1],
-            kv_lens=on_device(self.kv_lens)[:size],
-            max_query_len=1,
+            token_ids=self.token_ids_of(tokens),
+            positions=on_device(self.positions)[:tokens],
+            query_start=on_device(self.query_start)[: reqs + 1],
+            kv_lens=on_device(self.kv_lens)[:reqs],
+            max_query_len=1 + tokens - reqs,
             max_kv_len=limits.max_model_len,
             groups=groups,
             layer_group=cache.layer_group,
             kv_caches=cache.layers,
-            host_query_start=self.query_start[: size + 1],
-            host_kv_lens=self.kv_lens[:size],
+            host_query_start=self.query_start[: reqs + 1],
+            host_kv_lens=self.kv_lens[:reqs],
             fixed=True,
         )
 
@@ -176,6 +181,7 @@ class CapturedSteps:
     model: Model
     cache: CacheMemory
     block_sizes: Sequence[int]
+    sizes: tuple[CapturedSize, ...]
     limits: StepLimits
     has_states: bool
     device: torch.device
@@ -184,11 +190,10 @@ class CapturedSteps:
     budget: int
 
     def __post_init__(self) -> None:
-        self.sizes = captured_sizes(self.limits.max_reqs)
-        self._needed: dict[int, None] = {}
+        self._needed: dict[CapturedSize, None] = {}
         """Sizes in the order in which steps needed them."""
-        self._graphs: dict[int, Graph] = {}
-        self._batches: dict[int, ForwardBatch] = {}
+        self._graphs: dict[CapturedSize, Graph] = {}
+        self._batches: dict[CapturedSize, ForwardBatch] = {}
         """What each graph reads, and what was planned for it."""
         self._maker: GraphMaker | None = None
         self._inputs: _DeviceInputs | None = None
@@ -202,9 +207,9 @@ class CapturedSteps:
 
     def fits(self, num_tokens: int, num_reqs: int, num_samples: int) -> bool:
         """Whether such a step is captured; a decode step that is not is noted as needed."""
-        if not num_tokens == num_reqs == num_samples <= self.limits.max_reqs:
+        size = self._size_of(num_reqs, num_tokens) if num_tokens == num_samples else None
+        if size is None:
             return False
-        size = self._size_of(num_reqs)
         if size in self._graphs:
             return True
         self._needed[size] = None
@@ -220,12 +225,13 @@ class CapturedSteps:
 
         `fill` puts tokens that the device alone knows yet into int64 token_ids [num_tokens].
         """
-        count = arrays.num_reqs
+        count = arrays.num_tokens
         inputs = self._ready_inputs()
         inputs.load(arrays, samples)
         if fill is not None:
             fill(inputs.token_ids_of(count))
-        size = self._size_of(count)
+        size = self._size_of(arrays.num_reqs, count)
+        assert size is not None  # it fits
         for plan in self._batches[size].plans.values():
             plan.update()
         self._graphs[size].replay()
@@ -253,7 +259,7 @@ class CapturedSteps:
     def capture_more(self) -> bool:
         """With no request running: capture one more size. False when all is done."""
         # Large ones first: the memory between their inputs and outputs serves the others, too.
-        order = [*self._needed, *reversed(self.sizes)]
+        order = [*self._needed, *sorted(self.sizes, key=_by_rows, reverse=True)]
         missing = [size for size in dict.fromkeys(order) if size not in self._graphs]
         if missing and not self._given_up:
             self._capture(missing[0])
@@ -270,8 +276,18 @@ class CapturedSteps:
         self._spent = 0
         self._given_up = False
 
-    def _size_of(self, num_reqs: int) -> int:
-        return next(size for size in self.sizes if size >= num_reqs)
+    def _size_of(self, num_reqs: int, num_tokens: int) -> CapturedSize | None:
+        """What such a step is padded to; one without guesses keeps to itself."""
+        return next(
+            (
+                size
+                for size in self.sizes
+                if size.requests >= num_reqs
+                and size.tokens >= num_tokens
+                and (size.tokens == size.requests) == (num_tokens == num_reqs)
+            ),
+            None,
+        )
 
     def _ready_inputs(self) -> _DeviceInputs:
         if self._inputs is None:
@@ -280,14 +296,14 @@ class CapturedSteps:
             )
         return self._inputs
 
-    def _capture(self, size: int) -> None:
+    def _capture(self, size: CapturedSize) -> None:
         if self._spent >= self.budget:
             self._give_up(f"their {format_bytes(self.budget)} of memory are used")
         else:
             self.capture(size)
 
     @torch.inference_mode()
-    def capture(self, size: int) -> None:
+    def capture(self, size: CapturedSize) -> None:
         """Capture one of `sizes` now, whatever it takes."""
         begun, before = time.perf_counter(), self.free_memory()
         try:
@@ -296,7 +312,7 @@ class CapturedSteps:
             self._give_up("memory is short")
             return
         except RuntimeError as error:
-            self._give_up(f"one of {size} requests cannot be captured ({_first_line(error)})")
+            self._give_up(f"{_words(size)} cannot be captured ({_first_line(error)})")
             return
         self._spent += max(0, before - self.free_memory())
         self._seconds += time.perf_counter() - begun
@@ -309,32 +325,32 @@ class CapturedSteps:
             )
             return
         self._graphs[size] = graph
-        logger.debug("Decode steps of up to %d requests are captured.", size)
+        logger.debug("Captured: %s.", _words(size))
         if len(self._graphs) == len(self.sizes):
             self._report("All")
 
-    def _graph_of(self, size: int) -> Graph | None:
+    def _graph_of(self, size: CapturedSize) -> Graph | None:
         """None where a replay does not give what the step itself does."""
         batch, expected = self._first_pass(size)
         graph = self._recorded(size, batch, expected)
         self._batches[size] = batch
         return graph if self._repeats(graph, expected.logits) else None
 
-    def _first_pass(self, size: int) -> tuple[ForwardBatch, Outputs]:
+    def _first_pass(self, size: CapturedSize) -> tuple[ForwardBatch, Outputs]:
         """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
         inputs = self._ready_inputs()
-        inputs.load(self._first_tokens(size), np.arange(size))
+        inputs.load(self._first_tokens(size), np.arange(size.tokens))
         batch = inputs.batch_of(size, self.limits, self.cache)
         return batch, Outputs(*(rows.clone() for rows in self._compute(batch)))
 
-    def _recorded(self, size: int, batch: ForwardBatch, like: Outputs) -> Graph:
+    def _recorded(self, size: CapturedSize, batch: ForwardBatch, like: Outputs) -> Graph:
         outputs = self._ready_outputs(like)
         if self._maker is None:
             self._maker = self.make_graphs()
 
         def work() -> None:
             for kept, rows in zip(outputs, self._compute(batch), strict=True):
-                kept[:size].copy_(rows)
+                kept[: size.tokens].copy_(rows)
 
         return self._maker(work)
 
@@ -355,21 +371,27 @@ class CapturedSteps:
 
     def _ready_outputs(self, like: Sequence[torch.Tensor]) -> Outputs:
         if self._outputs is None:
-            most = self.limits.max_reqs
+            most = self.limits.max_tokens
             self._outputs = Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
         return self._outputs
 
-    def _first_tokens(self, size: int) -> StepArrays:
-        """The first tokens of so many requests, all in block 0; no state is stored."""
-        zeros, none = np.zeros(size, np.int64), np.zeros(size, np.int32)
+    def _first_tokens(self, size: CapturedSize) -> StepArrays:
+        """The first tokens of so many requests, all in block 0 (where equal tokens leave equal keys
+        and values); no state is stored."""
+        reqs = size.requests
+        tokens = min([size.tokens, *(reqs * block for block in self.block_sizes)])
+        starts = tokens * np.arange(reqs + 1) // reqs
+        lens = np.diff(starts)
+        positions = np.arange(tokens) - np.repeat(starts[:-1], lens)
+        read, write = np.zeros(reqs, np.int32), np.zeros(tokens, np.int32)
         return StepArrays(
-            token_ids=zeros,
-            positions=zeros,
-            query_start=np.arange(size + 1, dtype=np.int32),
-            kv_lens=np.ones(size, np.int32),
-            max_query_len=1,
-            groups=[first_blocks(np.arange(size), zeros) for _ in self.block_sizes],
-            states=StateArrays(none, none) if self.has_states else None,
+            token_ids=np.zeros(tokens, np.int64),
+            positions=positions,
+            query_start=starts.astype(np.int32),
+            kv_lens=lens.astype(np.int32),
+            max_query_len=int(lens.max()),
+            groups=[first_blocks(np.arange(reqs), positions % block) for block in self.block_sizes],
+            states=StateArrays(read, write) if self.has_states else None,
         )
 
     def _give_up(self, why: str) -> None:
@@ -382,6 +404,14 @@ class CapturedSteps:
             count, format_seconds(self._seconds), format_bytes(self._spent),
             format_bytes(self.budget), more,
         )  # fmt: skip
+
+
+def _by_rows(size: CapturedSize) -> tuple[int, int]:
+    return size.tokens, size.requests
+
+
+def _words(size: CapturedSize) -> str:
+    return f"a step of {size.requests} requests and {size.tokens} tokens"
 
 
 def _first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagoda.core.speculation.chances import Chances, OwnChances, worthwhile
-from pagoda.core.speculation.proposer import NO_GUESS, Guess
+from pagoda.core.speculation.proposer import Guess
 from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
 from tests.unit.core.fake_runner import (
     add_request,
@@ -48,19 +48,33 @@ def test_what_one_request_does_moves_its_own_chance_more_than_others():
     common = Chances([0.5])
     repeats, invents = OwnChances(common), OwnChances(common)
     for _ in range(12):
-        repeats.observe(0, True)
-        invents.observe(0, False)
-    assert repeats.of(0) > 0.8 > common.of(0) > 0.2 > invents.of(0)
-    assert OwnChances(common).of(0) == common.of(0)
+        repeats.observe(0, 1, True)
+        invents.observe(0, 1, False)
+    assert chance(repeats) > 0.75 > common.of(0) > 0.25 > chance(invents)
+    assert chance(OwnChances(common)) == common.of(0)
+
+
+def chance(own: OwnChances, before: int = 1) -> float:
+    return own.of_all([0], before, [2])[0]
+
+
+def test_a_chance_depends_on_the_token_in_front():
+    own = OwnChances(Chances([0.5]))
+    for _ in range(40):
+        own.observe(0, 7, False)
+        own.observe(0, 8, True)
+    assert chance(own, 8) > 0.75 > chance(own, 9) > 0.25 > chance(own, 7)
+    first, second = own.of_all([0, 0], 8, [7, 5])
+    assert math.isclose(second, first * chance(own, 7))
 
 
 @given(st.lists(st.booleans(), max_size=600))
 def test_chances_are_shares_and_follow_what_comes(came):
     own = OwnChances(Chances([0.9]))
     for true in [*came, *[False] * 200]:
-        own.observe(0, true)
-        assert 0 < own.of(0) <= 1
-    assert own.of(0) < 0.1
+        own.observe(0, 1, true)
+        assert 0 < chance(own) <= 1
+    assert chance(own) < 0.1
 
 
 @dataclass
@@ -74,14 +88,14 @@ class Oracle:
     asked: int = 0
     ended: list[str] = field(default_factory=list)
 
-    def guess(self, req, most: int) -> Guess:
+    def guess(self, req, most: int) -> list[Guess]:
         self.asked += 1
         if self.asked > self.limit:
             raise ValueError("no more")
         known = len(req.token_ids)
         said = expected_output(req.message, self.context)[known - req.prompt_len :][:most]
         tokens = [t + 1 if known + i in self.wrong else t for i, t in enumerate(said)]
-        return Guess(tokens, [0] * len(tokens)) if tokens else NO_GUESS
+        return [Guess(tokens, [0] * len(tokens))] if tokens else []
 
     def forget(self, req) -> None:
         self.ended.append(req.req_id)
@@ -213,3 +227,26 @@ def test_guesses_beside_a_prompt(depth):
         scheduler.check_integrity()
     assert len(outputs["a"]) == 40 and len(outputs["b"]) == 5
     assert depth == 2 or together
+
+
+def test_guesses_among_many_requests_are_short():
+    """Making long ones would take more time than a step can win."""
+    asked: list[int] = []
+
+    class Asked(Oracle):
+        def guess(self, req, most: int) -> list[Guess]:
+            asked.append(most)
+            return super().guess(req, most)
+
+    limits = SpeculationLimits(24, most_in_step=32)
+    serve(Speculator(Asked(9999), limits), (3e-3, 1e-6), reqs=8, max_num_reqs=8)
+    assert set(asked) >= {8}
+    asked.clear()
+    serve(Speculator(Asked(9999), limits), (3e-3, 1e-6))
+    assert set(asked) == {24}
+
+
+def test_a_scheduler_without_requests_is_no_failure():
+    speculator = Speculator(Oracle(999), SpeculationLimits(8))
+    _, _, _, scheduler = serve(speculator, (3e-3, 5e-4))
+    assert scheduler.schedule() is None and not speculator._failed

@@ -1,0 +1,46 @@
+"""Which decode steps are captured on a GPU."""
+
+from typing import NamedTuple
+
+from pagoda.planner.attention import AttentionChoice
+from pagoda.planner.resolved import ResolvedConfig
+
+
+class CapturedSize(NamedTuple):
+    """A decode step that is captured; smaller ones are padded to it."""
+
+    requests: int
+    tokens: int
+    """One of each request, and guesses of some."""
+
+
+def captured_sizes(
+    max_num_reqs: int, most_guesses: int = 0, most_in_step: int = 0
+) -> tuple[CapturedSize, ...]:
+    """The decode steps that are captured: without guesses, then with those of up to
+    `most_guesses` tokens a request and `most_in_step` in all. With more requests than that, hardly
+    one has a guess."""
+    counts = _spread(max_num_reqs)
+    sizes = [CapturedSize(count, count) for count in counts]
+    for count in counts:
+        if count <= most_in_step:
+            tokens = _spread(count + min(count * most_guesses, most_in_step))
+            sizes += [CapturedSize(count, number) for number in tokens if number > count]
+    return tuple(sizes)
+
+
+def sizes_to_capture(
+    config: ResolvedConfig, attention: AttentionChoice
+) -> tuple[CapturedSize, ...]:
+    """Those of an engine."""
+    guesses = config.speculation
+    most = guesses.most if attention.captures_guesses else 0
+    return captured_sizes(config.scheduler.max_num_seqs, most, guesses.most_in_step)
+
+
+def _spread(most: int) -> list[int]:
+    """Numbers up to `most`, each twice the one before it: from 16 on with one between, so that
+    padding adds less than a half."""
+    doubled = [1 << power for power in range(most.bit_length())]
+    between = [3 * number // 2 for number in doubled if number >= 16]
+    return [*sorted(number for number in {*doubled, *between} if number < most), most]
