@@ -1,5 +1,6 @@
 """The real Codex and opencode edit a file and run a command with a model that plays its part."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 KEY = "sk-played"
 ASK = "Write hello.txt and show it."
+TOOLS = {
+    "parser": parser_for(QWEN_TOOLS),
+    "chat_template": ChatTemplate({"default": QWEN_TOOLS}, {}),
+}
 CONTEXT = {"max_model_len": 1_000_000}
 
 
@@ -35,8 +40,7 @@ def play(start):
         return start(
             FakeClient(script=scripted(*turns), abilities=CONTEXT, **options),
             ServerConfig(api_key=(KEY,), disable_uvicorn_access_log=True),
-            parser=parser_for(QWEN_TOOLS),
-            chat_template=ChatTemplate({"default": QWEN_TOOLS}, {}),
+            **TOOLS,
         )
 
     return play
@@ -105,6 +109,23 @@ def test_codex_applies_patches(play, home: Home, provider: tuple[str, ...]) -> N
     asked = prompts(server)[-1]
     assert "hello from Pagoda" in asked.rpartition("<tool_response>")[2]
     assert "You are a coding agent" in asked
+
+
+class Slow(FakeClient):
+    """Computes each prompt for longer than the program waits for an event."""
+
+    async def _feed(self, *args: Any) -> None:
+        await asyncio.sleep(7)
+        await super()._feed(*args)
+
+
+@pytest.mark.parametrize("provider", [(), ("supports_websockets = true",)], ids=["http", "ws"])
+def test_codex_waits_for_a_long_prompt(start, home: Home, provider: tuple[str, ...]) -> None:
+    """Its timer, shortened here, counts events alone."""
+    config = ServerConfig(api_key=(KEY,), sse_keep_alive_interval=0.2)
+    server = start(Slow(script=scripted("All done."), abilities=CONTEXT), config, **TOOLS)
+    printed = codex(home, server, "stream_idle_timeout_ms = 3000", *provider)
+    assert "All done." in printed and len(server.client.requests) <= 2
 
 
 PROVIDERS = {

@@ -17,9 +17,12 @@ _LATE_BLOCKS = 7
 class Progress:
     """Moves requests forward: counters, prefix cache, stop conditions."""
 
-    def __init__(self, kv: KVCacheManager, sharing: PrefixesInFlight):
+    def __init__(
+        self, kv: KVCacheManager, sharing: PrefixesInFlight, requests: Mapping[str, Request]
+    ):
         self._kv = kv
         self._sharing = sharing
+        self._requests = requests
 
     def plan(self, req: Request, num_tokens: int, step: PlanBuilder) -> int:
         """Plan a request's next tokens, drafts last; how many, for drafts take states."""
@@ -87,6 +90,15 @@ class Progress:
         if req.commits_in_bulk and len(req.token_ids) > req.tables.next_advance:
             self._advance(req, len(req.token_ids) - 1)
 
+    def of_prompts(self, plan: StepPlan) -> Iterator[RequestDelta]:
+        """How far prompts are after a committed plan that did not end them."""
+        ends = (plan.starts + plan.lens).tolist()
+        for row, req_id, end in zip(plan.rows.tolist(), plan.req_ids, ends, strict=True):
+            req = self._requests.get(req_id)
+            if row in plan.unsampled and req is not None and req.generates and req.is_running:
+                done = min(end, req.prompt_len)
+                yield RequestDelta(req_id=req_id, prompt_progress=(done, req.num_cached_tokens))
+
     def _commit_in_bulk(self, req: Request) -> None:
         until = req.tables.next_advance
         if not self._kv.has_windows:
@@ -105,16 +117,6 @@ class Progress:
             # A state is published once the step that goes on from it is planned.
             done = self._kv.hashes_with_states(req.tables, hashes, num_computed - 1)
         self._sharing.release(req, done)
-
-
-def progress_of(plan: StepPlan, requests: Mapping[str, Request]) -> Iterator[RequestDelta]:
-    """How far prompts are after a plan that did not end them."""
-    ends = (plan.starts + plan.lens).tolist()
-    for row, req_id, end in zip(plan.rows.tolist(), plan.req_ids, ends, strict=True):
-        req = requests.get(req_id)
-        if row in plan.unsampled and req is not None and req.generates and req.is_running:
-            done = min(end, req.prompt_len)
-            yield RequestDelta(req_id=req_id, prompt_progress=(done, req.num_cached_tokens))
 
 
 def _roll_back(req: Request) -> None:

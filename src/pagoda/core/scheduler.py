@@ -56,14 +56,13 @@ class Scheduler:
         """`speculator`: what guesses tokens ahead; None: nobody does."""
         self.limits = limits
         self.kv = kv
-        self.requests: dict[str, Request] = {}
-        """Those that have not ended, held ones among them."""
+        self._requests: dict[str, Request] = {}
         self._batch = RunningBatch()
         self._running = RunningQueue()
         self._waiting = RequestQueue()
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
-        self._progress = Progress(kv, self._sharing)
+        self.progress = Progress(kv, self._sharing, self._requests)
         self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
@@ -78,7 +77,7 @@ class Scheduler:
     def add(self, message: AddRequest) -> None:
         """Queue a request. RequestError if it can never be served, or its id is taken."""
         check_message(message, self.limits)
-        if message.req_id in self.requests:
+        if message.req_id in self._requests:
             raise RequestError(
                 f"A request with id {message.req_id!r} is being served; use another id.",
                 param="request_id",
@@ -101,14 +100,14 @@ class Scheduler:
         )
         check_capacity(req, self.limits, self.kv)
         req.num_cached_tokens = self._admission.num_cached(req)
-        self.requests[req.req_id] = req
+        self._requests[req.req_id] = req
         self._waiting.push(req)
 
     def abort(self, req_ids: list[str]) -> list[RequestDelta]:
         """End requests now; ids that are unknown (already finished, say) are passed over."""
         deltas = []
         for req_id in req_ids:
-            req = self.requests.get(req_id)
+            req = self._requests.get(req_id)
             if req is not None:
                 self._remove(req)
                 deltas.append(RequestDelta(req_id=req_id, finish_reason=FinishReason.ABORT))
@@ -120,7 +119,7 @@ class Scheduler:
         For what it cannot run without: a compiled grammar, an adapter, blocks from disk. A
         running request is preempted. Unknown ids are passed over.
         """
-        req = self.requests.get(req_id)
+        req = self._requests.get(req_id)
         if req is None:
             return
         if req.status is RequestStatus.RUNNING:
@@ -133,7 +132,7 @@ class Scheduler:
 
     def release(self, req_id: str, reason: str) -> None:
         """Take one reason away; without reasons the request is back at its place in the queue."""
-        req = self.requests.get(req_id)
+        req = self._requests.get(req_id)
         if req is None or req.status is not RequestStatus.HELD:
             return
         req.holds.discard(reason)
@@ -202,8 +201,8 @@ class Scheduler:
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
         count_step(self._stats, int(size.tokens))
-        if result.encoded and plan.encode_for in self.requests:
-            self.requests[plan.encode_for].encoded.update(result.encoded)
+        if result.encoded and plan.encode_for in self._requests:
+            self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
             self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
         if result.tokens:
@@ -255,7 +254,7 @@ class Scheduler:
         self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
-        delta = self._progress.apply(req, plan, place, entry)
+        delta = self.progress.apply(req, plan, place, entry)
         if req.row in plan.drafts:
             count_drafts(self._stats, req, len(plan.drafts[req.row]), entry, delta)
         end = int(plan.starts[place] + plan.lens[place])
@@ -281,15 +280,16 @@ class Scheduler:
 
     @property
     def req_ids(self) -> list[str]:
-        return list(self.requests)
+        """Ids of the requests that have not ended, held ones among them."""
+        return list(self._requests)
 
     def stats(self) -> EngineStats:
         """A snapshot; `step_seconds` is the engine's to fill in."""
         return msgspec.structs.replace(
             self._stats,
             num_running=len(self._running),
-            num_waiting=len(self.requests) - len(self._running),
-            num_held=len(self.requests) - len(self._running) - len(self._waiting),
+            num_waiting=len(self._requests) - len(self._running),
+            num_held=len(self._requests) - len(self._running) - len(self._waiting),
             steps_by_tokens=list(self._stats.steps_by_tokens),
             spec_accepted_per_position=list(self._stats.spec_accepted_per_position),
             blocks_free=self.kv.num_free_blocks,
@@ -303,8 +303,8 @@ class Scheduler:
         """RuntimeError when blocks, queues and requests do not add up."""
         self.kv.check_integrity()
         self._sharing.check()
-        check_queues(self.requests.values(), list(self._running), list(self._waiting))
-        owners = [req for req in self.requests.values() if req.has_row]
+        check_queues(self._requests.values(), list(self._running), list(self._waiting))
+        owners = [req for req in self._requests.values() if req.has_row]
         self._batch.check(req.row for req in owners)
         for req in owners:
             if self._batch.known[req.row] != len(req.token_ids):
@@ -376,7 +376,7 @@ class Scheduler:
                 return True
         if start + missing > req.tables.capacity and not self._grow(req, start + missing, step):
             return False
-        room.tokens -= self._progress.plan(req, missing, step)
+        room.tokens -= self.progress.plan(req, missing, step)
         return True
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
@@ -441,7 +441,7 @@ class Scheduler:
         message = None if known else req.message
         step.plan.new_rows.append(NewRow(row=req.row, req_id=req.req_id, request=message))
         step.grow(req, req.tables.tables)
-        self._progress.plan(req, num_tokens, step)
+        self.progress.plan(req, num_tokens, step)
         return num_tokens
 
     def _preempt(self, req: Request) -> None:
@@ -464,14 +464,14 @@ class Scheduler:
         elif req.status is RequestStatus.WAITING:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
-        del self.requests[req.req_id]
+        del self._requests[req.req_id]
         if self.speculator is not None:
             self.speculator.forget(req)
         if req.has_row:
             self._freed.append(req.release_row())
 
     def _give_up_blocks(self, req: Request) -> None:
-        self._progress.publish(req)
+        self.progress.publish(req)
         if req.block_hashes is not None:
             self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)

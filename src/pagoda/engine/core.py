@@ -21,7 +21,6 @@ from pagoda.core.messages import (
     UtilityResult,
 )
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.core.progress import progress_of
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.executor import Executor, StartedStep
 
@@ -231,7 +230,7 @@ class EngineCore:
             self._faults = 0
             deltas = self.scheduler.commit(step.plan, started.result, seconds)
             if step.plan.unsampled:
-                deltas.others += progress_of(step.plan, self.scheduler.requests)
+                deltas.others += self.scheduler.progress.of_prompts(step.plan)
             return deltas
         if isinstance(error, EngineDeadError | CapacityError):
             raise error  # as in `_execute`
