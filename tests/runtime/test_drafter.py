@@ -64,6 +64,7 @@ class Engine:
         kv = KVCacheManager(groups, BLOCKS, enable_prefix_caching=True)
         self.scheduler = Scheduler(SchedulerLimits(**values), kv, speculator)
         self.num_steps = 0
+        self.draft_seconds = 0.0
         self.row_seconds = 1e-5
         """Little beside the weights, as on many devices."""
 
@@ -75,6 +76,8 @@ class Engine:
             plan = self.scheduler.schedule()
             rows = len(plan.rows) + sum(map(len, plan.drafts.values()))
             result = self.runner.execute(plan)
+            assert (result.draft_seconds > 0) >= bool(result.drafts)
+            self.draft_seconds += result.draft_seconds
             for delta in self.scheduler.commit(plan, result, 1e-3 + self.row_seconds * rows):
                 assert delta.error is None
                 tokens[delta.req_id] += delta.token_ids
@@ -119,6 +122,7 @@ def test_what_a_knowing_head_says_comes_true(engine, one_layer, make_request, sa
     # The last guesses of a reply stand behind its end.
     assert stats.spec_accepted_tokens >= stats.spec_draft_tokens - 3
     assert drafting.num_steps < 0.6 * plain.num_steps
+    assert drafting.draft_seconds > 0 == plain.draft_seconds
 
 
 @pytest.mark.parametrize("wrong", [0.1, 0.6, 1.0])

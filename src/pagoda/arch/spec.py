@@ -347,6 +347,8 @@ class ModelSpec:
     """None where the checkpoint has none."""
     drafts: bool = False
     """The draft head is loaded, and its layer has a cache behind the others'."""
+    draft_model: "ModelSpec | None" = None
+    """A smaller model that guesses its tokens, whose layers have caches behind all others."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
@@ -366,10 +368,11 @@ class ModelSpec:
 
     @property
     def cached_layers(self) -> tuple[LayerSpec, ...]:
-        """The layers with a place in the cache; a loaded draft head's is the last."""
-        if self.draft_head is None or not self.drafts:
-            return self.layers
-        return (*self.layers, self.draft_head.layer)
+        """The layers with a place in the cache: its own, a loaded draft head's, and those of a
+        draft model."""
+        head = () if self.draft_head is None or not self.drafts else (self.draft_head.layer,)
+        model = () if self.draft_model is None else self.draft_model.layers
+        return (*self.layers, *head, *model)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

@@ -93,7 +93,8 @@ class SpeculationConfig(Options):
         'JSON that says what guesses tokens ahead, such as {"method": "suffix", '
         '"num_speculative_tokens": 8}. Methods: `suffix` repeats what stood in the request or in '
         "recent replies, `ngram` in the request alone, with `prompt_lookup_min` and "
-        "`prompt_lookup_max` tokens in common; `none` guesses nothing; `auto` is `suffix` on a "
+        "`prompt_lookup_max` tokens in common; `draft` asks a smaller `model` with the same "
+        "tokenizer; `none` guesses nothing; `auto` is `suffix` on a "
         "CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
         "`min_speculative_tokens`.",
@@ -107,6 +108,11 @@ class SpeculationConfig(Options):
         """As asked for; a model without a method is one that drafts."""
         method = "draft" if "model" in self.speculative_config else "auto"
         return str(self.speculative_config.get("method", method))
+
+    @property
+    def model(self) -> str:
+        """What drafts, as any model is named; empty where the model itself or its text does."""
+        return str(self.speculative_config.get("model", ""))
 
     @property
     def has_mode(self) -> bool:

@@ -152,7 +152,7 @@ class Scheduler:
         self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
         if self.speculator is not None:
-            plan.num_drafts = self.speculator.num_drafts
+            finished.have_drafted(self.speculator.num_drafts, self.kv)
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -204,7 +204,10 @@ class Scheduler:
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
-            self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
+            decodes = is_of_streams or only_decodes(plan)
+            self._times.observe(size, seconds - result.draft_seconds, decodes)
+            if decodes and plan.num_drafts and self.speculator is not None:
+                self.speculator.learn_drafting(plan.num_drafts, result.draft_seconds)
         if result.tokens:
             deltas = self._take_tokens(members, plan, result.tokens)
         else:
@@ -215,9 +218,7 @@ class Scheduler:
             ]
             deltas = Deltas([delta for delta in taken if delta is not None])
         if result.drafts and self.speculator is not None:
-            for req in members.requests:
-                if req.is_running and req.row in result.drafts:
-                    self.speculator.take_drafts(req, result.drafts[req.row])
+            self.speculator.take_drafts(members, result.drafts)
         return deltas
 
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
@@ -392,7 +393,7 @@ class Scheduler:
         column = req.tables.capacity // self.kv.block_size
         while (blocks := self.kv.allocate(req.tables, num_tokens)) is None:
             if self.kv.has_windows and self._in_flight and self._running[-1] is req:
-                return False  # What is in flight may give it the blocks that its window passes.
+                return False  # It waits for the blocks that its window passes.
             victim = self._running.pop_last()
             self._preempt(victim)
             if victim is req:

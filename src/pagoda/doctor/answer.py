@@ -118,7 +118,8 @@ def answer(
     """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
     that contradict each other, the model or the hardware."""
     devices = _devices_wanted(asked, hardware)
-    if devices > 1 or hardware.count == 1 or hardware.facts.device == "cpu":
+    one = hardware.count == 1 or subject.draft is not None
+    if devices > 1 or one or hardware.facts.device == "cpu":
         return _answer_on(subject, hardware, asked, users, mode)
     several = most_ranks(subject.spec, hardware.count)
     sizes = range(1, several + 1) if hardware.gpu is not None else (several,)
@@ -190,7 +191,7 @@ def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Res
     facts = hardware.facts
     if facts.device == "cpu":
         config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
-    return resolve(config, subject.spec, subject.tensors, facts)
+    return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 
 def with_speed(made: Answer, measured: DeviceSpeed | None = None) -> Answer:

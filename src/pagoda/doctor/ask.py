@@ -15,7 +15,7 @@ from pagoda.doctor.machine.load import load_findings
 from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.machine.probe import Machine, probe
 from pagoda.doctor.speeds import held_by
-from pagoda.doctor.subject import Subject, find_subject
+from pagoda.doctor.subject import Subject, find_subject, with_draft_model
 from pagoda.doctor.users import Users, parse_users
 from pagoda.planner.devices.speed import DeviceSpeed
 
@@ -52,7 +52,10 @@ def answers(
     kept = _Kept(failures)
     try:
         subjects = kept.of(
-            models, lambda model: find_subject(replace(question.config.model, model=model))
+            models,
+            lambda model: with_draft_model(
+                find_subject(replace(question.config.model, model=model)), question.config
+            ),
         )
         machine, hardware = None, question.elsewhere
         if hardware is None:

@@ -19,7 +19,7 @@ from pagoda.planner.memory.plan import MemoryPlan
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
     "captured steps": "at most", "process": "estimate", "staging": "exact",
-    "in host memory": "exact",
+    "in host memory": "exact", "draft model": "exact",
 }  # fmt: skip
 
 _FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))

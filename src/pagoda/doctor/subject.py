@@ -10,7 +10,14 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
-from pagoda.config.engine import ModelConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.planner.draft_model import (
+    DraftModel,
+    check_draft_model,
+    draft_config,
+    draft_model_name,
+    named_draft,
+)
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
@@ -44,11 +51,13 @@ class Subject:
     """Files that serving it needs and its folder lacks."""
     unreached: str = ""
     """Why the hub gave no headers, where the catalogue's config stands in."""
+    draft: DraftModel | None = None
+    """What guesses tokens for it."""
 
 
-def find_subject(model: ModelConfig) -> Subject:
-    """Raises what opening a model raises; the hub is asked for headers alone, and the catalogue
-    where it cannot be."""
+def find_subject(model: ModelConfig, *, text_only: bool = False) -> Subject:
+    """A GGUF without its vision tower if `text_only`. Raises what opening a model raises; the hub
+    is asked for headers alone, and the catalogue where it cannot be."""
     from pagoda.weights.hub.remote import fetch_headers
 
     try:
@@ -56,6 +65,8 @@ def find_subject(model: ModelConfig) -> Subject:
     except SourceError as error:
         return _from_catalogue(model, error)
     files = open_model(path, model.mmproj)
+    if text_only:
+        files = replace(files, projector=None)
     config = files.config or {}
     missing = _missing(model, files)
     dummy = model.load_format == "dummy" and files.kind != "gguf"
@@ -76,6 +87,20 @@ def find_subject(model: ModelConfig) -> Subject:
         _others(model.model, files),
         missing,
     )
+
+
+def with_draft_model(subject: Subject, config: EngineConfig) -> Subject:
+    """With the draft model that `config` asks for. Raises what `find_subject` raises, and
+    ConfigError for one that cannot guess for this model; their tokens are not compared."""
+    name = draft_model_name(config, subject.spec)
+    if name is None:
+        return subject
+    asked = draft_config(name, config)
+    with named_draft(name):
+        found = find_subject(asked, text_only=True)
+    draft = DraftModel(name, found.spec, found.tensors)
+    check_draft_model(config, subject.spec, draft)
+    return replace(subject, draft=draft)
 
 
 def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:

@@ -8,6 +8,7 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.speculation import MODES
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import ResolvedSpeculation, SpeculationMethod
 
@@ -16,6 +17,8 @@ _FEW_DEVICES = 2
 _LENGTHS = {"stable": 3, "fast": 4}
 # Behind a long match nearly all of so many come true, and more of them save little further time.
 _MOST_COPIED = 24
+# Each takes a step of the draft model, and few are right behind so many.
+_MOST_DRAFTED = 5
 # With more rows a step's time grows with each of them.
 _MOST_IN_STEP = 32
 _ASKED = "asked for"
@@ -55,13 +58,18 @@ def resolve_speculation(
     method, why = _method(spec, config)
     if method == "mtp" and not spec.drafts:
         method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
+    elif method == "draft" and spec.draft_model is not None:
+        size = parameter_count(spec.draft_model) / 1e6
+        why = f"by {asked.model} of {size:,.1f}M parameters"
     elif method not in ("none", "ngram", "suffix", "mtp", "auto"):
         method, why = "suffix", f"in place of {method}, which is not there yet"
     if method == "auto":
         method, why = "none", f"default on {device}"
         if device == "cpu":
             method, why = "suffix", "replies repeat their prompts and one another"
-    most = asked.count("num_speculative_tokens", _MOST_COPIED)
+    most = asked.count(
+        "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
+    )
     if method == "mtp":
         devices = config.parallel.tensor_parallel_size
         length = speculative_tokens(asked.mode, devices, True, env.get("PAGODA_SPEC_TOKENS"))

@@ -190,7 +190,11 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 
 
 def _with_file(ref: str) -> Callable[[Case], Case]:
-    return lambda case: replace(case, subject=find_subject(replace(case.config.model, model=ref)))
+    def apply(case: Case) -> Case:
+        found = find_subject(replace(case.config.model, model=ref))
+        return replace(case, subject=replace(found, draft=case.subject.draft))
+
+    return apply
 
 
 def _with_method(method: str) -> Callable[[Case], Case]:
