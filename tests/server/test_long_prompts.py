@@ -131,7 +131,13 @@ def test_responses_over_a_websocket(slow: RunningServer) -> None:
         socket.send(json.dumps(asked))
         while not events or events[-1]["type"] != "response.completed":
             events.append(json.loads(socket.recv(30)))
-    check_response(events)
+        check_response(events)
+        # A prompt that is computed ahead takes as long.
+        socket.send(json.dumps({**asked, "generate": False}))
+        events = []
+        while not events or events[-1]["type"] != "response.completed":
+            events.append(json.loads(socket.recv(30)))
+        check_response(events)
 
 
 def test_thought_that_is_not_shown_is_no_silence(start) -> None:

@@ -38,17 +38,25 @@ class ResponseBuilder:
         self._toolbox = toolbox
         self.stream = job.stream(text_logprobs=LOGPROBS in body.include or bool(body.top_logprobs))
         self._cut = False
+        self._told = True
         self._item: OpenItem | None = None
         self._count = 0
         self._seals = SEALED_THOUGHT in body.include
         self._top = body.top_logprobs or 0
         self._formatter = LogprobFormatter(job.served.tokenizer, as_ids=False)
 
+    def leave_out(self) -> None:
+        """Tell nothing of the output, which is one token: the prompt is computed for later."""
+        self._told = False
+        self.response.max_output_tokens = None
+
     def begin(self) -> list[bytes]:
         names = ("created", "queued" if self.response.background else "in_progress")
         return [self._lifecycle(name) for name in names]
 
     def add(self, event: ReplyEvent) -> list[bytes]:
+        if not self._told:
+            return []
         events = []
         if self.response.status == "queued":
             self.response.status = "in_progress"

@@ -62,11 +62,10 @@ class ResponsesSocket:
             generates = fields.get("generate") is not False
             body = self._body(fields, generates=generates)
             asked = await prepared(self._socket, body, self._turns)
+            if not generates:
+                asked.builder.leave_out()
             with counted(self._context.metrics):
-                if generates:
-                    await self._write(asked, body)
-                else:
-                    await self._warm_up(asked)
+                await self._write(asked, body)
         except (asyncio.CancelledError, WebSocketDisconnect):
             raise
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
@@ -97,10 +96,11 @@ class ResponsesSocket:
         finally:
             watching.cancel()
             run.cancel()
-        if watching.done() and not watching.cancelled():
-            watching.result()  # the client has left
+            (ended,) = await asyncio.gather(watching, return_exceptions=True)
+        if isinstance(ended, WebSocketDisconnect):
+            raise ended
         if run.error is None:
-            self._remember(run.stored())
+            self._remember(asked)
 
     async def _watch(self, run: ResponseRun) -> None:
         """What the client says while it is written to."""
@@ -119,32 +119,17 @@ class ResponsesSocket:
         finally:
             run.cancel()
 
-    async def _warm_up(self, asked: Prepared) -> None:
-        """Compute the prompt, so that the next turn finds it cached, and write nothing."""
-        builder = asked.builder
-        begun = builder.begin()
-        with builder.stream.generation.started():
-            while builder.stream.generation.running:
-                await builder.stream.generation.arrival()
-                for _ in builder.stream.take():
-                    pass
-        builder.response.max_output_tokens = None
-        for event in [*begun, *builder.end()]:
-            await self._send(_data_of(event))
-        self._remember(
-            Stored(
-                id=builder.response.id,
-                previous_id=builder.response.previous_response_id,
-                response=msgspec.json.encode(builder.response),
-                input=msgspec.json.encode(asked.items),
-            )
-        )
-
-    def _remember(self, turn: Stored) -> None:
-        if turn.previous_id not in self._turns:
+    def _remember(self, asked: Prepared) -> None:
+        response = asked.builder.response
+        if response.previous_response_id not in self._turns:
             self._turns.clear()
-        turn.events = b""
-        self._turns[turn.id] = turn
+        self._turns[response.id] = Stored(
+            id=response.id,
+            previous_id=response.previous_response_id,
+            # All that a conversation needs of it; tools and instructions come anew each time.
+            response=msgspec.json.encode({"output": response.output}),
+            input=msgspec.json.encode(asked.items),
+        )
 
     async def _refuse(self, error: ApiError) -> None:
         info = error.info
