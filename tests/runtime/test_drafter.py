@@ -29,6 +29,12 @@ class KnowingHead:
         self._wrong = wrong
         self.failing = False
 
+    def reserve(self, num_tokens):
+        pass
+
+    def read(self, hidden_states):
+        return hidden_states
+
     def forward(self, batch, token_ids, hidden_states):
         if self.failing:
             raise ValueError("broken")
@@ -78,7 +84,10 @@ class Engine:
             result = self.runner.execute(plan)
             assert (result.draft_seconds > 0) >= bool(result.drafts)
             self.draft_seconds += result.draft_seconds
-            for delta in self.scheduler.commit(plan, result, 1e-3 + self.row_seconds * rows):
+            # By a clock of its own, as the step.
+            result.draft_seconds = 1e-5 * plan.num_drafts
+            seconds = 1e-3 + self.row_seconds * rows + result.draft_seconds
+            for delta in self.scheduler.commit(plan, result, seconds):
                 assert delta.error is None
                 tokens[delta.req_id] += delta.token_ids
             self.scheduler.check_integrity()

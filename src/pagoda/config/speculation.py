@@ -94,8 +94,8 @@ class SpeculationConfig(Options):
         '"num_speculative_tokens": 8}. Methods: `suffix` repeats what stood in the request or in '
         "recent replies, `ngram` in the request alone, with `prompt_lookup_min` and "
         "`prompt_lookup_max` tokens in common; `draft` asks a smaller `model` with the same "
-        "tokenizer; `none` guesses nothing; `auto` is `suffix` on a "
-        "CPU. As many guesses are verified as make replies faster, at most "
+        "tokenizer, and `eagle3` the EAGLE-3 head that `model` names; `none` guesses nothing; "
+        "`auto` is `suffix` on a CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
         "`min_speculative_tokens`.",
         aliases=("-sc",),

@@ -15,7 +15,7 @@ from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
 from pagoda.doctor.remedies.condensed import condensed
 from pagoda.doctor.speeds import Speeds, speeds_of
-from pagoda.doctor.subject import Subject
+from pagoda.doctor.subject import Subject, with_eagle3_head
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
@@ -117,6 +117,9 @@ def answer(
 ) -> Answer:
     """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
     that contradict each other, the model or the hardware."""
+    subject = with_eagle3_head(subject, asked)
+    if subject.spec.drafts:  # a head drafts on one device
+        return _answer_on(subject, hardware, asked, users, mode)
     devices = _devices_wanted(asked, hardware)
     one = hardware.count == 1 or subject.draft is not None
     if devices > 1 or one or hardware.facts.device == "cpu":

@@ -18,10 +18,12 @@ from pagoda.planner.draft_model import (
     draft_model_name,
     named_draft,
 )
+from pagoda.planner.eagle3 import fitted, head_name, wants_eagle3
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.joined import HEAD_PREFIX, PrefixedCheckpoint
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.safetensors import INDEX_NAME
 from pagoda.weights.source import parse_ref
@@ -101,6 +103,20 @@ def with_draft_model(subject: Subject, config: EngineConfig) -> Subject:
     draft = DraftModel(name, found.spec, found.tensors)
     check_draft_model(config, subject.spec, draft)
     return replace(subject, draft=draft)
+
+
+def with_eagle3_head(subject: Subject, config: EngineConfig) -> Subject:
+    """With the head that `config` asks for, by its headers. Raises what `find_subject` raises, and
+    what `planner.eagle3` does for a head that does not fit."""
+    from pagoda.weights.hub.remote import fetch_headers
+
+    if not wants_eagle3(config, subject.spec) or subject.spec.drafts:
+        return subject
+    name = head_name(config, subject.spec)
+    head = open_model(fetch_headers(name, download_dir=config.model.download_dir))
+    spec = fitted(subject.spec, head, name)
+    tensors = PrefixedCheckpoint(head.checkpoint, HEAD_PREFIX).tensors
+    return replace(subject, spec=spec, tensors={**subject.tensors, **tensors})
 
 
 def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:

@@ -30,6 +30,7 @@ from pagoda.engine.start.draft_model import (
     largest_steps,
     load_draft_model,
 )
+from pagoda.engine.start.eagle3 import with_eagle3_head
 from pagoda.engine.start.libraries import Libraries, import_libraries
 from pagoda.engine.start.measured import fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
@@ -82,6 +83,7 @@ def start_engine(
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
     draft = find_draft_model(config, files, spec, phases)
+    files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:

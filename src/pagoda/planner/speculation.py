@@ -56,13 +56,15 @@ def resolve_speculation(
         return ResolvedSpeculation()
     asked = config.speculation
     method, why = _method(spec, config)
+    head = None if spec.draft_head is None or not spec.drafts else spec.draft_head.eagle3
     if method == "mtp" and not spec.drafts:
         method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
     elif method == "draft" and spec.draft_model is not None:
         size = parameter_count(spec.draft_model) / 1e6
         why = f"by {asked.model} of {size:,.1f}M parameters"
-    elif method not in ("none", "ngram", "suffix", "mtp", "auto"):
-        method, why = "suffix", f"in place of {method}, which is not there yet"
+    elif method == "eagle3" and head is not None:
+        layers = ", ".join(map(str, head.reads))
+        why = f"{head.source}, which reads what goes into layers {layers}"
     if method == "auto":
         method, why = "none", f"default on {device}"
         if device == "cpu":
@@ -70,7 +72,7 @@ def resolve_speculation(
     most = asked.count(
         "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
     )
-    if method == "mtp":
+    if method in ("mtp", "eagle3"):
         devices = config.parallel.tensor_parallel_size
         length = speculative_tokens(asked.mode, devices, True, env.get("PAGODA_SPEC_TOKENS"))
         most = asked.count("num_speculative_tokens", int(length.value))

@@ -107,6 +107,8 @@ class ModelRunner:
                 synchronize=self.device.synchronize,
             )
         self.model.reserve(self.max_model_len)
+        if self.draft_head is not None:
+            self.draft_head.reserve(self.max_num_batched_tokens)
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(

@@ -40,7 +40,6 @@ def resolved(spec, asked=None, device="cpu", ranks=1):
         (PLAIN, {"method": "ngram"}, "cuda", "ngram", ""),
         (PLAIN, {"num_speculative_tokens": 0}, "cpu", "none", "no tokens"),
         (PLAIN, {"method": "mtp"}, "cpu", "suffix", "in place of mtp: the checkpoint has no draft"),
-        (PLAIN, {"method": "eagle3"}, "cuda", "suffix", "in place of eagle3"),
         (DRAFTED, {"model": "small"}, "cpu", "draft", "by small of 31.9M parameters"),
         (PLAIN, {"model": "small", "num_speculative_tokens": 0}, "cpu", "none", "no tokens"),
         (PLAIN, {"mode": "fast"}, "cpu", "suffix", "replies repeat"),

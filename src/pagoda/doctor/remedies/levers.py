@@ -9,7 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.command import fields_of
 from pagoda.doctor.remedies.case import Case, least_bytes
-from pagoda.doctor.subject import find_subject
+from pagoda.doctor.subject import find_subject, with_eagle3_head
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
@@ -192,6 +192,7 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 def _with_file(ref: str) -> Callable[[Case], Case]:
     def apply(case: Case) -> Case:
         found = find_subject(replace(case.config.model, model=ref))
+        found = with_eagle3_head(found, case.config)
         return replace(case, subject=replace(found, draft=case.subject.draft))
 
     return apply

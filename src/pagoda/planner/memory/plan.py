@@ -173,6 +173,10 @@ def activation_bytes(
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
     if spec.drafts:
         per_token += 2 * width * spec.hidden_size
+        head = spec.draft_head
+        if head is not None and head.eagle3 is not None:
+            # What it reads of the model is kept, and then joined.
+            per_token += 2 * len(head.eagle3.reads) * width * spec.hidden_size
     logits = 0
     if spec.encoder is None:
         logits = 3 * 4 * max(max_num_samples * spec.vocab_size, PROMPT_LOGITS)

@@ -53,7 +53,7 @@ class HeadDrafter:
             plan.starts - (np.cumsum(lens) - lens), lens
         )
         following = self._states.token_ids[np.repeat(plan.rows, lens), positions + 1]
-        hidden_states = self._run(step.arrays, following, hidden_states)
+        hidden_states = self._run(step.arrays, following, self._head.read(hidden_states))
         going = np.flatnonzero(accepted > 0)
         last = places.first[going] + accepted[going] - 1
         rows = plan.rows[places.requests[going]]
