@@ -20,7 +20,7 @@ You are a coding agent that works in a user's folder through the tools you are g
 class TruncationPolicy(msgspec.Struct):
     mode: str = "tokens"
     limit: int = 10_000
-    """Of what a tool printed."""
+    """What a tool printed is cut to."""
 
 
 class CodexModel(msgspec.Struct, kw_only=True):

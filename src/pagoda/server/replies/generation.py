@@ -164,7 +164,7 @@ class Generation:
 
     @property
     def waiting_timer(self) -> RequestTimer | None:
-        """Of the first choice whose prompt is still worked on."""
+        """The timer of the first choice whose prompt is still worked on."""
         return next((timer for _, timer in self.running_requests if not timer.num_tokens), None)
 
     def take(self) -> list[Part]:

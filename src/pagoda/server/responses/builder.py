@@ -112,7 +112,7 @@ class ResponseBuilder:
         if self._item is None or self._item.key != (delta.kind, delta.tool_index):
             events += self._close("completed")
             index = len(self.response.output)
-            self._item = OpenItem.of(
+            self._item = OpenItem.starting(
                 delta, index, self.response.id, self._toolbox, seals=self._seals
             )
             self.response.output.append(self._item.item("in_progress"))

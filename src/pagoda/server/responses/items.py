@@ -27,12 +27,12 @@ from pagoda.text.parsers.base import Delta
 
 
 class OpenItem:
-    """Each method returns the next events; `of` makes the item that a delta begins."""
+    """Each method returns the next events; `starting` makes the item that a delta begins."""
 
     events: str
     """What its `.delta` and `.done` are called."""
     prefix: str
-    """Of its id."""
+    """How its id begins."""
 
     def __init__(self, delta: Delta, index: int, response_id: str):
         self.key = (delta.kind, delta.tool_index)
@@ -42,7 +42,7 @@ class OpenItem:
         self._pieces: list[str] = []
 
     @staticmethod
-    def of(
+    def starting(
         delta: Delta, index: int, response_id: str, toolbox: Toolbox, *, seals: bool
     ) -> "OpenItem":
         if delta.kind == "text":
