@@ -113,9 +113,9 @@ class ServerConfig(Options):
         bounds=_AT_LEAST_0,
     )
     sse_keep_alive_interval: float = option(
-        0.0,
-        "Seconds of silence after which a stream gets a comment, for proxies that close silent "
-        "connections; 0 sends none, as some clients take every line for data.",
+        5.0,
+        "Seconds of silence after which a stream gets an event that says how far its prompt has "
+        "come: clients and proxies give up silent streams. 0 sends none.",
         bounds=_AT_LEAST_0,
     )
     enable_log_requests: bool = option(False, "Log each request's parameters (not its text).")

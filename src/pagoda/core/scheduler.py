@@ -62,7 +62,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
-        self._progress = Progress(kv, self._sharing)
+        self.progress = Progress(kv, self._sharing, self._requests)
         self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
@@ -255,7 +255,7 @@ class Scheduler:
         self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
-        delta = self._progress.apply(req, plan, place, entry)
+        delta = self.progress.apply(req, plan, place, entry)
         if req.row in plan.drafts:
             count_drafts(self._stats, req, len(plan.drafts[req.row]), entry, delta)
         end = int(plan.starts[place] + plan.lens[place])
@@ -377,7 +377,7 @@ class Scheduler:
                 return True
         if start + missing > req.tables.capacity and not self._grow(req, start + missing, step):
             return False
-        room.tokens -= self._progress.plan(req, missing, step)
+        room.tokens -= self.progress.plan(req, missing, step)
         return True
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
@@ -442,7 +442,7 @@ class Scheduler:
         message = None if known else req.message
         step.plan.new_rows.append(NewRow(row=req.row, req_id=req.req_id, request=message))
         step.grow(req, req.tables.tables)
-        self._progress.plan(req, num_tokens, step)
+        self.progress.plan(req, num_tokens, step)
         return num_tokens
 
     def _preempt(self, req: Request) -> None:
@@ -472,7 +472,7 @@ class Scheduler:
             self._freed.append(req.release_row())
 
     def _give_up_blocks(self, req: Request) -> None:
-        self._progress.publish(req)
+        self.progress.publish(req)
         if req.block_hashes is not None:
             self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)

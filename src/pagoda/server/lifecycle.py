@@ -30,6 +30,7 @@ from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http.listen import base_url, is_loopback
 from pagoda.server.http.looplag import LoopLag
+from pagoda.server.http.websocket import websocket_options
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
@@ -250,7 +251,7 @@ def _uvicorn_config(
         access_log=False,
         lifespan="off",
         http=StreamingProtocol,
-        ws="none",
+        **websocket_options(config),
         server_header=False,
         ssl_context_factory=None if tls is None else lambda *_: tls,
         # An engine takes its time to leave, and its replies end with it: `_end_http` has the limit.

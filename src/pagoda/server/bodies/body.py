@@ -49,7 +49,11 @@ async def read_object(request: Request) -> dict[str, Any]:
     if coding != "identity":
         # Never unpacked: a few bytes can hold gigabytes.
         raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
-    raw = await request.body()
+    return await parse_object(await request.body())
+
+
+async def parse_object(raw: bytes) -> dict[str, Any]:
+    """Likewise of bytes that came otherwise."""
     await check_volume(raw)
     try:
         # Strict where the standard library is not: no NaN, no lone surrogates.

@@ -27,7 +27,8 @@ class AuthMiddleware:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS or self._allows(scope):
+        asks = scope["type"] in ("http", "websocket") and route_path(scope) not in OPEN_PATHS
+        if not asks or self._allows(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
