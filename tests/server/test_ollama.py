@@ -431,11 +431,19 @@ def test_a_stream_that_fails_ends_with_an_error(start) -> None:
 
 
 def test_silence_is_filled_with_lines(start) -> None:
-    config = ServerConfig(disable_uvicorn_access_log=True, sse_keep_alive_interval=1)
-    server = start(FakeClient(script=lambda request: b"x", delay=1.4), config)
-    lines = lines_of(chat(server))
-    assert {"role": "assistant", "content": ""} in [line["message"] for line in lines[:-1]]
-    assert "".join(line["message"]["content"] for line in lines) == "x"
+    config = ServerConfig(disable_uvicorn_access_log=True, sse_keep_alive_interval=0.1)
+    server = start(FakeClient(script=lambda request: b"x", delay=0.5), config)
+    for ask, of in ((chat, lambda line: line["message"]["content"]),
+                    (generate, lambda line: line["response"])):  # fmt: skip
+        lines = lines_of(ask(server))
+        assert [of(line) for line in lines].count("") > 1, "beside the last"
+        assert "".join(of(line) for line in lines) == "x"
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+def test_options_that_nobody_knows_are_named(shared: RunningServer) -> None:
+    reply = chat(shared, options={"topp": 0.5}, stream=False)
+    assert "topp" in str(reply.headers), reply.headers
 
 
 def test_keys_are_wanted_in_its_words(start) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from pagoda.base.errors import (
     CapacityError,
@@ -64,7 +64,7 @@ class Context:
             names = ", ".join(n for entry in entries for n in entry.names)
             raise ApiError(404, f"{error.message} Valid names: {names}.", param="model") from None
 
-    async def served(self, request: Request, name: str | None) -> ServedModel:
+    async def served(self, request: HTTPConnection, name: str | None) -> ServedModel:
         """The model by name, loaded if need be, and kept until the request is answered.
 
         Raises as `entry`, and 503 where there is no room for it or it cannot be loaded.
@@ -102,7 +102,7 @@ class Context:
         return served
 
 
-def context_of(request: Request) -> Context:
+def context_of(request: HTTPConnection) -> Context:
     context: Context = request.app.state.context
     return context
 

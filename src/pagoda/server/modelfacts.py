@@ -59,7 +59,6 @@ class ModelFacts:
         return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
-
 @dataclass(frozen=True)
 class ShownModel:
     """A model under one of its names."""

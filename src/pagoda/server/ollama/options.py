@@ -32,9 +32,10 @@ def read_options(options: dict[str, Any], served: ServedModel, route: str) -> Ol
     return read
 
 
-def text_fields(body: OllamaTextBody, served: ServedModel, route: str) -> dict[str, Any]:
-    """Fields of a chat request: all but the messages. Raises as `read_options`."""
-    options = read_options(body.options, served, route)
+def text_fields(
+    body: OllamaTextBody, options: OllamaOptions, served: ServedModel
+) -> dict[str, Any]:
+    """Fields of a chat request: all but the messages. RequestError for what cannot be honoured."""
     sent = {number: getattr(options, number.native) for number in NUMBERS}
     numbers = with_defaults(
         {

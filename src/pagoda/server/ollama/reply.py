@@ -113,7 +113,7 @@ class OllamaReply(Reply):
             told += _encode(self._ended(self._empty(), event))
         return told
 
-    def silence(self) -> bytes:
+    def waiting(self) -> bytes:
         return _encode(self._empty())
 
     def failed(self, error: ApiError) -> bytes:

@@ -13,13 +13,16 @@ from pagoda.server.protocol.ollama import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
+    OllamaOptions,
 )
 from pagoda.server.replies.translation import Part, media_part, text_part
 
 
-def chat_request(body: OllamaChatRequest, served: ServedModel, route: str) -> ChatCompletionRequest:
+def chat_request(
+    body: OllamaChatRequest, options: OllamaOptions, served: ServedModel, route: str
+) -> ChatCompletionRequest:
     """RequestError or ApiError for what cannot be said in a chat request."""
-    fields = text_fields(body, served, route)
+    fields = text_fields(body, options, served)
     fields["messages"] = _messages(body.messages, served)
     fields["tools"] = body.tools
     last = fields["messages"][-1]
@@ -30,10 +33,10 @@ def chat_request(body: OllamaChatRequest, served: ServedModel, route: str) -> Ch
 
 
 def generate_request(
-    body: OllamaGenerateRequest, served: ServedModel, route: str
+    body: OllamaGenerateRequest, options: OllamaOptions, served: ServedModel, route: str
 ) -> ChatCompletionRequest:
     """The prompt as what a user says; raises as `chat_request`."""
-    fields = text_fields(body, served, route)
+    fields = text_fields(body, options, served)
     user = {"role": "user", "content": _content(body.prompt, body.images, served)}
     system = [{"role": "system", "content": body.system}] if body.system else []
     fields["messages"] = [*system, user]

@@ -10,8 +10,6 @@ from pagoda.server.errors import ApiError
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which readers of events pass over."""
 Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
 """What becomes the JSON of a whole reply."""
 
@@ -34,13 +32,13 @@ class Reply(ABC):
     def tell(self, event: ReplyEvent) -> bytes:
         """The events of the dialect; empty if there is nothing to tell yet."""
 
+    @abstractmethod
+    def waiting(self) -> bytes:
+        """An event for clients that give up a stream in which they hear nothing."""
+
     def end(self) -> bytes:
         """What follows the last event."""
         return b""
-
-    def silence(self) -> bytes:
-        """What is sent while there is nothing to tell, so that nobody gives up waiting."""
-        return KEEP_ALIVE
 
     def failed(self, error: ApiError) -> bytes:
         """What follows where there is no last event."""

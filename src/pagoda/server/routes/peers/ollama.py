@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pagoda.core.vectors import check_dimensions, embedding
 from pagoda.engine.served.model import ServedModel
-from pagoda.server.bodies.body import parse_fields, read_body
+from pagoda.server.bodies.body import parse_fields, read_body, report_unknown
 from pagoda.server.bodies.pooling_texts import body_texts
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
@@ -38,6 +38,7 @@ from pagoda.server.protocol.ollama import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaGeneration,
+    OllamaOptions,
     OllamaReplyMessage,
     OllamaTextBody,
 )
@@ -57,6 +58,7 @@ class _Asked:
     context: Context
     served: ServedModel
     head: OllamaHead
+    options: OllamaOptions
     route: str
 
     def reply_head(self) -> ReplyHead:
@@ -78,7 +80,7 @@ async def chat(request: Request) -> Response:
         )
     asked = await _asked(request, body)
     with errors_about(NAMES):
-        chat = chat_request(body, asked.served, asked.route)
+        chat = chat_request(body, asked.options, asked.served, asked.route)
         job = await unless_refused(
             chat,
             lambda: chat_job(
@@ -111,7 +113,7 @@ async def generate(request: Request) -> Response:
         )
     asked = await _asked(request, body)
     with errors_about(NAMES):
-        chat = generate_request(body, asked.served, asked.route)
+        chat = generate_request(body, asked.options, asked.served, asked.route)
         stream, constraint = await generate_stream(
             body, chat, asked.served, asked.reply_head(), asked.context.metrics
         )
@@ -170,7 +172,9 @@ async def _asked(request: Request, body: OllamaBody) -> _Asked:
     head.load_seconds = time.monotonic() - head.started
     if isinstance(body, OllamaTextBody) and body.logprobs:
         head.top_logprobs = body.top_logprobs
-    return _Asked(context, served, head, request.url.path)
+    options = read_options(body.options, served, request.url.path)
+    report_unknown(request.scope, options, "options.")
+    return _Asked(context, served, head, options, request.url.path)
 
 
 async def _respond(
@@ -205,7 +209,6 @@ async def _vectors(
     """None where there are no texts."""
     served = asked.served
     check_embeds(served)
-    read_options(body.options, served, asked.route)
     ready = served.client.ready
     check_dimensions(dimensions, 0 if ready is None else ready.hidden_size, served.pooling)
     if not given:

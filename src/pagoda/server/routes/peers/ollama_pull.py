@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import ModelNotFoundError, PagodaError, SourceError
+from pagoda.config.server import configured_keys
 from pagoda.engine.served.entries import model_entry
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.bodies.body import read_body
 from pagoda.server.context import Context, context_of
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.fetches import FetchedPart
-from pagoda.server.http.auth import configured_keys
 from pagoda.server.http.listen import is_loopback_host
 from pagoda.server.ollama.errors import OllamaError, error_reply
 from pagoda.server.openapi import describe
