@@ -11,9 +11,10 @@ from pagoda.server.params import with_defaults
 from pagoda.server.protocol.ollama import OllamaOptions, OllamaTextBody
 
 NAMES = {
+    **{number.name: number.native for number in NUMBERS},
     "max_completion_tokens": "num_predict",
+    "max_tokens": "num_predict",
     "reasoning_effort": "think",
-    "repetition_penalty": "repeat_penalty",
     "response_format": "format",
 }
 """Fields by the chat API's names."""

@@ -13,6 +13,7 @@ from pagoda.server.context import context_of
 from pagoda.server.modelfacts import ShownModel, shown_model, shown_models
 from pagoda.server.ollama.errors import OllamaError
 from pagoda.server.ollama.names import known_name
+from pagoda.server.ollama.options import NAMES
 from pagoda.server.ollama.reply import timestamp
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.ollama import (
@@ -139,9 +140,8 @@ def _parameters(model: ShownModel) -> list[tuple[str, Any]]:
     served = model.entry.served
     if served is None:
         return found
-    named = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
     found += [
-        (named.get(name, name), value)
+        (NAMES.get(name, name), value)
         for name, value in sorted(served.defaults.items())
         if isinstance(value, int | float)
     ]
