@@ -35,7 +35,7 @@ class ModelFacts:
     quantization: str = ""
     """The storage format of most bytes."""
     bits: float | None = None
-    """Of a parameter, on average."""
+    """How many a parameter takes, on average."""
     nbytes: int = 0
     """The size of its files."""
     modified: float | None = None

@@ -96,5 +96,5 @@ def _content(text: str, images: list[str], served: ServedModel) -> str | list[Pa
 
 
 def _data_url(image: str) -> str:
-    """Of base64 alone, which is what the dialect has; nothing is fetched."""
+    """The dialect has base64 alone; nothing is fetched."""
     return image if image[:5].lower() == "data:" else f"data:image/png;base64,{image}"
