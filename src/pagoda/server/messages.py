@@ -31,7 +31,7 @@ async def render_prompt(
         raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
     return await served.aside.render(
         RenderChat(
-            [_marked(message.fields()) for message in messages],
+            [_shown(message.fields(), served) for message in messages],
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -41,18 +41,25 @@ async def render_prompt(
     )
 
 
-def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """With the types alone of parts that hold media: templates see no more of them."""
+def _shown(message: dict[str, Any], served: ServedModel) -> dict[str, Any]:
+    """As templates see it: of parts that hold media the types alone."""
     content = message["content"]
     if not isinstance(content, list):
         return message
-    marked = [
-        {"type": part["type"]}
-        if isinstance(part, dict) and modality_of_part(part["type"]) is not None
-        else part
-        for part in content
-    ]
-    return {**message, "content": marked}
+    is_result = message["role"] in ("tool", "function")
+    return {**message, "content": [_shown_part(part, is_result, served) for part in content]}
+
+
+def _shown_part(part: Any, is_result: bool, served: ServedModel) -> Any:
+    """A tool's result says what the model cannot take of it: an agent that looks at a picture
+    once would have no next turn."""
+    modality = modality_of_part(part["type"]) if isinstance(part, dict) else None
+    if modality is None:
+        return part
+    if is_result and modality.kind not in served.modalities:
+        note = f"(This model takes no {modality.words}: it was left out.)"
+        return {"type": "text", "text": f"[{modality.kind}] {note}"}
+    return {"type": part["type"]}
 
 
 def final_text(messages: list[ChatMessage]) -> str:
