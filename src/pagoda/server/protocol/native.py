@@ -15,10 +15,13 @@ from pagoda.server.protocol.replies import Timings
 _MIXED = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1}
 _OBJECT = {
     "type": "object",
-    "properties": {"prompt_string": {"type": "string"}},
-    "required": ["prompt_string"],
+    "properties": {
+        "prompt_string": {"type": "string"},
+        "content": {"type": "array", "items": {"type": "object"}},
+    },
+    "anyOf": [{"required": ["prompt_string"]}, {"required": ["content"]}],
 }
-# Looked at once, by `nativeparams.split`: lists may have a million ids.
+# Looked at once, by `split_pieces`: lists may have a million ids.
 NativePrompt = Annotated[
     Any,
     WithJsonSchema(
