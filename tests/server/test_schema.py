@@ -86,6 +86,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/pooling", {"input": "a", "task": "embed"}),
     ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
     ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}]}),
+    ("/rerank", {"query": "a", "texts": ["b", "c"], "return_text": True}),
 ]
 
 

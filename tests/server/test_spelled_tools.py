@@ -220,3 +220,13 @@ def test_what_is_no_call_ends_no_session(serve, calls):
     turn = {"role": "assistant", "content": "Hm.", "tool_calls": calls}
     reply = serve("Sunny.").chat(messages=[*USER, turn, *USER], tools=TOOLS)
     assert reply.status_code == (400 if calls == 1 else 200)
+
+
+def test_a_parser_that_was_turned_off(start):
+    parser = parser_for(CHATML, tool_calls="none")
+    client = FakeClient(script=lambda request: ONE.encode())
+    server = start(client, chat_template=ChatTemplate({"default": CHATML}, {}), parser=parser)
+    (choice,) = ask(server).choices
+    assert choice.message.content == ONE and "# Tools" not in prompt_of(server)
+    refused = server.chat(tools=TOOLS, tool_choice="required")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tool_choice"
