@@ -55,6 +55,7 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
         ignore_eos=body.ignore_eos,
         logit_bias=_logit_bias(body.logit_bias, served) or None,
         logprobs=body.n_probs or None,
+        logprobs_after_sampling=body.post_sampling_probs,
         **settings,
     )
 
@@ -93,6 +94,7 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
             {"token": token, "bias": bias} for token, bias in (sampling.logit_bias or {}).items()
         ],
         "n_probs": sampling.logprobs or 0,
+        "post_sampling_probs": sampling.logprobs_after_sampling,
         "grammar": body.grammar if body is not None else "",
         "samplers": list(SAMPLERS),
         "timings_per_token": body.timings_per_token if body is not None else False,
