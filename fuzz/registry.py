@@ -11,6 +11,7 @@ NAMES = (
     "gguf",
     "safetensors",
     "config",
+    "draft_head",
     "gguf_vocab",
     "tokenizer_json",
     "text",

@@ -14,6 +14,7 @@ import numpy as np
 import safetensors.numpy
 
 from fuzz.registry import ROOT
+from tests.unit.planner.test_eagle3 import HEAD
 from tests.unit.text import templates
 from tests.unit.text.parsers.test_families import CASES
 from tests.unit.text.vocabularies import byte_level_metadata, spm_metadata, train_byte_level
@@ -26,6 +27,7 @@ def main() -> None:
         "gguf": _ggufs(),
         "safetensors": _safetensors(),
         "config": _configs("architectures"),
+        "draft_head": _heads(),
         "gguf_vocab": _vocabularies(),
         "tokenizer_json": _tokenizer_jsons(),
         "text": _texts(),
@@ -100,6 +102,22 @@ def _configs(key: str) -> Iterator[tuple[str, bytes]]:
             if name not in seen:
                 seen.add(name)
                 yield f"{name}.json", _json(value)
+
+
+def _heads() -> Iterator[tuple[str, bytes]]:
+    yield "eagle.json", _json(HEAD)
+    reads = {"eagle_aux_hidden_state_layer_ids": [1, 5, 9], "norm_before_residual": True}
+    nested = {"draft_vocab_size": 32, "transformer_layer_config": HEAD, **reads}
+    yield "speculators.json", _json(nested)
+    yield "specforge.json", _json({**HEAD, "eagle_config": {**reads, "use_aux_hidden_state": True}})
+    gguf_head = {
+        "block_count": 1, "embedding_length": 64, "feed_forward_length": 80, "context_length": 64,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": 300,
+        "attention.layer_norm_rms_epsilon": 1e-5, "target_hidden_size": 64,
+        "target_layers": [2, 6, 9], "norm_before_fc": False,
+    }  # fmt: skip
+    metadata = {f"eagle3.{name}": value for name, value in gguf_head.items()}
+    yield "gguf.json", _json({"general.architecture": "eagle3", **metadata})
 
 
 def _vocabularies() -> Iterator[tuple[str, bytes]]:

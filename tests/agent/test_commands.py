@@ -12,6 +12,7 @@ import pytest
 from pagoda.cli.main import main
 from pagoda_agent.base import log
 from pagoda_agent.cli import serve as serve_command
+from pagoda_agent.runs.journal import JOURNAL, Journal
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.service import listen
 from pagoda_agent.service.server import Server
@@ -108,3 +109,25 @@ def test_mcp_in_a_terminal_says_what_it_waits_for_and_ends_at_once(tmp_path):
     os.close(keyboard)
     os.close(terminal)
     assert (process.returncode, said, complaints) == (130, "", "")
+
+
+@pytest.mark.parametrize("kind", ["resume", "replay"])
+def test_a_run_that_there_is_not(kind, tmp_path, capsys):
+    """It is told before any computer is looked for, with the runs that there are."""
+    runs = tmp_path / "runs"
+    words = ["agent", kind, "nosuch", "--runs-dir", str(runs)]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"There is no run 'nosuch' in {runs}, and no other" in said and "--runs-dir" in said
+    for day in range(7):
+        journal = Journal(runs / f"2026010{day}-120000-abcdef", str)
+        journal.write("start", task=f"open\nthe  {day}. window " + "x" * 100)
+        journal.close()
+    (runs / "20260109-broken").mkdir()
+    (runs / "20260109-broken" / JOURNAL).write_text("?\n")
+    assert main(words) == 1
+    first, *listed = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"There is no run 'nosuch' in {runs}. The latest there:")
+    assert [line.split()[0][:8] for line in listed] == [f"2026010{day}" for day in (6, 5, 4, 3, 2)]
+    assert listed[0].startswith("  20260106-120000-abcdef  open the 6. window xxx")
+    assert all(len(line) < 100 for line in listed)

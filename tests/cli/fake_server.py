@@ -1,7 +1,8 @@
 """A small OpenAI-compatible server: what clients are tested against.
 
 A reply repeats the last user message word by word. Words steer it: `slow` waits between words,
-`think` thinks first, `boom` is a 400, `midway` fails inside the stream, `busy` is one 503.
+`think` thinks first, `guess` tells of guesses, `boom` is a 400, `midway` fails inside the stream,
+`busy` is one 503.
 """
 
 import json
@@ -119,7 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
             part = {"delta": {"content": text}} if chat else {"text": text}
             self._event({"choices": [{"index": 0, **part}]})
         last = {"delta": {}} if chat else {"text": ""}
-        self._event({"choices": [{"index": 0, "finish_reason": "stop", **last}]})
+        guesses = {"draft_n": 8, "draft_n_accepted": 5}
+        told = {"timings": guesses} if "guess" in words else {}
+        self._event({"choices": [{"index": 0, "finish_reason": "stop", **last}], **told})
         self._event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import pty
 import re
@@ -9,8 +10,10 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -332,6 +335,38 @@ def test_a_stopped_reply_counts_into_the_context(terminal):
     terminal.send("/stats\r")
     used = re.search(r"(\d+) of 4096", terminal.wait_for(r"context +\d+ of 4096"))
     assert int(used[1]) >= 11  # the question's nine words and two of the answer
+
+
+def test_stats_tell_of_the_last_reply_and_of_all(terminal):
+    terminal.send("/stats\r")
+    assert "last reply" not in terminal.wait_for("replies +0, 0 tokens")
+    terminal.send("guess this\r")
+    terminal.wait_for(r"\[2 tokens")
+    terminal.send("/stats\r")
+    said = terminal.wait_for("replies +1, 2 tokens")
+    assert re.search(r"last reply +2 tokens · .*first token \d", said)
+    assert re.search("prompt +2 tokens, 1 of them from the prefix cache", said)
+    assert re.search("guesses +8 tokens verified, 5 of them right", said)
+    terminal.send("one more reply\r")
+    terminal.wait_for(r"\[3 tokens")
+    terminal.send("/stats\r")
+    said = terminal.wait_for(r"replies +2, 5 tokens\s+prompts .*cache\s+guesses .*right")
+    first, _, sums = said.rpartition("replies ")
+    assert "guesses" not in first and re.search("last reply +3 tokens", first)
+    assert re.search("prompts +5 tokens, 2 of them from the prefix cache", sums)
+    assert re.search("guesses +8 tokens verified, 5 of them right", sums)
+
+
+@pytest.mark.parametrize(("columns", "per_line"), [(40, 5), (0, 30)])
+def test_words_of_a_reply_stay_whole(terminal, columns, per_line):
+    """A terminal of unknown width breaks lines itself."""
+    fcntl.ioctl(terminal.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    words = [f"word{number:03}" for number in range(30)]
+    terminal.send(" ".join(words) + "\r")
+    reply = terminal.wait_for(r"\[30 tokens").rpartition("word000")[2].partition("\n[30")[0]
+    lines = [line.split() for line in f"word000{reply}".split("\n")]
+    assert [len(line) for line in lines if line] == [per_line] * (30 // per_line)
+    assert [word for line in lines for word in line] == words
 
 
 def test_two_ctrl_c_at_the_prompt_leave(terminal):

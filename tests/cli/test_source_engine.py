@@ -7,7 +7,7 @@ from pagoda.cli.talk.source_engine import EngineSource
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
-from tests.server.fakes import FakeClient, served_model
+from tests.server.fakes import FakeClient, Guessing, served_model
 
 OPENED = "{{ messages[0].content }}<think>\n"
 ANSWER = [("reasoning", "Hm."), ("text", "Well.")]
@@ -18,6 +18,10 @@ class Client(FakeClient):
         self.requests.append(request)
         for delta in self.deltas(request):
             yield delta
+
+
+class GuessingClient(Client, Guessing):
+    """Eight tokens make three steps, of which two had guesses."""
 
 
 def source_of(reply: bytes) -> EngineSource:
@@ -67,3 +71,12 @@ async def test_the_tokens_of_a_chat_are_counted():
     assert await source.count([{"role": "user", "content": "hello"}]) is None
     source.served = served_model(source.served.client, chat_template=None)
     assert await source.count([{"role": "user", "content": "hello"}]) is None
+
+
+async def test_usage_tells_of_guesses():
+    source = source_of(b"a reply")
+    source.served.client = GuessingClient(script=lambda request: b"a reply")
+    items = [item async for item in source.complete("hi", {})]
+    assert (items[-1].draft_tokens, items[-1].accepted_tokens) == (8, 4)
+    items = [item async for item in source_of(b"a reply").complete("hi", {})]
+    assert (items[-1].draft_tokens, items[-1].accepted_tokens) == (0, 0)

@@ -4,7 +4,8 @@ import runpy
 import shlex
 import sys
 import types
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -12,6 +13,8 @@ from pagoda.base.errors import ConfigError
 from pagoda.cli.main import main, parse_command
 from pagoda.config import compat, flags
 from pagoda.config.server import ServerConfig
+from pagoda.weights.choice import RemoteFile, choose_files
+from pagoda.weights.source import parse_ref
 from pagoda_agent.cli import main as agent
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "walkthroughs.md"
@@ -185,3 +188,61 @@ def test_the_first_model_may_have_a_name_of_its_own(tmp_path):
     odd = tmp_path / "a=b.gguf"
     odd.touch()
     assert flags.engine_config(parse(f"serve {odd}")).model.model == str(odd)
+
+
+FOLDER = ("config.json", "tokenizer.json", "model.safetensors")
+HUBS = {
+    "Qwen/Qwen3-VL-2B-Thinking-GGUF": tuple(
+        f"{kind}Qwen3VL-2B-Thinking-{quant}.gguf"
+        for kind, quants in (("", ("F16", "Q4_K_M", "Q8_0")), ("mmproj-", ("F16", "Q8_0")))
+        for quant in quants
+    ),
+    "Qwen/Qwen3-VL-2B-Thinking": FOLDER,
+    "Qwen/Qwen3-VL-8B-Instruct": FOLDER,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": FOLDER,
+    "cyankiwi/Qwen3.6-27B-AWQ-INT4": FOLDER,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": FOLDER,
+}
+"""What the repositories have that the document's lines fetch."""
+
+
+def pulled(words):
+    """The paths that a line of `pagoda pull REPO --to FOLDER` makes, the folder's first."""
+    args = parse_command("pull", words)[1]
+    model = parse_ref(args.ref)
+    files = [RemoteFile(name, 1) for name in HUBS[model.name]]
+    chosen = choose_files(model.name, files, model.selector)
+    return [PurePath(args.to), *(PurePath(args.to) / file.path for file in chosen.files)]
+
+
+def test_what_a_line_opens_was_fetched_before():
+    here, paths, opened = PurePath(), set(), 0
+    for line in DOCUMENT.read_text().splitlines():
+        if line.startswith("## "):
+            here = PurePath()
+        elif line.startswith("cd "):
+            here = here / line.removeprefix("cd ")
+            assert here in paths
+        elif line.startswith("pagoda pull "):
+            paths |= set(pulled(shlex.split(line)[2:]))
+        elif line.startswith(("pagoda ", "python3 -m pagoda")):
+            words = shlex.split(line.partition("   # ")[0])
+            for flag, word in pairwise(words):
+                is_path = word.startswith("./") or word.endswith(".gguf")
+                if is_path and flag not in ("--hf-file", "--chat-template"):
+                    assert here / word in paths, line
+                    opened += 1
+        elif line.startswith("llm = "):
+            assert PurePath(line.split('"')[1]) in paths
+            opened += 1
+    assert opened > 15
+
+
+def test_a_tower_may_be_fetched_alone():
+    repo = "hf:Qwen/Qwen3-VL-2B-Thinking-GGUF"
+    tower = "mmproj-Qwen3VL-2B-Thinking-Q8_0.gguf"
+    assert pulled([f"{repo}:{tower}", "--to", "x"]) == [PurePath("x"), PurePath("x") / tower]
+    both = pulled([f"{repo}:Q8_0", "--to", "x"])[1:]
+    assert [path.name for path in both] == [
+        "Qwen3VL-2B-Thinking-Q8_0.gguf", "mmproj-Qwen3VL-2B-Thinking-F16.gguf",
+    ]  # fmt: skip

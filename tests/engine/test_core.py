@@ -4,7 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from pagoda.base.errors import EngineDeadError, RequestError
-from pagoda.core.messages import AbortRequests, AddRequest, Utility
+from pagoda.core.messages import AbortRequests, AddRequest, Utility, is_progress
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import LocalExecutor
 from tests.engine.mock_runner import (
@@ -35,8 +35,25 @@ def test_requests_of_a_batch_each_count_on():
     deltas = run(core)
     for start in range(12):
         assert tokens_of(deltas[f"r{start}"]) == [start + 9 + i for i in range(5)]
-        assert [d.finish_reason for d in deltas[f"r{start}"]] == [None] * 4 + ["length"]
+        told = [d.finish_reason for d in deltas[f"r{start}"] if not is_progress(d)]
+        assert told == [None] * 4 + ["length"]
     assert_all_blocks_free(core)
+
+
+@pytest.mark.parametrize("executor", [LocalExecutor, LateExecutor])
+def test_a_long_prompt_tells_how_far_it_is(executor):
+    core = EngineCore(make_scheduler(max_model_len=128), executor(CountingRunner()))
+    core.handle(request("first", list(range(90)), max_tokens=1))
+    deltas = run(core)["first"]
+    assert [d.prompt_progress for d in deltas] == [(32, 0), (64, 0), None]
+    assert all(map(is_progress, deltas[:-1])) and tokens_of(deltas) == [90]
+    # What is found in the cache was there before.
+    core.handle(request("second", [*range(40), *range(50)], max_tokens=1))
+    *progress, last = run(core)["second"]
+    assert [d.prompt_progress for d in progress] == [(72, 40)]
+    assert last.num_cached_tokens == 40 and last.prompt_progress is None
+    core.handle(request("short", list(range(9)), max_tokens=1))
+    assert [d.prompt_progress for d in run(core)["short"]] == [None]
 
 
 def test_results_that_come_a_plan_late_give_the_same_tokens():

@@ -139,6 +139,12 @@ def delta(req_id, finish=None):
     return StepOutputs(Deltas([one]), EngineStats())
 
 
+def progress(req_id):
+    """Its prompt is computed, and nothing of a reply is there."""
+    one = RequestDelta(req_id=req_id, prompt_progress=(2, 0))
+    return StepOutputs(Deltas([one]), EngineStats())
+
+
 def sent(child):
     return [message.req_id for message in child.sent if isinstance(message, AddRequest)]
 
@@ -206,8 +212,9 @@ async def test_requests_that_had_not_begun_run_again_in_their_order(tmp_path):
         name: rig.client.submit([request(name, *pictures.get(name, ()))], PIXELS) for name in names
     }
     siblings = rig.client.submit([request("one"), request("two")])
-    rig.child.say(delta("begun"), delta("one", "stop"))
+    rig.child.say(delta("begun"), delta("one", "stop"), progress("late"))
     await rig.die()
+    assert [one.prompt_progress for one in inboxes["late"].take()] == [(2, 0)]
     assert await error_of(inboxes["begun"]) == "The engine process ended with exit status 1; " \
         "its log says why."  # fmt: skip
     assert "exit status 1" in await error_of(siblings), "a part of it has been read"

@@ -222,8 +222,8 @@ def test_what_is_no_folder_is_said_at_the_start(tmp_path, tiny_config):
     file.touch()
     files = open_model(Path(tiny_config.model.model))
     with pytest.raises(ConfigError, match="--kv-disk .* cannot be a folder"):
-        kv_disk(str(file), 1 << 20, files, "layout")
-    made = kv_disk(str(tmp_path / "kept"), 1 << 20, files, "layout")
+        kv_disk(str(file), 1 << 20, "layout", files)
+    made = kv_disk(str(tmp_path / "kept"), 1 << 20, "layout", files)
     assert made.path.parent.is_dir() and made.path.suffix == ".kv"
-    other = kv_disk(str(tmp_path / "kept"), 1 << 20, files, "another layout")
+    other = kv_disk(str(tmp_path / "kept"), 1 << 20, "another layout", files)
     assert other.path != made.path

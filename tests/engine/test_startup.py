@@ -39,6 +39,7 @@ def test_the_ledger_has_every_phase_choice_and_byte(tiny_config, caplog):
     assert ready.ledger[-1]["max_concurrency"] == 2048 / 512
     assert (ready.kv_tokens, ready.num_blocks, ready.block_size) == (2048, 129, 16)
     assert (ready.max_model_len, ready.vocab_size) == (512, 260)
+    assert ready.speculation == "suffix"
     assert core.stats().blocks_free == 128
     assert "KV cache size: 2,048 tokens, Maximum concurrency for 512 tokens per request: 4.00x" in (
         caplog.text

@@ -3,14 +3,18 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.speculation.proposer import Guess
 from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
+from pagoda.core.step_time import StepCost, StepTimes
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.llm import LLM
+from tests.models import tiny_eagle3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -118,3 +122,34 @@ def test_what_repeats_itself_takes_fewer_steps(smollm2_gguf):
     (same,) = plain.generate([text * 6], sampling, use_tqdm=False)
     assert same.outputs[0].token_ids == output.outputs[0].token_ids
     assert plain._core.stats().num_steps >= 120
+
+
+class Hopeful(Speculator):
+    """Asks for guesses in each step, however wrong the last ones were."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, 3 if name == "num_drafts" else value)
+
+
+@pytest.fixture(scope="module")
+def headed(smollm2_gguf: Path, tmp_path_factory) -> Iterator[LLM]:
+    """With an EAGLE-3 head of random weights, which is seldom right."""
+    sizes = SimpleNamespace(hidden_size=576, vocab_size=49_152)
+    model = SimpleNamespace(config=sizes, get_input_embeddings=lambda: None)
+    head = tiny_eagle3.make(model, hidden_size=576, intermediate_size=768, draft_vocab_size=4000)
+    config = tiny_eagle3.config_of(head, eagle_aux_hidden_state_layer_ids=None)
+    folder = tiny_eagle3.save(tmp_path_factory.mktemp("head"), head, config)
+    yield LLM(
+        str(smollm2_gguf), max_model_len=512, enable_prefix_caching=False,
+        speculative_config={"method": "eagle3", "model": str(folder)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_are_the_same_with_an_eagle3_head(headed, kind, monkeypatch):
+    cost = StepCost(per_token=1e-9, base=1.0)  # guesses are verified, however long that takes here
+    monkeypatch.setattr(StepTimes, "cost", lambda self, decodes=False: cost)
+    before = headed._core.stats().spec_draft_tokens
+    guessed = run(headed, kind, Hopeful(DraftedProposer(), SpeculationLimits(3)))
+    assert headed._core.stats().spec_draft_tokens > before + 20
+    assert guessed == run(headed, kind, None)

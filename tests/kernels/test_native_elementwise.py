@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.ref import attention, kv_cache, norm, rope
+from pagoda.kernels.ref import activation, attention, kv_cache, norm, rope
 from tests.kernels.caches import poisoned
 
 native = pytest.importorskip(
@@ -49,6 +49,22 @@ def test_rms_norm(ops, rows, size):
     out, residual = ops.add_rms_norm(x, residual, weight, 1e-5, added, -0.7)
     torch.testing.assert_close(residual, total)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 16, 43])
+def test_keep_sum(ops, rows, size):
+    x, added, kept = torch.randn(rows, size), torch.randn(rows, size), torch.full((131, size), 7.0)
+    expected, place = kept.clone(), kept.data_ptr()
+    activation.keep_sum(x, added, expected)
+    ops.keep_sum(x, added, kept)
+    assert torch.equal(kept, expected) and kept.data_ptr() == place
+    assert torch.equal(kept[:rows], x + added) and (kept[rows:] == 7).all()
+
+
+def test_keep_sum_needs_room_for_all_rows(ops):
+    with pytest.raises(ValueError, match="kept has 2 rows; x has 3"):
+        ops.keep_sum(torch.ones(3, 4), torch.ones(3, 4), torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("rows", ROWS)

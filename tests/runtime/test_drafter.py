@@ -29,6 +29,12 @@ class KnowingHead:
         self._wrong = wrong
         self.failing = False
 
+    def reserve(self, num_tokens):
+        pass
+
+    def read(self, hidden_states):
+        return hidden_states
+
     def forward(self, batch, token_ids, hidden_states):
         if self.failing:
             raise ValueError("broken")
@@ -64,6 +70,7 @@ class Engine:
         kv = KVCacheManager(groups, BLOCKS, enable_prefix_caching=True)
         self.scheduler = Scheduler(SchedulerLimits(**values), kv, speculator)
         self.num_steps = 0
+        self.draft_seconds = 0.0
         self.row_seconds = 1e-5
         """Little beside the weights, as on many devices."""
 
@@ -75,7 +82,12 @@ class Engine:
             plan = self.scheduler.schedule()
             rows = len(plan.rows) + sum(map(len, plan.drafts.values()))
             result = self.runner.execute(plan)
-            for delta in self.scheduler.commit(plan, result, 1e-3 + self.row_seconds * rows):
+            assert (result.draft_seconds > 0) >= bool(result.drafts)
+            self.draft_seconds += result.draft_seconds
+            # By a clock of its own, as the step.
+            result.draft_seconds = 1e-5 * plan.num_drafts
+            seconds = 1e-3 + self.row_seconds * rows + result.draft_seconds
+            for delta in self.scheduler.commit(plan, result, seconds):
                 assert delta.error is None
                 tokens[delta.req_id] += delta.token_ids
             self.scheduler.check_integrity()
@@ -119,6 +131,7 @@ def test_what_a_knowing_head_says_comes_true(engine, one_layer, make_request, sa
     # The last guesses of a reply stand behind its end.
     assert stats.spec_accepted_tokens >= stats.spec_draft_tokens - 3
     assert drafting.num_steps < 0.6 * plain.num_steps
+    assert drafting.draft_seconds > 0 == plain.draft_seconds
 
 
 @pytest.mark.parametrize("wrong", [0.1, 0.6, 1.0])

@@ -20,6 +20,7 @@ from pagoda.config.server import ServerConfig
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
+from pagoda.server.http.websocket import websocket_options
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
@@ -76,7 +77,8 @@ def running(
     **text: Any,
 ) -> Iterator[RunningServer]:
     fleet = Fleet.of([served_model(client, **text)])
-    app = create_app(fleet, config or ServerConfig(disable_uvicorn_access_log=True))
+    config = config or ServerConfig(disable_uvicorn_access_log=True)
+    app = create_app(fleet, config)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
@@ -84,7 +86,7 @@ def running(
             log_config=None,
             lifespan="off",
             http=StreamingProtocol,
-            ws="none",
+            **websocket_options(config),
             timeout_graceful_shutdown=1,
         )
     )
@@ -120,10 +122,9 @@ def serve(start: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
 
     def serve(reply: str | list[int], delay: float = 0.0, **text: Any) -> RunningServer:
         written = bytes(reply, "utf-8") if isinstance(reply, str) else reply
-        text = {"parser": parser_for(QWEN_TOOLS), **text}
         template = ChatTemplate({"default": QWEN_TOOLS}, {})
-        client = FakeClient(script=lambda request: written, delay=delay)
-        return start(client, chat_template=template, **text)
+        text = {"parser": parser_for(QWEN_TOOLS), "chat_template": template, **text}
+        return start(FakeClient(script=lambda request: written, delay=delay), **text)
 
     return serve
 

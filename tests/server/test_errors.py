@@ -242,6 +242,52 @@ def test_unknown_fields_are_ignored_with_one_line(
     assert "guidance" in lines[0] and "\n" not in lines[0]
 
 
+EVERY_BODY: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/completion": {"prompt": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+    "/v1/responses": {"input": "a"},
+    "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 2}},
+    "/tokenize": {"prompt": "a"},
+    "/apply-template": {"messages": [{"role": "user", "content": "a"}]},
+    "/invocations": {"prompt": "a"},
+}
+
+
+@pytest.mark.parametrize("path", EVERY_BODY)
+def test_a_header_names_unknown_fields(shared: RunningServer, path: str) -> None:
+    plain = shared.post(path, **EVERY_BODY[path])
+    reply = shared.post(path, **EVERY_BODY[path], max_token=5, **{"zu\nviel\x7fü": 1})
+    assert plain.status_code == reply.status_code == 200
+    assert "Pagoda-Unknown-Fields" not in plain.headers
+    told = reply.headers["Pagoda-Unknown-Fields"]
+    assert told.isascii() and told.isprintable()
+    assert json.loads(told) == ["max_token", "zu\nviel\x7fü"]
+
+
+def test_unknown_fields_of_streams_of_errors_and_of_objects_within(shared: RunningServer) -> None:
+    with shared.http.stream("POST", "/v1/chat/completions", json={
+        "messages": [{"role": "user", "content": "a"}], "stream": True, "max_token": 5,
+    }) as reply:  # fmt: skip
+        assert reply.headers["Pagoda-Unknown-Fields"] == '["max_token"]'
+    reply = shared.chat(model="gpt-x", max_token=5)
+    assert error_of(reply, 404) and reply.headers["Pagoda-Unknown-Fields"] == '["max_token"]'
+    sampling = {"max_tokens": 2, "top_pp": 1}
+    reply = shared.post("/inference/v1/generate", token_ids=[1], sampling_params=sampling, best=1)
+    assert json.loads(reply.headers["Pagoda-Unknown-Fields"]) == ["best", "sampling_params.top_pp"]
+
+
+def test_many_and_long_unknown_fields_make_a_short_header(shared: RunningServer) -> None:
+    reply = shared.chat(**{f"field{number:03}": 1 for number in range(500)})
+    names = json.loads(reply.headers["Pagoda-Unknown-Fields"])
+    assert names == [f"field{number:03}" for number in range(10)]
+    reply = shared.chat(**{f"{number}" + "\U0001f600" * 5000: 1 for number in range(20)})
+    told = reply.headers["Pagoda-Unknown-Fields"]
+    assert reply.status_code == 200 and len(told) <= 1000
+    assert json.loads(told) == ["0" + "\U0001f600" * 63]
+
+
 def test_unknown_model(shared: RunningServer) -> None:
     error = error_of(shared.chat(model="gpt-x"), 404)
     assert error["param"] == "model" and error["type"] == "NotFoundError"

@@ -1,6 +1,5 @@
 """Probes, metrics, documents, log lines, and what the server process imports."""
 
-import json
 import logging
 import socket
 import subprocess
@@ -158,36 +157,6 @@ def test_a_full_queue(start, stream: bool, limits: dict[str, int], reason: str) 
     assert f"vllm:admission_rejections_total{{{labels}}} 2.0" in text
     # What was never taken in is no request that ended.
     assert 'finished_reason="abort",model_name="fake"} 10.0' in text
-
-
-def test_keep_alive_comments(start) -> None:
-    server = start(FakeClient(delay=0.3), ServerConfig(sse_keep_alive_interval=0.1))
-    events = server.chat(stream=True, max_tokens=2).text.split("\n\n")
-    assert events.count(": keep-alive") >= 2
-    told = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
-    assert "".join(c["choices"][0]["delta"].get("content", "") for c in told) == REPLY[:2]
-    assert events[-2:] == ["data: [DONE]", ""]
-    client = server.openai()
-    chunks = client.chat.completions.create(
-        model="fake", messages=[{"role": "user", "content": "hi"}], stream=True, max_tokens=2
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY[:2]
-
-
-def test_keep_alive_comments_of_responses(start) -> None:
-    server = start(FakeClient(delay=0.3), ServerConfig(sse_keep_alive_interval=0.1))
-    body = {"model": "fake", "input": "hi", "max_output_tokens": 6}
-    events = server.post("/v1/responses", **body, stream=True).text.split("\n\n")
-    assert events.count(": keep-alive") >= 2
-    client = server.openai()
-    told = client.responses.create(**body, stream=True)
-    text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
-    assert text == REPLY[:6]
-
-
-def test_no_keep_alive_comments_by_default(start) -> None:
-    server = start(FakeClient(delay=0.3))
-    assert ": keep-alive" not in server.chat(stream=True, max_tokens=2).text
 
 
 def test_root_path(start) -> None:

@@ -1,13 +1,14 @@
 """Routes that tell the state of the server, and those that are not served."""
 
 import threading
+from typing import Any
 
 import pytest
 
 from pagoda.server.routes.unserved import UNSERVED
 from pagoda.version import __version__
 from tests.server.conftest import RunningServer, wait_until
-from tests.server.fakes import TEMPLATE, FakeClient
+from tests.server.fakes import TEMPLATE, FakeClient, Guessing
 from tests.server.test_errors import error_of
 
 
@@ -36,11 +37,45 @@ def test_slots(start) -> None:
     reply = server.http.get("/slots")
     busy = [slot for slot in reply.json() if slot["is_processing"]]
     assert len(busy) == 2 and busy[0]["n_prompt_tokens"] == 6
+    assert not any(slot["speculative"] for slot in reply.json())
+    assert busy[0]["id_task"] + 1 == busy[1]["id_task"]
     token = busy[0]["next_token"][0]
     assert token["n_decoded"] + token["n_remain"] == 40
     assert "secret" not in reply.text and "hidden" not in reply.text
     thread.join()
     wait_until(lambda: not any(s["is_processing"] for s in server.http.get("/slots").json()))
+
+
+def test_slots_tell_of_guesses(start) -> None:
+    """Four in each step, of which two come true; half of the prompt was in the cache."""
+    client = Guessing(delay=0.05, abilities={"speculation": "suffix"})
+    server = start(client)
+    assert all(slot["speculative"] for slot in server.http.get("/slots").json())
+    body = {"prompt": "secret", "max_tokens": 60}
+    thread = threading.Thread(target=lambda: server.post("/v1/completions", **body))
+    thread.start()
+
+    seen: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        slot = server.http.get("/slots").json()[0]
+        if slot["is_processing"]:
+            seen.append(slot)
+        return bool(seen) and not slot["is_processing"]
+
+    wait_until(ended)
+    thread.join()
+    assert all(slot["speculative"] and slot["n_prompt_tokens"] == 6 for slot in seen)
+    begun = [slot for slot in seen if slot["n_past"]]
+    for slot in begun:
+        decoded = slot["next_token"][0]["n_decoded"]
+        assert slot["n_past"] == 6 + decoded - 1
+        assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (3, 3)
+    guessed = [(slot["draft_n"], slot["draft_n_accepted"]) for slot in begun if "draft_n" in slot]
+    assert guessed and guessed == sorted(guessed)
+    assert all(tried == 2 * right > 0 for tried, right in guessed)
+    idle = server.http.get("/slots").json()[0]
+    assert idle["speculative"] and "draft_n" not in idle
 
 
 def test_no_slot_left(start) -> None:

@@ -18,8 +18,11 @@ import uvicorn
 from packaging.requirements import Requirement
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from pagoda.server import http1, lifecycle
+from pagoda.server.http import websocket
+from pagoda.server.http.websocket import SocketProtocol
 from pagoda.server.http1 import IDLE_TIMEOUT, StreamingProtocol
 from pagoda.server.lifecycle import _HttpServer
 from tests.server.test_http1 import Application, connect, request
@@ -29,6 +32,7 @@ OURS = {
     StreamingProtocol: (H11Protocol, http1),
     http1._Flow: (FlowControl, http1),
     _HttpServer: (uvicorn.Server, lifecycle),
+    SocketProtocol: (WebSocketsSansIOProtocol, websocket),
 }
 
 
@@ -57,6 +61,7 @@ async def parts() -> dict[str, Any]:
         "StreamingProtocol": protocol,
         "_Flow": protocol.flow,
         "_HttpServer": server,
+        "SocketProtocol": SocketProtocol(protocol.config, server.server_state, {}),
         "flow": protocol.flow,
         "cycle": protocol.cycle,
         "_http": server,
@@ -89,6 +94,7 @@ def _is_self(node: ast.expr) -> bool:
 async def test_every_attribute_is_there() -> None:
     there = await parts()
     names = used(http1, "StreamingProtocol") | used(http1, "_Flow") | used(lifecycle, "_HttpServer")
+    names |= used(websocket, "SocketProtocol")
     names |= {pair for pair in used(lifecycle, "Lifecycle") if pair[0] == "_http"}
     # What ours replace is read there, too.
     names |= {("StreamingProtocol", "app"), ("StreamingProtocol", "timeout_keep_alive")}
@@ -104,9 +110,11 @@ def test_what_is_replaced_is_called_as_before(ours: type) -> None:
     theirs, _ = OURS[ours]
     replaced = {
         StreamingProtocol: {"connection_made", "connection_lost", "data_received",
-                            "pause_writing", "resume_writing", "send_400_response"},
+                            "pause_writing", "resume_writing", "send_400_response",
+                            "_should_upgrade", "handle_websocket_upgrade"},
         http1._Flow: {"resume_reading"},
         _HttpServer: {"on_tick", "capture_signals"},
+        SocketProtocol: {"connection_lost", "pause_writing", "resume_writing"},
     }[ours]  # fmt: skip
     common = {name for name in vars(ours) if name in vars(theirs) and not name.startswith("__")}
     assert common == replaced
@@ -120,6 +128,8 @@ def test_who_calls_them() -> None:
     calls = {
         "self.app": H11Protocol.handle_events,
         "self.send_400_response(msg)": H11Protocol.handle_events,
+        "if self._should_upgrade():": H11Protocol.handle_events,
+        "self.handle_websocket_upgrade(event)": H11Protocol.handle_events,
         "self.flow.resume_reading()": H11Protocol.on_response_complete,
         "self.timeout_keep_alive,": H11Protocol.on_response_complete,
         "await self.on_tick(counter)": uvicorn.Server.main_loop,

@@ -75,6 +75,13 @@ GGUF_ARCHITECTURES = Registry(
 )
 
 
+_HEAD = (
+    "This is an EAGLE-3 head, which guesses for a model and is none. Name it beside its model: "
+    '--speculative-config \'{"method": "eagle3", "model": "HEAD"}\', or --spec-type draft-eagle3 '
+    "-md HEAD."
+)
+
+
 def spec_for(
     config: Mapping[str, Any] | None,
     metadata: Mapping[str, Any],
@@ -95,6 +102,8 @@ def spec_for(
             "point to the folder that holds config.json."
         )
     name = _architecture(config)
+    if "Eagle3" in name:
+        raise CheckpointError(_HEAD)
     known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
     if known not in CONFIG_ARCHITECTURES:
         likeness = resembling_config(name, config, tensors, CONFIG_ARCHITECTURES)
@@ -118,6 +127,8 @@ def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mo
             "This GGUF is a vision projector (mmproj): it goes with a model and is none. Name the "
             "GGUF of the language model."
         )
+    if name == "eagle3":
+        raise CheckpointError(_HEAD)
     if name not in GGUF_ARCHITECTURES:
         likeness = resembling_gguf(name, metadata, tensor_names, GGUF_ARCHITECTURES)
         raise _unknown(GGUF_ARCHITECTURES, name, likeness)

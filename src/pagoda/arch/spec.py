@@ -296,10 +296,33 @@ class WeightRule:
 
 
 @dataclass(frozen=True)
+class Eagle3Spec:
+    """What an EAGLE-3 head (arXiv 2503.01840) has of its own: it comes from another checkpoint than
+    its model, and reads what some of the model's layers read."""
+
+    source: str
+    """Where it comes from, as it was asked for."""
+    reads: tuple[int, ...]
+    """The layers whose inputs it reads; the number of layers stands for the last one's output."""
+    hidden_size: int
+    norm_eps: float
+    vocab_size: int
+    """Tokens that it guesses among."""
+    mapped: Literal["no", "by offset", "by id"] = "no"
+    """How a tensor says which of the model's tokens these are: by how much their ids are larger, or
+    by the ids themselves. Without, they are the same tokens."""
+    norm_before_residual: bool = False
+    """Its layer adds to the normalized hidden state instead of the hidden state."""
+    norm_before_fc: bool = False
+    """What it reads is normalized first."""
+
+
+@dataclass(frozen=True)
 class DraftHeadSpec:
     """A head that predicts the token behind the next one (multi-token prediction, arXiv
     2412.19437): from a token's embedding and the model's normalized hidden state in front of it, by
-    a linear layer of both and one decoder layer."""
+    a linear layer of both and one decoder layer. An EAGLE-3 head does so from hidden states of
+    several layers."""
 
     layer: LayerSpec
     weights: tuple["WeightRule", ...]
@@ -310,6 +333,8 @@ class DraftHeadSpec:
     """It has a token table of its own; else the model's."""
     own_output: bool = False
     """It has an output head of its own; else the model's."""
+    eagle3: Eagle3Spec | None = None
+    """None for a head of the model's own checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +372,8 @@ class ModelSpec:
     """None where the checkpoint has none."""
     drafts: bool = False
     """The draft head is loaded, and its layer has a cache behind the others'."""
+    draft_model: "ModelSpec | None" = None
+    """A smaller model that guesses its tokens, whose layers have caches behind all others."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
 
@@ -366,15 +393,19 @@ class ModelSpec:
 
     @property
     def cached_layers(self) -> tuple[LayerSpec, ...]:
-        """The layers with a place in the cache; a loaded draft head's is the last."""
-        if self.draft_head is None or not self.drafts:
-            return self.layers
-        return (*self.layers, self.draft_head.layer)
+        """The layers with a place in the cache: its own, a loaded draft head's, and those of a
+        draft model."""
+        head = () if self.draft_head is None or not self.drafts else (self.draft_head.layer,)
+        model = () if self.draft_model is None else self.draft_model.layers
+        return (*self.layers, *head, *model)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """The mixers of the layers that have attention, in order."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        """The mixers of the layers that have attention, in order; a loaded draft head's is the
+        last."""
+        head = () if self.draft_head is None or not self.drafts else (self.draft_head.layer,)
+        mixers = (layer.mixer for layer in (*self.layers, *head))
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
 
 
 @lru_cache(maxsize=2)  # a plan asks again and again, of one model

@@ -17,7 +17,14 @@ from pagoda.cli.connect import (
 from pagoda.cli.talk.chat_commands import Next, context_used, run_command
 from pagoda.cli.talk.conversation import Conversation
 from pagoda.cli.talk.piped import with_piped
-from pagoda.cli.talk.reply import ReplyPrinter, describe, on_ctrl_c, once_printer, show
+from pagoda.cli.talk.reply import (
+    ReplyPrinter,
+    chat_printer,
+    describe,
+    on_ctrl_c,
+    once_printer,
+    show,
+)
 from pagoda.cli.talk.source import Source
 
 if TYPE_CHECKING:
@@ -69,14 +76,15 @@ async def _chat(args: argparse.Namespace) -> int:
 
 async def _answer_once(chat: Conversation, source: Source) -> int:
     """The answer on stdout, nothing else; thought is not part of it."""
-    reply = await show(source.chat(chat.messages(), chat.options), once_printer())
+    printer = chat_printer() if sys.stdout.isatty() else once_printer()
+    reply = await show(source.chat(chat.messages(), chat.options), printer)
     return 130 if reply.stopped else 0
 
 
 async def _converse(chat: Conversation, source: Source, first: str | None) -> int:
     from pagoda.cli.talk.terminal import make_session, quiet_keys
 
-    printer = ReplyPrinter(sys.stdout, color=True)
+    printer = chat_printer()
     session = make_session(env.cache_dir() / "chat_history", lambda: _toolbar(chat, source))
     printer.note(f"{source.model} {source.place} · /help lists the commands, Ctrl-D leaves")
     with quiet_keys():

@@ -48,10 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", metavar="NAME",
         help="what another engine would take: vllm-0.19 (or another version), llama.cpp",
     )  # fmt: skip
-    group.add_argument(
-        "--mode", default="auto", metavar="MODE",
-        help="how many tokens a draft head proposes there: auto, stable (3) or fast (4)",
-    )  # fmt: skip
     group.add_argument("--json", action="store_true", help="everything as JSON")
     group.add_argument("--plot", type=Path, metavar="FILE", help="where memory goes: .svg or .png")
     add_engine_flags(parser)

@@ -53,9 +53,12 @@ GUESSES = Fact(
     has=("--speculative-config", "pagoda.core.speculation.speculator"),
 )
 DRAFT_MODEL = Fact(
-    "guesses come from the request's own text and recent replies, not from another model",
-    has=("pagoda.core.speculation.suffix",),
-    lacks=("draft_model", "spec_model"),
+    "a draft model runs where the model runs, with its threads and its type of cache",
+    has=("--speculative-config", "pagoda.runtime.speculation.model_drafter"),
+)
+DRAFT_TASK = Fact(
+    "a draft model is named beside the one that it drafts for, by --speculative-config",
+    has=("--speculative-config", "pagoda.planner.draft_model"),
 )
 LORA = Fact("adapters are not served; merge one into the checkpoint", lacks=("lora", "adapter"))
 STEERING = Fact("control vectors are not applied", lacks=("control_vector", "steer"))

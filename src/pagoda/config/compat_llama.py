@@ -271,10 +271,9 @@ _MEDIA = (
 )  # fmt: skip
 
 _DRAFT_MODEL = (
-    "--spec-draft-model --model-draft -md",
     "--spec-draft-type-k --cache-type-k-draft -ctkd",
     "--spec-draft-type-v --cache-type-v-draft -ctvd",
-    "--spec-draft-hf --hf-repo-draft -hfd -hfrd", "--spec-draft-threads --threads-draft -td",
+    "--spec-draft-threads --threads-draft -td",
     "--spec-draft-threads-batch --threads-batch-draft -tbd",
     "--spec-draft-cpu-mask --cpu-mask-draft -Cd", "--spec-draft-cpu-range --cpu-range-draft -Crd",
     "--spec-draft-cpu-strict --cpu-strict-draft", "--spec-draft-prio --prio-draft",
@@ -283,12 +282,12 @@ _DRAFT_MODEL = (
     "--spec-draft-prio-batch --prio-batch-draft", "--spec-draft-poll-batch --poll-batch-draft",
     "--spec-draft-override-tensor --override-tensor-draft -otd",
     "--spec-draft-n-cpu-moe --spec-draft-ncmoe --n-cpu-moe-draft -ncmoed",
-    "--spec-draft-p-split --draft-p-split",
-    "--spec-draft-p-min --draft-p-min", "--spec-draft-sampling",
     "--spec-draft-device --device-draft -devd",
     "--spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft -ngld",
 )  # fmt: skip
 _NGRAMS = (
+    "--spec-draft-p-split --draft-p-split",
+    "--spec-draft-p-min --draft-p-min", "--spec-draft-sampling",
     "--spec-synth-len", "--spec-synth-rates",
     "--spec-ngram-mod-n-min",
     "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n",
@@ -298,9 +297,7 @@ _NGRAMS = (
     "--spec-ngram-size-m", "--spec-ngram-min-hits", "--lookup-cache-static -lcs",
     "--lookup-cache-dynamic -lcd",
 )  # fmt: skip
-_DRAFT_SWITCHES = (
-    "--spec-draft-cpu-moe --cpu-moe-draft -cmoed", "--spec-draft-backend-sampling",
-)  # fmt: skip
+_DRAFT_SWITCHES = ("--spec-draft-cpu-moe --cpu-moe-draft -cmoed", "--spec-draft-backend-sampling")
 
 LLAMA = (
     *_MACHINE, *_MODEL, *_CACHE, *_SERVER, *_CHAT, *_SAMPLING, *_MEDIA,

@@ -41,6 +41,17 @@ def _drafts(key: str) -> Callable[[str], dict[str, object]]:
     return lambda text: checked({key: int(text)})
 
 
+def _draft_model(text: str) -> dict[str, object]:
+    """vLLM once wrote methods so: [ngram]."""
+    if text.startswith("[") and text.endswith("]"):
+        return checked({"method": text[1:-1]})
+    return checked({"model": text})
+
+
+def _hub_draft_model(text: str) -> dict[str, object]:
+    return checked({"model": f"hf:{text}"})
+
+
 def _mode(text: str) -> dict[str, object]:
     return checked({"mode": text})
 
@@ -108,6 +119,12 @@ SAME = (
     Same("--cors-methods", "allowed_methods", _listed),
     Same("--cors-headers", "allowed_headers", _listed),
     Same("--spec-method --spec-type", _SPECULATION, _method),
+    Same(
+        "--model-draft -md --spec-draft-model --speculative-model --spec-model",
+        _SPECULATION,
+        _draft_model,
+    ),
+    Same("--hf-repo-draft -hfd -hfrd --spec-draft-hf", _SPECULATION, _hub_draft_model),
     Same(
         "--spec-tokens --num-speculative-tokens --draft-max --draft --draft-n --spec-draft-n-max",
         _SPECULATION,

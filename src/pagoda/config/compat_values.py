@@ -52,7 +52,7 @@ FOREIGN_VALUES: dict[str, dict[str, tuple[str | None, Fact]]] = {
         "transcription": (
             None, Fact("models that hear are not served", lacks=("audio", "transcription"))
         ),
-        "draft": (None, facts.DRAFT_MODEL),
+        "draft": (None, facts.DRAFT_TASK),
     },
     "pooling": {
         "none": (None, Fact("ask /pooling for `task` token_embed: a vector for each token",

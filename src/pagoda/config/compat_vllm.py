@@ -282,8 +282,6 @@ _OTHER = (
     *(Compat(flag, "v", "none", facts.GUESSES) for flag in (
         "--speculative-draft-tensor-parallel-size", "--speculative-max-model-len",
         "--speculative-disable-by-batch-size", "--spec-decoding-acceptance-method")),
-    Compat("--speculative-model", "v", "later", facts.DRAFT_MODEL),
-    Compat("--spec-model", "v", "later", facts.DRAFT_MODEL),
     Compat("--kv-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--ec-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--kv-events-config", "j", "later",

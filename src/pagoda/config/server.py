@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from pagoda.base import env
+from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 from pagoda.config.option import Options, option
 
@@ -14,9 +16,34 @@ def _root_path(text: str) -> str:
     return "/" + path if path else ""
 
 
+def check_key(key: str, source: str) -> None:
+    """ConfigError for a key that no client could send, which names its `source` and never shows
+    it."""
+    fault = ""
+    if not key:
+        fault = "is empty; name a key, or leave it out to open the API to everyone"
+    elif key != key.strip():
+        fault = (
+            "begins or ends with a space or a line break, which HTTP takes off what clients send; "
+            "leave that out"
+        )
+    elif not (key.isascii() and key.isprintable()):
+        fault = (
+            "holds characters that do not travel in an HTTP header; use letters, digits and signs "
+            "of ASCII"
+        )
+    if fault:
+        raise ConfigError(f"{source} {fault}.")
+
+
 @dataclass(frozen=True)
 class ServerConfig(Options):
     """How the API is offered."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in self.api_key:
+            check_key(key, "--api-key")
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", bounds=(0, 65535))
@@ -27,7 +54,11 @@ class ServerConfig(Options):
         "", "Path under which a reverse proxy offers the API, such as /llm.",
         aliases=("--api-prefix",), parse=_root_path,
     )  # fmt: skip
-    api_key: tuple[str, ...] = option((), "Keys that clients must send; also PAGODA_API_KEY.")
+    api_key: tuple[str, ...] = option(
+        (),
+        "Key that clients must send; also PAGODA_API_KEY. Several are written one after another, "
+        "or with the flag repeated; a comma is part of a key.",
+    )
     ssl_certfile: str | None = option(
         None, "Certificate (PEM, with its chain): the API is served over TLS.",
         aliases=("--ssl-cert-file",),
@@ -82,9 +113,9 @@ class ServerConfig(Options):
         bounds=_AT_LEAST_0,
     )
     sse_keep_alive_interval: float = option(
-        0.0,
-        "Seconds of silence after which a stream gets a comment, for proxies that close silent "
-        "connections; 0 sends none, as some clients take every line for data.",
+        5.0,
+        "Seconds of silence after which a stream gets an event that says how far its prompt has "
+        "come: clients and proxies give up silent streams. 0 sends none.",
         bounds=_AT_LEAST_0,
     )
     enable_log_requests: bool = option(False, "Log each request's parameters (not its text).")
@@ -132,3 +163,15 @@ class ServerConfig(Options):
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),
     )  # fmt: skip
+
+
+def configured_keys(config: ServerConfig) -> tuple[str, ...]:
+    """Keys of the flag, else of the environment; none leaves the API open. ConfigError for one
+    that no client could send."""
+    if config.api_key:
+        return config.api_key
+    found = {name: env.get(name) for name in ("PAGODA_API_KEY", "VLLM_API_KEY")}
+    for name, key in found.items():
+        if key is not None:
+            check_key(key, name)
+    return tuple(key for key in found.values() if key is not None)

@@ -93,8 +93,10 @@ class SpeculationConfig(Options):
         'JSON that says what guesses tokens ahead, such as {"method": "suffix", '
         '"num_speculative_tokens": 8}. Methods: `suffix` repeats what stood in the request or in '
         "recent replies, `ngram` in the request alone, with `prompt_lookup_min` and "
-        "`prompt_lookup_max` tokens in common; `none` guesses nothing; `auto` is `suffix` on a "
-        "CPU. As many guesses are verified as make replies faster, at most "
+        "`prompt_lookup_max` tokens in common; `mtp` asks the checkpoint's draft head, for as many "
+        "tokens as `mode` (auto, stable, fast) says; `draft` asks a smaller `model` with the same "
+        "tokenizer, and `eagle3` the EAGLE-3 head that `model` names; `none` guesses nothing; "
+        "`auto` is `suffix` on a CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
         "`min_speculative_tokens`.",
         aliases=("-sc",),
@@ -107,6 +109,11 @@ class SpeculationConfig(Options):
         """As asked for; a model without a method is one that drafts."""
         method = "draft" if "model" in self.speculative_config else "auto"
         return str(self.speculative_config.get("method", method))
+
+    @property
+    def model(self) -> str:
+        """What drafts, as any model is named; empty where the model itself or its text does."""
+        return str(self.speculative_config.get("model", ""))
 
     @property
     def has_mode(self) -> bool:

@@ -105,8 +105,11 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """For the prompt positions computed in this step, in order; the first ever is None."""
+    prompt_progress: tuple[int, int] | None = None
+    """Prompt tokens that are there by now, and those of them that were found in the prefix cache;
+    sent while more are to come, and alone."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache; sent with the first delta."""
+    """Prompt tokens found in the prefix cache; sent with the first delta that is no progress."""
     prefix_miss: str | None = None
     """Why the block behind the cached ones was not found there (`new`, `evicted`; `off` where
     nothing was looked for); None where all were. Sent with the first delta."""
@@ -127,6 +130,16 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """Guessed tokens that were verified, in the request so far."""
     num_accepted_tokens: int = 0
     """Those of them that came true."""
+
+
+def is_progress(delta: RequestDelta) -> bool:
+    """Whether all that it says is how far a prompt has come."""
+    return (
+        delta.prompt_progress is not None
+        and not delta.token_ids
+        and delta.finish_reason is None
+        and delta.prompt_logprobs is None
+    )
 
 
 class Deltas(msgspec.Struct, omit_defaults=True):
@@ -212,6 +225,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     hidden_size: int = 0
     """Elements of a vector."""
     pooling: PoolingSpec = PoolingSpec()
+    speculation: str = "none"
+    """What guesses tokens ahead."""
     media: dict[str, int] = msgspec.field(default_factory=dict)
     """Kinds of media that prompts may hold, and the most tokens that one of each becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)

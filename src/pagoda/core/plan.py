@@ -141,5 +141,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     else to tell: these, in the plan's order."""
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     """By row: what the runner guesses behind the last token of its result."""
+    draft_seconds: float = 0.0
+    """How long the runner took for these, and for reading what the guesses follow from."""
     encoded: list[str] = msgspec.field(default_factory=list)
     """Content hashes of the plan's media items that a step can take up now."""

@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from pagoda.core.batch import Ints, RunningBatch
+from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.plan import NewBlocks, StepPlan
 from pagoda.core.queue import Members
 from pagoda.core.request import Request
@@ -132,6 +133,27 @@ class Finished(NamedTuple):
             plan.follows = bool((plan.starts == last.plan.starts + 1).all())
         return cls(plan, members, size_of(plan), num_jumps, is_of_streams)
 
+    def have_drafted(self, count: int, kv: KVCacheManager) -> None:
+        """Have the runner guess so many tokens behind those that it samples. Who is at the end of
+        a block gets the next one for them already, if it is free."""
+        plan = self.plan
+        plan.num_drafts = count
+        if not count:
+            return
+        grown = []
+        for req in self.members.requests:
+            wanted = min(req.num_computed_tokens + count, req.compute_limit)
+            if req.row in plan.unsampled or wanted <= req.tables.capacity:
+                continue
+            column = req.tables.capacity // kv.block_size
+            blocks = kv.allocate(req.tables, wanted)
+            if blocks is None:
+                break
+            req.see_new_blocks()
+            grown.append((req.row, column, blocks))
+        if grown:
+            plan.new_blocks = _with_blocks(plan.new_blocks, grown)
+
     def next(self, batch: RunningBatch) -> "Finished":
         """The plan that moves the same requests on by a token each: all are streams."""
         last = self.plan
@@ -148,6 +170,25 @@ class Finished(NamedTuple):
         )
         size = StepSize(self.size.tokens, self.size.pairs + last.num_tokens)
         return Finished(plan, self.members, size, self.num_jumps, True)
+
+
+def _with_blocks(
+    known: list[NewBlocks], grown: list[tuple[int, int, list[list[int]]]]
+) -> list[NewBlocks]:
+    """By attention group: what is known, and rows, first columns and blocks of more."""
+    found = []
+    for group in range(len(grown[0][2])):
+        entries = [
+            (row, column + place, block)
+            for row, column, blocks in grown
+            for place, block in enumerate(blocks[group])
+        ]
+        more = np.array(entries, np.int64).T
+        if known:
+            last = known[group]
+            more = np.concatenate([[last.rows, last.columns, last.blocks], more], axis=1)
+        found.append(NewBlocks(*more))
+    return found
 
 
 def _joined(parts: list[Ints]) -> Ints:

@@ -1,5 +1,7 @@
 """What a step's result changes in one request."""
 
+from collections.abc import Iterator, Mapping
+
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import RequestDelta
 from pagoda.core.plan import RequestResult, StepPlan
@@ -15,9 +17,12 @@ _LATE_BLOCKS = 7
 class Progress:
     """Moves requests forward: counters, prefix cache, stop conditions."""
 
-    def __init__(self, kv: KVCacheManager, sharing: PrefixesInFlight):
+    def __init__(
+        self, kv: KVCacheManager, sharing: PrefixesInFlight, requests: Mapping[str, Request]
+    ):
         self._kv = kv
         self._sharing = sharing
+        self._requests = requests
 
     def plan(self, req: Request, num_tokens: int, step: PlanBuilder) -> int:
         """Plan a request's next tokens, drafts last; how many, for drafts take states."""
@@ -84,6 +89,15 @@ class Progress:
         """Have what a request has computed in the prefix cache, before it gives its blocks up."""
         if req.commits_in_bulk and len(req.token_ids) > req.tables.next_advance:
             self._advance(req, len(req.token_ids) - 1)
+
+    def of_prompts(self, plan: StepPlan) -> Iterator[RequestDelta]:
+        """How far prompts are after a committed plan that did not end them."""
+        ends = (plan.starts + plan.lens).tolist()
+        for row, req_id, end in zip(plan.rows.tolist(), plan.req_ids, ends, strict=True):
+            req = self._requests.get(req_id)
+            if row in plan.unsampled and req is not None and req.generates and req.is_running:
+                done = min(end, req.prompt_len)
+                yield RequestDelta(req_id=req_id, prompt_progress=(done, req.num_cached_tokens))
 
     def _commit_in_bulk(self, req: Request) -> None:
         until = req.tables.next_advance

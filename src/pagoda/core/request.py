@@ -152,6 +152,11 @@ class Request:
         """Have its next tokens planned with all others' until its block tables are full."""
         self._batch.planned_in_bulk_until[self.row] = min(self.tables.capacity, self.compute_limit)
 
+    def see_new_blocks(self) -> None:
+        """Its block tables have grown: if it is planned in bulk, then until these are full."""
+        if self._batch.planned_in_bulk_until[self.row]:
+            self.plan_in_bulk()
+
     def handle_alone(self) -> None:
         """Have its next step planned, and its result taken in, for itself."""
         self._batch.handle_alone(self.row)

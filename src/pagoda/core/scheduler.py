@@ -62,7 +62,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._sharing = PrefixesInFlight()
         self._admission = Admission(limits, kv, self._sharing)
-        self._progress = Progress(kv, self._sharing)
+        self.progress = Progress(kv, self._sharing, self._requests)
         self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
@@ -152,7 +152,7 @@ class Scheduler:
         self._step_id, self._last = plan.step_id, finished
         plan.freed, self._freed = self._freed, []
         if self.speculator is not None:
-            plan.num_drafts = self.speculator.num_drafts
+            finished.have_drafted(self.speculator.num_drafts, self.kv)
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -204,7 +204,10 @@ class Scheduler:
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
-            self._times.observe(size, seconds, is_of_streams or only_decodes(plan))
+            decodes = is_of_streams or only_decodes(plan)
+            self._times.observe(size, seconds - result.draft_seconds, decodes)
+            if decodes and plan.num_drafts and self.speculator is not None:
+                self.speculator.learn_drafting(plan.num_drafts, result.draft_seconds)
         if result.tokens:
             deltas = self._take_tokens(members, plan, result.tokens)
         else:
@@ -215,9 +218,7 @@ class Scheduler:
             ]
             deltas = Deltas([delta for delta in taken if delta is not None])
         if result.drafts and self.speculator is not None:
-            for req in members.requests:
-                if req.is_running and req.row in result.drafts:
-                    self.speculator.take_drafts(req, result.drafts[req.row])
+            self.speculator.take_drafts(members, result.drafts)
         return deltas
 
     def _take_tokens(self, members: Members, plan: StepPlan, tokens: list[int]) -> Deltas:
@@ -254,7 +255,7 @@ class Scheduler:
         self._batch.end_bulk_commits()
         if req.status is RequestStatus.FINISHED:
             return None
-        delta = self._progress.apply(req, plan, place, entry)
+        delta = self.progress.apply(req, plan, place, entry)
         if req.row in plan.drafts:
             count_drafts(self._stats, req, len(plan.drafts[req.row]), entry, delta)
         end = int(plan.starts[place] + plan.lens[place])
@@ -376,7 +377,7 @@ class Scheduler:
                 return True
         if start + missing > req.tables.capacity and not self._grow(req, start + missing, step):
             return False
-        room.tokens -= self._progress.plan(req, missing, step)
+        room.tokens -= self.progress.plan(req, missing, step)
         return True
 
     def _want_encoded(self, plan: StepPlan, req: Request, start: int) -> None:
@@ -392,7 +393,7 @@ class Scheduler:
         column = req.tables.capacity // self.kv.block_size
         while (blocks := self.kv.allocate(req.tables, num_tokens)) is None:
             if self.kv.has_windows and self._in_flight and self._running[-1] is req:
-                return False  # What is in flight may give it the blocks that its window passes.
+                return False  # It waits for the blocks that its window passes.
             victim = self._running.pop_last()
             self._preempt(victim)
             if victim is req:
@@ -441,7 +442,7 @@ class Scheduler:
         message = None if known else req.message
         step.plan.new_rows.append(NewRow(row=req.row, req_id=req.req_id, request=message))
         step.grow(req, req.tables.tables)
-        self._progress.plan(req, num_tokens, step)
+        self.progress.plan(req, num_tokens, step)
         return num_tokens
 
     def _preempt(self, req: Request) -> None:
@@ -471,7 +472,7 @@ class Scheduler:
             self._freed.append(req.release_row())
 
     def _give_up_blocks(self, req: Request) -> None:
-        self._progress.publish(req)
+        self.progress.publish(req)
         if req.block_hashes is not None:
             self._sharing.release(req, self._admission.coming(req, req.block_hashes))
         self.kv.free(req.tables)

@@ -10,7 +10,7 @@ from pagoda.doctor.machine.checks import findings
 from pagoda.doctor.machine.hardware import this_machine
 from pagoda.doctor.machine.probe import probe
 from pagoda.doctor.remedies.search import remedies
-from pagoda.doctor.subject import find_subject
+from pagoda.doctor.subject import find_subject, with_draft_model
 
 # Topics that can be why an engine ended, and those that only matter where it did not say why: the
 # kernel may have ended another process, hours before.
@@ -32,7 +32,7 @@ def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -
             if found.status in ("WARN", "FAIL") and found.topic in topics
         ]
         hardware = this_machine(machine, config.device.device)
-        made = answer(find_subject(config.model), hardware, config)
+        made = answer(with_draft_model(find_subject(config.model), config), hardware, config)
         found = [] if made.fits else remedies(replace(made, serving=serving))
     except PagodaError:  # what is wrong with the model, the error has said
         return []

@@ -3,9 +3,8 @@ how many tokens fit, how fast it will be, and with which flags."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import check_parallel
@@ -15,7 +14,7 @@ from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.notes import plan_notes
 from pagoda.doctor.remedies.condensed import condensed
 from pagoda.doctor.speeds import Speeds, speeds_of
-from pagoda.doctor.subject import Subject
+from pagoda.doctor.subject import Subject, with_eagle3_head
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
@@ -23,11 +22,12 @@ from pagoda.planner.memory.pool import cache_is_chosen
 from pagoda.planner.parallel import machine_part, most_ranks
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
-from pagoda.planner.speculation import speculative_tokens
+
+if TYPE_CHECKING:
+    from pagoda.doctor.guesses import Guesses
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
-_NO_DRAFT = Reason("speculative_tokens", 0, "")
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,10 @@ class Answer:
     """Why it does not fit."""
     speeds: Speeds | None = None
     users: UsersAnswer | None = None
-    draft: Reason = _NO_DRAFT
-    """Tokens to draft at a time; the doctor's other engines do it, Pagoda does not yet."""
+    guesses: "Guesses | None" = None
+    """None where it does not fit or writes no text."""
     findings: tuple[Finding, ...] = ()
     """What is to be known besides, and what loading it will be like here."""
-    mode: str = "auto"
-    """As of `planner.speculation`."""
     serving: str = ""
     """What the command says besides: flags of the HTTP server, ready for a shell."""
 
@@ -113,13 +111,16 @@ def answer(
     hardware: Hardware,
     asked: EngineConfig,
     users: Users | None = None,
-    mode: str = "auto",
 ) -> Answer:
-    """Plan for the hardware; `mode` is that of `planner.speculation`. Raises ConfigError for flags
-    that contradict each other, the model or the hardware."""
+    """Plan for the hardware. Raises ConfigError for flags that contradict each other, the model or
+    the hardware."""
+    subject = with_eagle3_head(subject, asked)
+    if subject.spec.drafts:  # a head drafts on one device
+        return _answer_on(subject, hardware, asked, users)
     devices = _devices_wanted(asked, hardware)
-    if devices > 1 or hardware.count == 1 or hardware.facts.device == "cpu":
-        return _answer_on(subject, hardware, asked, users, mode)
+    one = hardware.count == 1 or subject.draft is not None
+    if devices > 1 or one or hardware.facts.device == "cpu":
+        return _answer_on(subject, hardware, asked, users)
     several = most_ranks(subject.spec, hardware.count)
     sizes = range(1, several + 1) if hardware.gpu is not None else (several,)
     why = f"of {hardware.count} devices; the fastest that has room for the context"
@@ -127,11 +128,11 @@ def answer(
     best = max(
         (size for size in sizes if most_ranks(subject.spec, size) == size),
         key=lambda size: _room_and_speed(
-            _answer_on(quick, hardware, _split_over(asked, size), users, mode)
+            _answer_on(quick, hardware, _split_over(asked, size), users)
         ),
     )
     reason = Reason("tensor_parallel_size", best, why)
-    made = _answer_on(subject, hardware, _split_over(asked, best), users, mode, reason)
+    made = _answer_on(subject, hardware, _split_over(asked, best), users, reason)
     return replace(made, asked=asked)
 
 
@@ -155,7 +156,6 @@ def _answer_on(
     hardware: Hardware,
     asked: EngineConfig,
     users: Users | None,
-    mode: str,
     chosen: Reason | None = None,
 ) -> Answer:
     """`chosen`: how many devices, where no flag says it."""
@@ -166,31 +166,28 @@ def _answer_on(
         config = _for_users(config, users, choices)
         found = _users_answer(config, subject, hardware, users)
         config = _with_room(config, subject, hardware, found, choices)
-    devices = config.parallel.tensor_parallel_size
-    draft = speculative_tokens(mode, devices, subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
     notes = plan_notes(subject, hardware, config, chosen=chosen is not None)
     made = Answer(
-        subject, hardware, asked, config, tuple(choices), None, users=found, draft=draft,
-        findings=notes, mode=mode,
-    )  # fmt: skip
+        subject, hardware, asked, config, tuple(choices), None, users=found, findings=notes
+    )
     try:
         check_parallel(config)
     except ConfigError as error:  # asked about another engine, which can do it
         return replace(made, problem=str(error))
     try:
-        resolution = _resolved(config, subject, hardware)
+        resolution = resolved(config, subject, hardware)
         check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
         return replace(made, problem=str(error))
     return replace(made, resolution=resolution)
 
 
-def _resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
+def resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
     """The plan of one device, or of one of the processes that share a CPU."""
     facts = hardware.facts
     if facts.device == "cpu":
         config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
-    return resolve(config, subject.spec, subject.tensors, facts)
+    return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 
 def with_speed(made: Answer, measured: DeviceSpeed | None = None) -> Answer:
@@ -253,13 +250,13 @@ def _users_answer(
     alone = replace(config, model=replace(config.model, max_model_len="auto"))
     steps_fit = True
     try:
-        resolution = _resolved(alone, subject, hardware)
+        resolution = resolved(alone, subject, hardware)
     except CapacityError:
         # A step for all of them may be what does not fit: some of them still do.
         steps_fit = False
         alone = replace(alone, scheduler=replace(alone.scheduler, max_num_seqs="auto"))
         try:
-            resolution = _resolved(alone, subject, hardware)
+            resolution = resolved(alone, subject, hardware)
         except CapacityError:
             return UsersAnswer(users, False, 0, 0, 0)
     plan, room = resolution.plan, resolution.pool_limit
@@ -293,7 +290,7 @@ def _with_room(
     """With a pool for all of them, where the default would be smaller."""
     if not found.fits or config.cache.kv_cache_memory_bytes is not None:
         return config
-    plan = _resolved(config, subject, hardware).plan
+    plan = resolved(config, subject, hardware).plan
     if plan.kv_pool >= found.needed:
         return config
     why = f"all {found.users.count} at once; the default is {plan.kv_pool >> 20} MiB"

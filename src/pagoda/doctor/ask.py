@@ -9,13 +9,14 @@ from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, with_speed
 from pagoda.doctor.findings import Finding
+from pagoda.doctor.guesses import drafting, with_guesses
 from pagoda.doctor.machine.checks import checkpoint_findings
 from pagoda.doctor.machine.hardware import Hardware, elsewhere, this_machine
 from pagoda.doctor.machine.load import load_findings
 from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.machine.probe import Machine, probe
-from pagoda.doctor.speeds import held_by
-from pagoda.doctor.subject import Subject, find_subject
+from pagoda.doctor.speeds import draft_model_held, held_by
+from pagoda.doctor.subject import Subject, find_subject, with_draft_model
 from pagoda.doctor.users import Users, parse_users
 from pagoda.planner.devices.speed import DeviceSpeed
 
@@ -26,8 +27,6 @@ class Question:
     elsewhere: Hardware | None
     """GPUs that are not here; None for this machine."""
     users: Users | None
-    mode: str = "auto"
-    """How many tokens to draft: `planner.speculation`."""
 
     @classmethod
     def of(cls, config: EngineConfig, args: argparse.Namespace) -> "Question":
@@ -38,7 +37,7 @@ class Question:
         parallel = config.parallel
         wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
-        return cls(config, hardware, users, args.mode)
+        return cls(config, hardware, users)
 
 
 def answers(
@@ -52,7 +51,10 @@ def answers(
     kept = _Kept(failures)
     try:
         subjects = kept.of(
-            models, lambda model: find_subject(replace(question.config.model, model=model))
+            models,
+            lambda model: with_draft_model(
+                find_subject(replace(question.config.model, model=model)), question.config
+            ),
         )
         machine, hardware = None, question.elsewhere
         if hardware is None:
@@ -61,7 +63,7 @@ def answers(
         planned = kept.of(
             subjects,
             lambda subject: answer(
-                subject, hardware, _named(question.config, subject), question.users, question.mode
+                subject, hardware, _named(question.config, subject), question.users
             ),
             name=lambda subject: subject.ref,
         )
@@ -69,7 +71,7 @@ def answers(
     finally:
         if measuring is not None:
             measuring.close()
-    planned = [with_speed(made, speed) for made in planned]
+    planned = [with_guesses(with_speed(made, speed), speed) for made in planned]
     if speed is not None and measuring is not None:
         busy = load_findings(measuring.others)
         planned = [replace(made, findings=(*made.findings, *busy)) for made in planned]
@@ -125,6 +127,7 @@ def _speed(
     storages: set[str] = set()
     for made in planned:
         if made.resolution is not None:
-            held = held_by(made.subject, made.resolution, hardware)
+            held = held_by(drafting(made.subject), made.resolution, hardware)
+            held += draft_model_held(made.subject, made.resolution, hardware)
             storages |= {part.storage for part in held if part.tensor.is_matrix}
     return measuring.ask(sorted(storages)) if storages else None

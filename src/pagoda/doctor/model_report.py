@@ -10,6 +10,7 @@ from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
 from pagoda.doctor.findings import Finding
+from pagoda.doctor.guesses_report import guess_lines, guesses_json
 from pagoda.doctor.remedies.search import Remedy
 from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.subject import ASSUMED, HEADERS
@@ -19,7 +20,7 @@ from pagoda.planner.memory.plan import MemoryPlan
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
     "captured steps": "at most", "process": "estimate", "staging": "exact",
-    "in host memory": "exact",
+    "in host memory": "exact", "draft model": "exact",
 }  # fmt: skip
 
 _FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))
@@ -34,7 +35,7 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
     plan = None if answer.resolution is None else answer.resolution.plan
     if plan is not None:
         out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
-        out += [*_draft(answer), *finding_words(answer.findings), ""]
+        out += [*guess_lines(answer.guesses), *finding_words(answer.findings), ""]
         out += [*_flags(answer, why), ""]
     out += _verdict(answer, remedies)
     return wrapped(out, width)
@@ -89,7 +90,6 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
         **question_json(answer),
         "fits": answer.fits,
         "problem": answer.problem or None,
-        "speculative_tokens": {"value": answer.draft.value, "why": answer.draft.why},
         "findings": [asdict(finding) for finding in answer.findings],
         "remedies": remedies_json(remedies),
     }
@@ -109,6 +109,8 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
         found["command"] = answer.command
     if answer.speeds is not None:
         found["speed"] = _speed_json(answer.speeds)
+    if answer.guesses is not None:
+        found["guesses"] = guesses_json(answer.guesses)
     if answer.users is not None:
         users = answer.users
         found["users"] = {
@@ -229,16 +231,6 @@ def _speed(answer: Answer) -> list[str]:
 
 def _span(bounds: Range) -> str:
     return " to ".join(_rounded(bound) for bound in bounds)
-
-
-def _draft(answer: Answer) -> list[str]:
-    if not answer.subject.drafts:
-        return []
-    reason = answer.draft
-    return [
-        f"draft head: there is one; {reason.value} tokens at a time suit it ({reason.why}), but "
-        "Pagoda does not draft yet"
-    ]
 
 
 def finding_words(findings: Sequence[Finding]) -> list[str]:

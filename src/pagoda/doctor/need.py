@@ -14,13 +14,13 @@ _ENDLESS = 1 << 60
 def needed(made: Answer) -> MemoryPlan | None:
     """With a pool for all users, or one request of the length that was asked for, or the least
     that serves; None where flags contradict each other."""
-    config, users = made.config, made.users
+    subject, config, users = made.subject, made.config, made.users
     length = config.model.max_model_len
     tokens = length if isinstance(length, int) else 1
     config = replace(config, model=replace(config.model, max_model_len=tokens))
     facts = replace(made.hardware.facts, total_memory=_ENDLESS, free_memory=_ENDLESS)
     try:
-        plan = resolve(config, made.subject.spec, made.subject.tensors, facts).plan
+        plan = resolve(config, subject.spec, subject.tensors, facts, subject.draft).plan
     except (CapacityError, ConfigError):
         return None
     if not plan.groups or config.cache.kv_cache_memory_bytes is not None:

@@ -19,6 +19,7 @@ _TITLE_LETTERS = 105
 _COLORS = {
     "weights": "#0072b2", "KV pool": "#009e73", "activations": "#e69f00", "process": "#cc79a7",
     "captured steps": "#56b4e9", "positions": "#f0e442", "staging": "#882255",
+    "draft model": "#44aa99",
     "in use already": "#999999", "free": "#e8e8e8", "usable": "#e8e8e8",
     "missing": "#d55e00",
 }  # fmt: skip

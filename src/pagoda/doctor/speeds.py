@@ -43,14 +43,10 @@ def speeds_of(
     spec, ranks = subject.spec, resolution.config.parallel.tensor_parallel_size
     if not spec.writes_text or spec.encoder is not None:
         return None
-    plan, gpu = resolution.plan, hardware.gpu
+    plan = resolution.plan
     # The stages of a pipeline take turns with a request: together they are the whole model.
     own, held = rank_spec(spec, ranks), held_by(subject, resolution, hardware)
-    devices: tuple[DeviceSpeed, ...] = ()
-    if gpu is not None:
-        devices = gpu_speeds(gpu, own, ranks, captured=plan.captured > 0)
-    elif measured is not None and hardware.facts.device == "cpu" and ranks == 1:
-        devices = (measured,)
+    devices = device_speeds(subject, resolution, hardware, measured)
 
     def estimate(tokens: int, count: int = 1) -> SpeedEstimate | None:
         each = [
@@ -69,6 +65,20 @@ def speeds_of(
     return Speeds(one, empty, context, together, requests)
 
 
+def device_speeds(
+    subject: Subject, resolution: Resolution, hardware: Hardware, measured: DeviceSpeed | None
+) -> tuple[DeviceSpeed, ...]:
+    """The slowest and the fastest that a GPU may be with the model, a CPU as it was measured;
+    empty where nothing is known."""
+    ranks = resolution.config.parallel.tensor_parallel_size
+    if hardware.gpu is not None:
+        own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
+        return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
+    if measured is not None and hardware.facts.device == "cpu" and ranks == 1:
+        return (measured,)
+    return ()
+
+
 def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:
     """The weights of one device as `resolution` holds them."""
     config = resolution.config
@@ -78,3 +88,14 @@ def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> lis
         tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
     size = config.parallel.tensor_parallel_size
     return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
+
+
+def draft_model_held(
+    subject: Subject, resolution: Resolution, hardware: Hardware
+) -> list[HeldWeight]:
+    """The weights of its draft model, as the file has them; none where it has no such."""
+    draft = subject.draft
+    if draft is None:
+        return []
+    packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
+    return held_weights(draft.spec, draft.tensors, resolution.config.model.dtype, packed)

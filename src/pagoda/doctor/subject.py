@@ -10,11 +10,20 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
-from pagoda.config.engine import ModelConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.planner.draft_model import (
+    DraftModel,
+    check_draft_model,
+    draft_config,
+    draft_model_name,
+    named_draft,
+)
+from pagoda.planner.eagle3 import fitted, head_name, wants_eagle3
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model
+from pagoda.weights.joined import HEAD_PREFIX, PrefixedCheckpoint
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.safetensors import INDEX_NAME
 from pagoda.weights.source import parse_ref
@@ -44,11 +53,13 @@ class Subject:
     """Files that serving it needs and its folder lacks."""
     unreached: str = ""
     """Why the hub gave no headers, where the catalogue's config stands in."""
+    draft: DraftModel | None = None
+    """What guesses tokens for it."""
 
 
-def find_subject(model: ModelConfig) -> Subject:
-    """Raises what opening a model raises; the hub is asked for headers alone, and the catalogue
-    where it cannot be."""
+def find_subject(model: ModelConfig, *, text_only: bool = False) -> Subject:
+    """A GGUF without its vision tower if `text_only`. Raises what opening a model raises; the hub
+    is asked for headers alone, and the catalogue where it cannot be."""
     from pagoda.weights.hub.remote import fetch_headers
 
     try:
@@ -56,6 +67,8 @@ def find_subject(model: ModelConfig) -> Subject:
     except SourceError as error:
         return _from_catalogue(model, error)
     files = open_model(path, model.mmproj)
+    if text_only:
+        files = replace(files, projector=None)
     config = files.config or {}
     missing = _missing(model, files)
     dummy = model.load_format == "dummy" and files.kind != "gguf"
@@ -76,6 +89,42 @@ def find_subject(model: ModelConfig) -> Subject:
         _others(model.model, files),
         missing,
     )
+
+
+def with_draft_model(subject: Subject, config: EngineConfig) -> Subject:
+    """With the draft model that `config` asks for. Raises what `find_subject` raises, and
+    ConfigError for one that cannot guess for this model; their tokens are not compared."""
+    name = draft_model_name(config, subject.spec)
+    if name is None:
+        return subject
+    asked = draft_config(name, config)
+    with named_draft(name):
+        found = find_subject(asked, text_only=True)
+    draft = DraftModel(name, found.spec, found.tensors)
+    check_draft_model(config, subject.spec, draft)
+    return replace(subject, draft=draft)
+
+
+def with_eagle3_head(subject: Subject, config: EngineConfig) -> Subject:
+    """With the head that `config` asks for, by its headers. Raises what `find_subject` raises, and
+    what `planner.eagle3` does for a head that does not fit."""
+    from pagoda.weights.hub.remote import fetch_headers
+
+    if not wants_eagle3(config, subject.spec) or subject.spec.drafts:
+        return subject
+    name = head_name(config, subject.spec)
+    head = open_model(fetch_headers(name, download_dir=config.model.download_dir))
+    spec = fitted(subject.spec, head, name)
+    tensors = PrefixedCheckpoint(head.checkpoint, HEAD_PREFIX).tensors
+    return replace(subject, spec=spec, tensors={**subject.tensors, **tensors})
+
+
+def without_drafts(subject: Subject) -> Subject:
+    """Without what was named to guess for it, a draft model or the head of another checkpoint."""
+    spec = subject.spec
+    named = spec.draft_head is not None and spec.draft_head.eagle3 is not None
+    head = None if named else spec.draft_head
+    return replace(subject, spec=replace(spec, drafts=False, draft_head=head), draft=None)
 
 
 def _of_config(model: ModelConfig, config: Mapping[str, Any]) -> Subject:

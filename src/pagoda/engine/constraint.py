@@ -18,7 +18,7 @@ from pagoda.text.grammar.body import (
     regex_body,
 )
 from pagoda.text.grammar.calls import LENIENT, CallSpec
-from pagoda.text.grammar.reply import Body, CallRule, reply_grammar
+from pagoda.text.grammar.reply import Body, CallRule, ThoughtLimit, reply_grammar
 from pagoda.text.grammar.rules import Rules
 from pagoda.text.grammar.schema import checked_schema, parsed_schema, unenforceable
 from pagoda.text.grammar.structural import structural_body
@@ -42,7 +42,8 @@ class Constraint:
 
     grammar: str | None = None
     unenforced: list[str] = field(default_factory=list)
-    """Parts of tools' schemas that the model is only told of, each with its reason."""
+    """What is not held to, each with its reason: parts of tools' schemas that the model is only
+    told of, a budget of thought."""
 
 
 def completion_constraint(wanted: StructuredOutputsParams | None) -> Constraint:
@@ -57,9 +58,14 @@ def completion_constraint(wanted: StructuredOutputsParams | None) -> Constraint:
 
 
 def chat_constraint(
-    text: TextSide, prompt: str, wanted: StructuredOutputsParams | None, use: ToolUse
+    text: TextSide,
+    prompt: str,
+    wanted: StructuredOutputsParams | None,
+    use: ToolUse,
+    thought_tokens: int | None = None,
 ) -> Constraint:
-    """For a reply to a prompt, behind whatever thought the model begins with.
+    """For a reply to a prompt, behind whatever thought the model begins with, of at most
+    `thought_tokens`.
 
     Raises RequestError for what cannot be enforced, calls that are required of a model without
     them among it; as slow as `completion_constraint`.
@@ -71,7 +77,8 @@ def chat_constraint(
             "--tool-call-parser names the form of its calls if it was taught one.",
             "tool_choice",
         )
-    calls, unenforced = None, []
+    calls = None
+    limit, unenforced = _thought_limit(text, thought_tokens)
     if use.tools and form.calls is not None:
         specs = []
         for index, tool in enumerate(use.tools):
@@ -87,8 +94,20 @@ def chat_constraint(
         body=None if wanted is None else body_of(wanted),
         calls=calls,
         spaced=wanted is not None and wanted.kind in _JSON_KINDS,
+        limit=limit,
     )
-    return Constraint() if grammar is None else _checked(grammar, unenforced)
+    return Constraint(None, unenforced) if grammar is None else _checked(grammar, unenforced)
+
+
+def _thought_limit(text: TextSide, tokens: int | None) -> tuple[ThoughtLimit | None, list[str]]:
+    """None where the model does not think, or its thought cannot be ended; that is told."""
+    closing, template = text.parser.form.closing, text.chat_template
+    if tokens is None or (closing is not None and (not template or closing not in template.source)):
+        return None, []
+    ids = [] if closing is None else text.tokenizer.encode(closing, add_special_tokens=False)
+    if len(ids) != 1:
+        return None, ["The budget of thought: no single token ends this model's thought."]
+    return ThoughtLimit(tokens, ids[0]), []
 
 
 def body_of(wanted: StructuredOutputsParams) -> Body:

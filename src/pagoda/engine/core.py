@@ -228,7 +228,10 @@ class EngineCore:
         self._last_ended, error = started.ended, started.error
         if error is None:
             self._faults = 0
-            return self.scheduler.commit(step.plan, started.result, seconds)
+            deltas = self.scheduler.commit(step.plan, started.result, seconds)
+            if step.plan.unsampled:
+                deltas.others += self.scheduler.progress.of_prompts(step.plan)
+            return deltas
         if isinstance(error, EngineDeadError | CapacityError):
             raise error  # as in `_execute`
         return self._fail(step.plan, error)

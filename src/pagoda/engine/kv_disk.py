@@ -126,14 +126,16 @@ def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernel
     return repr((model.dtype, model.quantization, kv_dtype, layout, kernels))
 
 
-def kv_disk(folder: str, max_bytes: int, files: ModelFiles, contents: str) -> KvDisk:
-    """The file of a model. `contents` as `block_contents` has it.
+def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> KvDisk:
+    """The file of a model, and of the one that drafts for it. `contents` as `block_contents` has
+    it.
 
     Raises ConfigError for a folder that cannot be used.
     """
     digest = hashlib.sha256(f"{MAGIC!r} {contents}".encode())
-    for path in files.weight_paths():
-        _sample(path, digest.update)
+    for files in models:
+        for path in files.weight_paths():
+            _sample(path, digest.update)
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)

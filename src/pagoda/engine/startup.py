@@ -24,6 +24,13 @@ from pagoda.engine.kv_disk import block_contents, kv_disk
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.start.draft_model import (
+    FoundDraft,
+    find_draft_model,
+    largest_steps,
+    load_draft_model,
+)
+from pagoda.engine.start.eagle3 import with_eagle3_head
 from pagoda.engine.start.libraries import Libraries, import_libraries
 from pagoda.engine.start.measured import fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
@@ -33,6 +40,7 @@ from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
 from pagoda.planner.captured import sizes_to_capture
+from pagoda.planner.draft_model import beside
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.resolve import Resolution, device_name
@@ -74,10 +82,12 @@ def start_engine(
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)
     files, spec = _read_headers(config.model, phases)
-    spec = with_draft_head(spec, config)
+    draft = find_draft_model(config, files, spec, phases)
+    files, spec = with_eagle3_head(files, spec, config, phases)
+    spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
     ranks = start_ranks(config, spec, files.path, give_up)
     try:
-        return _make_engine(_Start(config, files, spec, phases, libraries, ranks), room)
+        return _make_engine(_Start(config, files, spec, phases, libraries, ranks, draft), room)
     except BaseException:
         if ranks is not None:
             ranks.close()
@@ -95,6 +105,7 @@ class _Start:
     libraries: Future[Libraries]
     ranks: Ranks | None
     """The other ranks, of a model that is split."""
+    draft: FoundDraft | None
 
     def import_torch(self) -> Libraries:
         with self.phases.timed("import torch"):
@@ -110,7 +121,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
             config, facts = ranks.share(start.config, facts, num_devices)
             start = replace(start, config=config)
     with phases.timed("plan"):
-        resolution = plan_engine(start.config, start.files, spec, facts, room)
+        resolution = plan_engine(start.config, start.files, spec, facts, room, start.draft)
         phases.ledger.plan(resolution)
     if ranks is not None:
         ranks.load(_rank_setup(resolution))
@@ -120,9 +131,10 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     if device.name == "cpu" and not resolution.packed:
         _warn_of_type(start.config.model.dtype)
     model = _load(start, device, resolution)
+    draft_model = _load_draft_model(start, device, resolution)
     if measures_steps(start.config, resolution, device):
         with phases.timed("profile"), memory_guard("measuring a step", resolution):
-            step = partial(start.libraries.result().largest_step, model)
+            step = _largest_step(start, resolution, model, draft_model)
             resolution = fit_to_device(start.config, spec, resolution, device, step)
         phases.ledger.measured["activations"] = resolution.plan.activations
         phases.ledger.replan(resolution)
@@ -131,7 +143,9 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
             ranks.meet(device.torch_device)
     grammars = Grammars(partial(_vocabulary, start.config.model, start.files), spec.vocab_size)
     processors = processors_for(start.files, model.encoders)
-    runner = _make_runner(start, model, device, resolution, grammars, processors)
+    runner = _make_runner(
+        start, model, draft_model, device, resolution, grammars=grammars, processors=processors
+    )
     scheduler = _make_scheduler(resolution, spec)
     core = EngineCore(
         scheduler,
@@ -153,6 +167,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         generates=spec.writes_text,
         hidden_size=spec.hidden_size,
         pooling=spec.pooling,
+        speculation=resolution.config.speculation.method,
         media=media_sizes(resolution.config, processors),
         ledger=phases.ledger.rows(),
     )
@@ -221,6 +236,24 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     return model
 
 
+def _load_draft_model(start: _Start, device: "Device", resolution: Resolution) -> "Model | None":
+    if start.draft is None:
+        return None
+    libraries = start.libraries.result()
+    return load_draft_model(start.draft, libraries, device, resolution, start.phases)
+
+
+def _largest_step(
+    start: _Start, resolution: Resolution, model: "Model", draft_model: "Model | None"
+) -> Callable[..., None]:
+    largest_step = start.libraries.result().largest_step
+    step = partial(largest_step, model)
+    if start.draft is None:
+        return step
+    drafting = partial(largest_step, draft_model)
+    return largest_steps(step, drafting, start.draft.model.spec, resolution)
+
+
 def _kept_prefixes(
     start: _Start, resolution: Resolution, cache: KVCacheManager, runner: "ModelRunner"
 ) -> Callable[[], object]:
@@ -233,7 +266,8 @@ def _kept_prefixes(
         kernels = "torch" if native is None else native.isa
         layout = resolution.attention.layout
         contents = block_contents(model, config.kv_cache_dtype, layout, kernels)
-        disk = kv_disk(config.kv_disk, config.kv_disk_size, start.files, contents)
+        drafts = () if start.draft is None else (start.draft.files,)
+        disk = kv_disk(config.kv_disk, config.kv_disk_size, contents, start.files, *drafts)
         count = disk.restore(cache, runner)
     if count:
         log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
@@ -250,8 +284,10 @@ def _kept_prefixes(
 def _make_runner(
     start: _Start,
     model: "Model",
+    draft_model: "Model | None",
     device: "Device",
     resolution: Resolution,
+    *,
     grammars: Grammars,
     processors: dict[str, Processor],
 ) -> "ModelRunner":
@@ -260,6 +296,8 @@ def _make_runner(
     before = device.memory_used()
     with phases.timed("reserve KV cache"), memory_guard("reserving the KV cache", resolution):
         model.reserve(config.model.max_model_len)
+        if draft_model is not None and spec.draft_model is not None:
+            draft_model.reserve(min(config.model.max_model_len, spec.draft_model.max_position))
         if resolution.plan.tables:
             measured["positions"] = device.memory_used() - before
         before = device.memory_used()
@@ -279,6 +317,7 @@ def _make_runner(
             processors=processors,
             kept_media_bytes=media_budget(config, spec, model.encoders),
             draft_head=model.draft_head,
+            draft_model=draft_model,
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
             captured_sizes=sizes_to_capture(config, resolution.attention),

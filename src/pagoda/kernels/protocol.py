@@ -88,6 +88,10 @@ class Ops(Protocol):
         """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
         apart, `added` is multiplied by its sigmoid."""
 
+    def keep_sum(self, x: Tensor, added: Tensor, kept: Tensor) -> None:
+        """Put x + added, both [tokens, size], into the first rows of `kept` [rows, size], which
+        stays where it is: a replay of the step finds it there."""
+
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
         """silu of each channel's convolution over its last tokens; the current one comes last.
 

@@ -40,8 +40,15 @@ class Attention(nn.Module):
     """Grouped-query attention; `spec` says whether q and k are normalized, and how rotated."""
 
     def __init__(
-        self, context: LayerContext, spec: AttentionSpec, hidden_size: int, eps: float, layer: int
+        self,
+        context: LayerContext,
+        spec: AttentionSpec,
+        hidden_size: int,
+        eps: float,
+        layer: int,
+        input_size: int | None = None,
     ):
+        """`input_size`: of what q, k and v are made of, where that is not `hidden_size`."""
         super().__init__()
         self.spec = spec
         self.layer = layer
@@ -62,7 +69,7 @@ class Attention(nn.Module):
         shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
         if spec.output_gate:
             shards = (*shards, q)
-        self.qkv = ColumnLinear(context, hidden_size, shards, spec.qkv_bias)
+        self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
@@ -84,7 +91,7 @@ class Attention(nn.Module):
         return HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]; stores the tokens' K and V on the way."""
+        """[tokens, input size] -> [tokens, hidden]; stores the tokens' K and V on the way."""
         spec = self.spec
         where, plan = batch.attended(self.backend, self.kind, self.layer)
         k_cache, v_cache = batch.kv_caches[self.layer]

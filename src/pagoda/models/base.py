@@ -14,6 +14,7 @@ from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import RMSNorm
+from pagoda.layers.taps import LayerTaps
 from pagoda.layers.vision import Grid, Slices
 
 Encode = Callable[[torch.Tensor, Grid], Slices]
@@ -27,12 +28,20 @@ Encoders = Mapping[str, Encode]
 class DraftHead(Protocol):
     """Layers that read the model's hidden states and guess the token behind the next one."""
 
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for what is kept of the model's steps of so many tokens."""
+
+    def read(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What `forward` takes for a step's tokens; the model's hidden_states [tokens, hidden] of
+        the last step -> [tokens, the head's hidden]."""
+
     def forward(
         self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
     ) -> torch.Tensor:
         """By int64 token_ids [tokens], those behind the batch's tokens, and the latter's
-        hidden_states [tokens, hidden], which for guessed tokens are its own: its own [tokens,
-        hidden]. Writes its keys and values where the batch has those of the model."""
+        hidden_states [tokens, hidden], as `read` gives them, which for guessed tokens are its own:
+        its own [tokens, hidden]. Writes its keys and values where the batch has those of the
+        model."""
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Its hidden_states [rows, hidden] -> fp32 [rows, vocab]."""
@@ -111,7 +120,10 @@ class CausalLM(Model):
             self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
         if spec.pooling.labels and spec.pooling.answers is None:
             self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
+        self.taps: LayerTaps | None = None
         if spec.draft_head is not None and spec.drafts:
+            if spec.draft_head.eagle3 is not None:
+                self.taps = LayerTaps(context, spec.draft_head.eagle3.reads, spec.hidden_size)
             self.draft_head = self.draft_head_class(self, spec.draft_head)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -119,10 +131,14 @@ class CausalLM(Model):
         hidden_states = self.embedded(batch)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
+            if self.taps is not None:
+                self.taps.keep(index, hidden_states, residual)
             hidden_states, residual = layer(hidden_states, residual, batch)
             if index < len(batch.layer_embeds):
                 residual = residual + batch.layer_embeds[index]
         assert residual is not None
+        if self.taps is not None:
+            self.taps.keep(len(self.layers), hidden_states, residual)
         return self.norm.add(hidden_states, residual)[0]
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:

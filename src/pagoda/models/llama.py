@@ -9,6 +9,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.moe import feed_forward
 from pagoda.layers.norm import RMSNorm
 from pagoda.models.base import CausalLM, DecoderLayer
+from pagoda.models.eagle3 import Eagle3Head
 
 
 class LlamaLayer(DecoderLayer):
@@ -48,3 +49,4 @@ class LlamaLayer(DecoderLayer):
 
 class LlamaForCausalLM(CausalLM):
     layer_class = LlamaLayer
+    draft_head_class = Eagle3Head

@@ -35,6 +35,13 @@ class MtpHead(nn.Module):
         self.embed = VocabTable(context, vocab, hidden) if spec.own_embedding else model.embed
         self.head = VocabTable(context, vocab, hidden) if spec.own_output else model.head
 
+    def reserve(self, num_tokens: int) -> None:
+        """Nothing is kept: as `DraftHead.reserve`."""
+
+    def read(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], as they are."""
+        return hidden_states
+
     def forward(
         self, batch: ForwardBatch, token_ids: torch.Tensor, hidden_states: torch.Tensor
     ) -> torch.Tensor:

@@ -5,8 +5,10 @@ feed-forward part, comes from the spec.
 """
 
 from pagoda.models.base import CausalLM
+from pagoda.models.eagle3 import Eagle3Head
 from pagoda.models.llama import LlamaLayer
 
 
 class Qwen3MoeForCausalLM(CausalLM):
     layer_class = LlamaLayer
+    draft_head_class = Eagle3Head

@@ -16,6 +16,12 @@ from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.captured import sizes_to_capture
+from pagoda.planner.draft_model import (
+    DraftModel,
+    beside,
+    check_draft_model,
+    with_draft_memory,
+)
 from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import plan as memory
 from pagoda.planner.memory.offload import resolve_offload
@@ -70,14 +76,15 @@ class Resolution:
 
 
 def resolve(
-    config: EngineConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts
-) -> Resolution:
-    """Choose every "auto" of `config` for this model on this machine.
+    config: EngineConfig, spec: ModelSpec, tensors: Mapping[str, TensorInfo], facts: DeviceFacts,
+    draft: DraftModel | None = None,
+) -> Resolution:  # fmt: skip
+    """Choose every "auto" of `config` for this model on this machine, beside its draft model.
 
     Raises ConfigError for a value that cannot be honoured and CapacityError, saying what to
     lower, when the model or one request of the wanted length does not fit.
     """
-    spec = with_draft_head(spec, config)
+    spec = _drafting(config, spec, draft)
     storage = _main_storage(spec, tensors)
     size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
     reasons = [Reason("architecture", spec.architecture, size)]
@@ -131,6 +138,8 @@ def resolve(
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
+    if draft is not None:
+        plan = with_draft_memory(plan, draft, chosen, facts)
     captures = attention.captured and not config.device.enforce_eager
     if not on_cpu and spec.encoder is None and captures:
         ranks, sizes = config.parallel.tensor_parallel_size, sizes_to_capture(chosen, attention)
@@ -176,6 +185,14 @@ def device_name(asked: str, has_gpu: Callable[[], bool]) -> DeviceName:
         case "cpu" | "cuda":
             return asked
     raise ConfigError(f"Device {asked!r} is not known; choose auto, cpu or cuda.")
+
+
+def _drafting(config: EngineConfig, spec: ModelSpec, draft: DraftModel | None) -> ModelSpec:
+    """The spec with what drafts; ConfigError for a draft model that cannot."""
+    if draft is None:
+        return with_draft_head(spec, config)
+    check_draft_model(config, spec, draft)
+    return beside(spec, draft)
 
 
 def _check_can_quantize(config: EngineConfig, packed: bool) -> None:

@@ -10,7 +10,7 @@ from pagoda.base.facts import DeviceName
 from pagoda.config.engine import ParallelConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
-SpeculationMethod = Literal["none", "ngram", "suffix", "mtp"]
+SpeculationMethod = Literal["none", "ngram", "suffix", "mtp", "eagle3", "draft"]
 CacheDType = Literal["float16", "bfloat16", "float32", "int8"]
 
 

@@ -8,6 +8,7 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.speculation import MODES
+from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import ResolvedSpeculation, SpeculationMethod
 
@@ -16,6 +17,8 @@ _FEW_DEVICES = 2
 _LENGTHS = {"stable": 3, "fast": 4}
 # Behind a long match nearly all of so many come true, and more of them save little further time.
 _MOST_COPIED = 24
+# Each takes a step of the draft model, and few are right behind so many.
+_MOST_DRAFTED = 5
 # With more rows a step's time grows with each of them.
 _MOST_IN_STEP = 32
 _ASKED = "asked for"
@@ -53,16 +56,23 @@ def resolve_speculation(
         return ResolvedSpeculation()
     asked = config.speculation
     method, why = _method(spec, config)
+    head = None if spec.draft_head is None or not spec.drafts else spec.draft_head.eagle3
     if method == "mtp" and not spec.drafts:
         method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
-    elif method not in ("none", "ngram", "suffix", "mtp", "auto"):
-        method, why = "suffix", f"in place of {method}, which is not there yet"
+    elif method == "draft" and spec.draft_model is not None:
+        size = parameter_count(spec.draft_model) / 1e6
+        why = f"by {asked.model} of {size:,.1f}M parameters"
+    elif method == "eagle3" and head is not None:
+        layers = ", ".join(map(str, head.reads))
+        why = f"{head.source}, which reads what goes into layers {layers}"
     if method == "auto":
         method, why = "none", f"default on {device}"
         if device == "cpu":
             method, why = "suffix", "replies repeat their prompts and one another"
-    most = asked.count("num_speculative_tokens", _MOST_COPIED)
-    if method == "mtp":
+    most = asked.count(
+        "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
+    )
+    if method in ("mtp", "eagle3"):
         devices = config.parallel.tensor_parallel_size
         length = speculative_tokens(asked.mode, devices, True, env.get("PAGODA_SPEC_TOKENS"))
         most = asked.count("num_speculative_tokens", int(length.value))

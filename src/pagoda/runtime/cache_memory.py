@@ -1,6 +1,7 @@
 """The memory of all KV and state blocks, and each layer's view of it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -16,7 +17,17 @@ Bytes = npt.NDArray[np.uint8]
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class CacheMemory:
+@dataclass
+class LayerCaches:
+    """The caches of a model's layers, in order."""
+
+    layer_group: list[int]
+    """The group of each layer."""
+    layers: KVCaches
+    """K and V (`kernels.ref.kv_cache`), or convolution and state; a block's are contiguous."""
+
+
+class CacheMemory(LayerCaches):
     """One piece of memory in which blocks of every group lie as `SlabLayout` says."""
 
     def __init__(self, groups: Sequence[GroupSpec], num_slabs: int, device: Device):
@@ -32,10 +43,16 @@ class CacheMemory:
             for layer, pair in zip(group.layers, _layers(rows, group, device), strict=True):
                 placed[layer] = (index, pair)
         layers = sorted(placed)
-        self.layer_group = [placed[layer][0] for layer in layers]
-        """The group of each layer that has a cache, in order."""
-        self.layers: KVCaches = [placed[layer][1] for layer in layers]
-        """K and V (`kernels.ref.kv_cache`), or convolution and state; a block's are contiguous."""
+        super().__init__(
+            [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]
+        )
+
+    def last(self, count: int) -> tuple[list[int], LayerCaches]:
+        """The caches of the last `count` layers, as if there were no others: their groups, and
+        each layer's place among these."""
+        groups = sorted(set(self.layer_group[-count:]))
+        places = [groups.index(group) for group in self.layer_group[-count:]]
+        return groups, LayerCaches(places, self.layers[-count:])
 
     def discard(self) -> None:
         """Give the memory back; nothing is read or written until `restore`."""

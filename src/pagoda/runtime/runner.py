@@ -33,7 +33,7 @@ from pagoda.runtime.sampling.sampler import (
     sample,
 )
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of
-from pagoda.runtime.speculation.drafter import HeadDrafter
+from pagoda.runtime.speculation.select import make_drafter
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps
 from pagoda.runtime.steps.graphs import GraphMaker
@@ -78,6 +78,8 @@ class ModelRunner:
     """Run steps op by op."""
     draft_head: DraftHead | None = None
     """What guesses tokens from the model's hidden states."""
+    draft_model: Model | None = None
+    """What guesses tokens by itself, as `spec.draft_model` describes it."""
     max_num_samples: int = 0
     """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
@@ -105,6 +107,8 @@ class ModelRunner:
                 synchronize=self.device.synchronize,
             )
         self.model.reserve(self.max_model_len)
+        if self.draft_head is not None:
+            self.draft_head.reserve(self.max_num_batched_tokens)
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.states = RequestStates(
@@ -123,11 +127,12 @@ class ModelRunner:
             whole=self.spec.encoder is not None,
         )
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
-        self._drafter: HeadDrafter | None = None
-        if self.draft_head is not None:
-            self._drafter = HeadDrafter(
-                self.draft_head, self.cache, self.states, self.device.torch_device
-            )
+        reqs = self.max_num_reqs
+        self._drafter = make_drafter(
+            self.draft_head, self.draft_model, self.spec, self.cache, self.states, self.device,
+            StepLimits(self.max_num_batched_tokens, reqs, reqs, self.max_model_len),
+            eager=self.eager,
+        )  # fmt: skip
         self._drafts: dict[int, list[int]] = {}
         """What was guessed behind the last step's tokens."""
 
@@ -186,7 +191,7 @@ class ModelRunner:
     def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
         results = _Results()
         computed = step.plan.req_ids if step is not None else []
-        self._drafts = {}
+        self._drafts, drafting = {}, self.times.seconds["draft"]
         tokens = self._compute(step, results, plan.num_drafts) if step is not None else []
         if len(computed) < len(plan.req_ids):
             known = set(computed)
@@ -194,6 +199,7 @@ class ModelRunner:
                 if req_id not in known:
                     self._fail(results[req_id], row, self.states.fault(row))
         result = StepResult(step_id=plan.step_id, tokens=tokens, drafts=self._drafts)
+        result.draft_seconds = self.times.seconds["draft"] - drafting
         if results or not tokens:
             for req_id, token in zip(computed, tokens, strict=False):
                 results[req_id].token_ids = [token]
@@ -213,7 +219,7 @@ class ModelRunner:
         if self.media is not None:
             self.media.forget()
         if self.device.name != "cpu" and self._offloaded is None:
-            self._offloaded = OffloadedTensors(tensors_of(self.model))
+            self._offloaded = OffloadedTensors(tensors_of([self.model, self.draft_model]))
         self.cache.discard()
 
     def wake_up(self) -> None:
@@ -367,9 +373,8 @@ class ModelRunner:
     def _draft(
         self, step: PreparedStep, computed: Computed, accepted: Ints, num_drafts: int
     ) -> dict[int, list[int]]:
-        """Guess tokens behind those that the step's requests gained. A prompt is read along."""
-        reads_prompt = step.arrays.num_tokens > len(accepted)
-        if self._drafter is None or not (num_drafts or reads_prompt):
+        """Guess tokens behind those that the step's requests gained."""
+        if self._drafter is None:
             return {}
         begun = time.perf_counter()
         try:

@@ -7,11 +7,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pagoda.base.log import get_logger
-from pagoda.config.server import ServerConfig
+from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
-from pagoda.server.http.auth import AuthMiddleware, configured_keys
+from pagoda.server.http.auth import AuthMiddleware
 from pagoda.server.http.middleware import (
     BodyLimitMiddleware,
     HeadMiddleware,
@@ -45,6 +45,11 @@ from pagoda.server.routes import (
 )
 
 _log = get_logger(__name__)
+
+_READABLE_HEADERS = (
+    "X-Request-Id", "Retry-After", "Pagoda-Not-Enforced", "Pagoda-Unknown-Fields",
+)  # fmt: skip
+"""What pages of other origins may read beside the body."""
 
 
 def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
@@ -103,7 +108,7 @@ def _middleware(context: Context) -> list[Middleware]:
                 allow_credentials=config.allow_credentials,
                 # Browsers ask for it where a public site calls a server of this machine.
                 allow_private_network=True,
-                expose_headers=("X-Request-Id", "Retry-After"),
+                expose_headers=_READABLE_HEADERS,
             )
         )
     keys = configured_keys(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from pagoda.base.errors import (
     CapacityError,
@@ -69,7 +69,7 @@ class Context:
             name = None
         return self.entry(name)
 
-    async def served(self, request: Request, name: str | None) -> ServedModel:
+    async def served(self, request: HTTPConnection, name: str | None) -> ServedModel:
         """The model by name, loaded if need be, and kept until the request is answered.
 
         Raises as `asked`, and 503 where there is no room for it or it cannot be loaded.
@@ -95,7 +95,7 @@ class Context:
         return served
 
 
-def context_of(request: Request) -> Context:
+def context_of(request: HTTPConnection) -> Context:
     context: Context = request.app.state.context
     return context
 

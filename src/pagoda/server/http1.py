@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import h11
@@ -77,6 +77,8 @@ class StreamingProtocol(H11Protocol):
         self.timeout_keep_alive = IDLE_TIMEOUT
         self._peer_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._upgraded = False
+        """The connection belongs to another protocol."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
@@ -98,6 +100,11 @@ class StreamingProtocol(H11Protocol):
 
     def _take(self, data: bytes) -> None:
         super().data_received(data[:_PIECE])
+        if self._upgraded:
+            self._held = b""
+            if self.flow.holds:
+                self.flow.release()
+            return
         self._watch_peer()
         self._held = data[_PIECE:]
         if self.transport.is_closing():
@@ -111,6 +118,18 @@ class StreamingProtocol(H11Protocol):
     def _take_held(self) -> None:
         if not self.transport.is_closing():
             self._take(self._held)
+
+    def _should_upgrade(self) -> bool:
+        """Not where something is wrong with the request: it is refused as any other then."""
+        if not super()._should_upgrade() or self.scope["method"] != "GET":
+            return False
+        bodies = {b"content-length", b"transfer-encoding"}
+        return _fault(self.scope) is None and not bodies & dict(self.headers).keys()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._peer_timer = _cancelled(self._peer_timer)
+        self._upgraded = True
+        super().handle_websocket_upgrade(event)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -208,7 +227,7 @@ def _told(cause: BaseException | None) -> ApiError:
     return ApiError(400, "This is no valid HTTP request.")
 
 
-def _fault(scope: Scope) -> ApiError | None:
+def _fault(scope: Mapping[str, Any]) -> ApiError | None:
     """What h11 lets pass, and another server might frame otherwise (RFC 9112, 3.2 and 6.1)."""
     if _head_size(scope) > MAX_HEAD:
         return head_too_large()
@@ -228,7 +247,7 @@ def _fault(scope: Scope) -> ApiError | None:
     return None
 
 
-def _head_size(scope: Scope) -> int:
+def _head_size(scope: Mapping[str, Any]) -> int:
     size = len(scope["raw_path"]) + len(scope["query_string"])
     for name, value in scope["headers"]:
         size += len(name) + len(value) + 4  # a colon, a space and the end of the line

@@ -17,7 +17,7 @@ from pagoda.base import runfile
 from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
-from pagoda.config.server import ServerConfig
+from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
 from pagoda.engine.processes.client import EngineClient
@@ -28,9 +28,9 @@ from pagoda.engine.served.text_side import TextSide, load_text_side
 from pagoda.engine.start.progress import StartupDisplay
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
-from pagoda.server.http.auth import configured_keys
 from pagoda.server.http.listen import base_url, is_loopback
 from pagoda.server.http.looplag import LoopLag
+from pagoda.server.http.websocket import websocket_options
 from pagoda.server.http1 import StreamingProtocol
 from pagoda.server.responses.registry import Responses
 from pagoda.server.stats import log_stats
@@ -251,7 +251,7 @@ def _uvicorn_config(
         access_log=False,
         lifespan="off",
         http=StreamingProtocol,
-        ws="none",
+        **websocket_options(config),
         server_header=False,
         ssl_context_factory=None if tls is None else lambda *_: tls,
         # An engine takes its time to leave, and its replies end with it: `_end_http` has the limit.

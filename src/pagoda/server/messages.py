@@ -3,7 +3,7 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.config.modality import modality_of_part
+from pagoda.config.modality import Modality, modality_of_part
 from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
@@ -46,20 +46,35 @@ def _shown(message: dict[str, Any], served: ServedModel) -> dict[str, Any]:
     content = message["content"]
     if not isinstance(content, list):
         return message
-    is_result = message["role"] in ("tool", "function")
-    return {**message, "content": [_shown_part(part, is_result, served) for part in content]}
+    return {**message, "content": [_shown_part(part, message["role"], served) for part in content]}
 
 
-def _shown_part(part: Any, is_result: bool, served: ServedModel) -> Any:
-    """A tool's result says what the model cannot take of it: an agent that looks at a picture
-    once would have no next turn."""
+def _shown_part(part: Any, role: str, served: ServedModel) -> Any:
     modality = modality_of_part(part["type"]) if isinstance(part, dict) else None
     if modality is None:
         return part
-    if is_result and modality.kind not in served.modalities:
-        note = f"(This model takes no {modality.words}: it was left out.)"
-        return {"type": "text", "text": f"[{modality.kind}] {note}"}
+    if _is_unseen(modality, role, served):
+        words = f"[{modality.kind}] (This model takes no {modality.words}: it was left out.)"
+        return {"type": "text", "text": words}
     return {"type": part["type"]}
+
+
+def _is_unseen(modality: Modality, role: str, served: ServedModel) -> bool:
+    """Of a tool's result the model is told what it cannot take: an agent that looks at a picture
+    once would have no next turn."""
+    return role in ("tool", "function") and modality.kind not in served.modalities
+
+
+def unseen_media(messages: list[ChatMessage], served: ServedModel) -> list[str]:
+    """Kinds of media in tools' results that the model does not take: `render_prompt` has words in
+    their place."""
+    parts = (
+        (message.role, None if isinstance(part, str) else modality_of_part(part.type))
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+    return [found.kind for role, found in parts if found and _is_unseen(found, role, served)]
 
 
 def final_text(messages: list[ChatMessage]) -> str:

@@ -1,5 +1,6 @@
 """Prometheus metrics under vLLM's names, so that dashboards made for it work."""
 
+import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -185,14 +186,21 @@ class Siblings:
             self._histogram.observe(self._most_tokens)
 
 
+_NUMBERS = itertools.count()
+
+
 class RequestTimer:
     """Times one engine request from its deltas."""
 
     def __init__(self, metrics: ModelMetrics, request: AddRequest, siblings: Siblings):
         self._metrics = metrics
         self._siblings = siblings
+        self.number = next(_NUMBERS)
+        """Counts the requests since the server started."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
+        self.num_prompt_done = 0
+        """Prompt tokens that are there, found or computed, while the prompt is worked on."""
         self.num_tokens = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -203,6 +211,11 @@ class RequestTimer:
         self._first = 0.0
         self._last = 0.0
         self._queued: float | None = None
+
+    @property
+    def waited_seconds(self) -> float:
+        """Since it was asked."""
+        return time.monotonic() - self._arrival
 
     @property
     def prompt_seconds(self) -> float:
@@ -218,6 +231,8 @@ class RequestTimer:
         """`num_tokens` of the delta's belong to the reply: a stop string may end it before them
         all."""
         now = time.monotonic()
+        if delta.prompt_progress is not None:
+            self.num_prompt_done, self.num_cached_tokens = delta.prompt_progress
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
             self._count_prompt(delta.num_cached_tokens)

@@ -59,12 +59,16 @@ class Choice:
 def choose_files(repo: str, files: Iterable[RemoteFile], selector: str | None) -> Choice:
     """Pick one model out of a repository's files.
 
-    `selector` is a file name or a quantization. Without one, safetensors win; else of several
-    GGUFs Q4_K_M, else Q8_0, else the smallest. Raises SourceError when nothing fits.
+    `selector` is a file name, also that of a vision tower alone, or a quantization. Without one,
+    safetensors win; else of several GGUFs Q4_K_M, else Q8_0, else the smallest. Raises SourceError
+    when nothing fits.
     """
     files = [file for file in files if _is_safe(file.path)]
     ggufs = _gguf_models(files)
     if selector is not None:
+        projector = _projector(files, selector)
+        if projector is not None:
+            return _gguf_choice(repo, (projector,), "as asked for")
         return _with_projector(_selected(repo, ggufs, selector), files)
     folder = _safetensors_model(files)
     if folder:
@@ -154,6 +158,12 @@ def _selected(repo: str, ggufs: list[tuple[RemoteFile, ...]], selector: str) -> 
         )
     paths = ", ".join(model[0].path for model in matches)
     raise SourceError(f"{repo} has several {selector}: {paths}. Name the file.")
+
+
+def _projector(files: Sequence[RemoteFile], name: str) -> RemoteFile | None:
+    """The vision tower of that name, or of that path."""
+    towers = [file for file in files if is_projector(PurePosixPath(file.path).name)]
+    return next((f for f in towers if name in (f.path, PurePosixPath(f.path).name)), None)
 
 
 def _with_projector(choice: Choice, files: Sequence[RemoteFile]) -> Choice:

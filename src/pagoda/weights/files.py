@@ -10,7 +10,8 @@ from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.choice import is_gguf_model
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint, split_paths
-from pagoda.weights.gguf.projector import JoinedCheckpoint, find_projector
+from pagoda.weights.gguf.projector import find_projector
+from pagoda.weights.joined import HEAD_PREFIX, JoinedCheckpoint, PrefixedCheckpoint
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.pointer import START, refuse_pointer
@@ -34,6 +35,8 @@ class ModelFiles:
     """config.json; None for a GGUF, whose metadata says the same."""
     projector: Path | None = None
     """A GGUF's vision tower, which lies in a file of its own."""
+    draft_head: "ModelFiles | None" = None
+    """A head that guesses for the model, of another checkpoint."""
 
     @property
     def folder(self) -> Path:
@@ -41,19 +44,25 @@ class ModelFiles:
 
     def weight_paths(self) -> list[Path]:
         """The files that hold the weights."""
+        head = [] if self.draft_head is None else self.draft_head.weight_paths()
         if self.kind == "gguf":
-            return split_paths(self.path) + ([self.projector] if self.projector else [])
-        return [self.path] if self.path.is_file() else weight_files(self.path)
+            return split_paths(self.path) + ([self.projector] if self.projector else []) + head
+        return ([self.path] if self.path.is_file() else weight_files(self.path)) + head
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The weights; CheckpointError when there are none, or broken ones, and
-        UnsupportedModelError for a quantization that is not known."""
+        UnsupportedModelError for a quantization that is not known. A draft head's have names of
+        their own (`HEAD_PREFIX`)."""
+        if self.draft_head is not None:
+            head = PrefixedCheckpoint(self.draft_head.checkpoint, HEAD_PREFIX)
+            alone = replace(self, draft_head=None).checkpoint
+            return JoinedCheckpoint(alone, head, "draft head")
         if self.kind == "gguf":
             model = GgufCheckpoint(self.path)
             if self.projector is None:
                 return model
-            return JoinedCheckpoint(model, GgufCheckpoint(self.projector))
+            return JoinedCheckpoint(model, GgufCheckpoint(self.projector), "projector")
         method = method_of(self.config)
         plain = UprightCheckpoint(SafetensorsCheckpoint(self.path))
         if method is None:

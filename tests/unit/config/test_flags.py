@@ -10,7 +10,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.config import flags
 from pagoda.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from pagoda.config.parser import FlagParser, normalise
-from pagoda.config.server import ServerConfig
+from pagoda.config.server import ServerConfig, configured_keys
 
 
 def make_parser() -> FlagParser:
@@ -302,3 +302,37 @@ def test_a_flag_with_one_dash_wins_over_a_config_file(tmp_path):
     file.write_text("max-model-len: 9000\n")
     words = flags.with_config_file(["./m", "-max-model-len", "4000", "--config", str(file)])
     assert flags.engine_config(make_parser().parse_args(words)).model.max_model_len == 4000
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", "is empty; name a key, or leave it out"),
+        (" secret", "begins or ends with a space"),
+        ("secret\n", "begins or ends with a space or a line break"),
+        ("schlüssel", "ASCII"),
+        ("se\ncret", "ASCII"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(key, why, monkeypatch):
+    flag = make_parser().parse_args(["--api-key", "good", key])
+    with pytest.raises(
+        ConfigError, match=f"^--api-key {why}" if "ASCII" not in why else why
+    ) as said:
+        flags.from_namespace(ServerConfig, flag)
+    assert not key or key.strip() not in str(said.value)
+    monkeypatch.setenv("PAGODA_API_KEY", key)
+    if not key:
+        assert configured_keys(ServerConfig()) == ()  # an empty variable is one that is not set
+        return
+    with pytest.raises(ConfigError, match="^PAGODA_API_KEY "):
+        configured_keys(ServerConfig())
+
+
+def test_several_keys_are_written_as_for_vllm(monkeypatch):
+    assert server("--api-key a,b").api_key == ("a,b",)
+    assert server("--api-key a b --api-key c").api_key == ("a", "b", "c")
+    assert server('--api-key ["a","b"]').api_key == ("a", "b")
+    monkeypatch.setenv("PAGODA_API_KEY", "d")
+    assert configured_keys(ServerConfig(api_key=("a",))) == ("a",)
+    assert configured_keys(ServerConfig()) == ("d",)

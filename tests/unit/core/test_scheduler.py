@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -6,6 +6,8 @@ import pytest
 from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.core.sampling import SamplingParams
+from pagoda.core.speculation.drafted import DraftedProposer
+from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
 from pagoda.planner.memory.plan import MemoryPlan
 from tests.plans import shares
 
@@ -366,3 +368,41 @@ def test_as_many_requests_run_at_once_as_were_planned(windows, num_states):
         most = max(most, scheduler.stats().num_running)
     assert most == 6 and scheduler.stats().num_preemptions == 0
     assert replace(plan, num_slabs=slabs, max_model_len=128).concurrency >= 6
+
+
+@dataclass(eq=False)
+class Asking(Speculator):
+    """Verifies nothing, and has the runner guess."""
+
+    def propose(self, *_):
+        self.num_drafts = 3
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
+def test_who_is_to_be_guessed_for_gets_the_next_block_in_time(windows):
+    """A guess is computed in front of the step that computes its token."""
+    speculator = Asking(DraftedProposer(), SpeculationLimits(3))
+    scheduler, runner = make_scheduler(windows=windows, speculator=speculator)
+    for req_id, length in (("a", 6), ("b", 8), ("c", 11)):
+        add_request(scheduler, req_id, PROMPT[:1] * length, max_tokens=20)
+    rooms = {}
+    while scheduler.has_work():
+        plan, deltas = run_step(scheduler, runner)
+        for req in scheduler._running:
+            rooms[req.req_id] = req.tables.capacity - req.num_computed_tokens
+            assert rooms[req.req_id] >= min(3, req.compute_limit - req.num_computed_tokens)
+        scheduler.check_integrity()
+    assert rooms.keys() == {"a", "b", "c"}
+
+
+def test_nobody_gives_way_to_guesses():
+    """Two requests fill the cache to the last block."""
+    speculator = Asking(DraftedProposer(), SpeculationLimits(3))
+    scheduler, runner = make_scheduler(num_blocks=6, speculator=speculator)
+    for req_id in "ab":
+        add_request(scheduler, req_id, PROMPT[:8], max_tokens=5)
+    deltas = run_all(scheduler, runner)
+    assert [tokens_of(deltas[req_id]) for req_id in "ab"] == 2 * [
+        expected(PROMPT[:8], max_tokens=5)
+    ]
+    assert not scheduler.stats().num_preemptions

@@ -1,6 +1,9 @@
 """What is printed of an answer: it can be pasted, and it is true where the model will run."""
 
 import shlex
+from dataclasses import replace
+
+import pytest
 
 from pagoda.cli.main import parse_command
 from pagoda.config.flags import engine_config
@@ -8,7 +11,11 @@ from pagoda.doctor.answer import answer
 from pagoda.doctor.command import fields_of
 from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
+from pagoda.doctor.need import needed
+from pagoda.doctor.plot import draw
+from pagoda.doctor.subject import find_subject, with_draft_model
 from pagoda.doctor.users import Users
+from pagoda.planner.memory.tensors import parameter_count
 from tests.unit.doctor.models import LLAMA, QWEN3_5, asked, box, subject_of
 
 GIVEN = (
@@ -65,3 +72,24 @@ def test_users_of_a_model_that_does_not_fit_alone_get_no_numbers(tmp_path):
     made = answer(subject, box(8), asked(subject), users=Users(20, 8000))
     text = "\n".join(lines(made, [], False, 100))
     assert "does not fit here" in text and "up to 0 users" not in text
+
+
+def test_a_draft_model_is_counted(tmp_path):
+    """In memory, in the picture of it, and in the command, on one of several GPUs."""
+    (tmp_path / "small").mkdir()
+    small = subject_of(tmp_path / "small", {**LLAMA, "num_hidden_layers": 2})
+    for hardware in (box(64), elsewhere("3090x2")):
+        _, args = parse_command("serve", [subject_of(tmp_path, LLAMA).ref, "-md", small.ref])
+        config = engine_config(args)
+        subject = with_draft_model(find_subject(config.model), config)
+        made = answer(subject, hardware, config)
+        rows = {row["item"]: row for row in as_json(made, [])["memory"]}
+        assert rows["draft model"]["exactness"] == "exact"
+        assert rows["draft model"]["bytes"] == pytest.approx(2 * parameter_count(small.spec), 1e-3)
+        assert any(line.split()[:2] == ["draft", "model"] for line in lines(made, [], False, 100))
+        assert f'"model": "{small.ref}"' in made.command
+        assert made.config.parallel.tensor_parallel_size == 1
+        draw([made], tmp_path / "memory.svg")
+        assert "draft model" in (tmp_path / "memory.svg").read_text()
+        needs = needed(replace(made, resolution=None))
+        assert needs.draft_model == made.resolution.plan.draft_model

@@ -15,6 +15,7 @@ from pagoda.base.units import format_bytes
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import engine_config
+from pagoda.config.speculation import SpeculationConfig
 from pagoda.doctor import ask
 from pagoda.doctor.answer import answer
 from pagoda.doctor.compare import comparison
@@ -90,34 +91,37 @@ def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
         ("3090x4", "stable", "3 tokens"), ("a100-80g", "fast", "4 tokens"),
     ):  # fmt: skip
         question = asked(subject, max_model_len=4096)
-        made = answer(subject, elsewhere(gpus), question, mode=mode)
+        question = replace(question, speculation=SpeculationConfig({"mode": mode}))
+        made = answer(subject, elsewhere(gpus), question)
         assert words in "\n".join(engine_lines(other_engine("vllm", made), made))
     monkeypatch.setenv("PAGODA_SPEC_TOKENS", "2")
-    made = answer(subject, elsewhere("b200"), question, mode="fast")
+    made = answer(subject, elsewhere("b200"), question)
     assert "2 tokens drafted at a time: PAGODA_SPEC_TOKENS" in "\n".join(
         engine_lines(other_engine("vllm-0.21", made), made)
     )
-    assert "2 tokens at a time suit it" in "\n".join(report_lines(made, [], False, 200))
-    with pytest.raises(ConfigError, match="--mode turbo"):
-        answer(subject, elsewhere("b200"), question, mode="turbo")
     plain = subject_of(tmp_path, LLAMA)
     made = answer(plain, elsewhere("3090"), asked(plain))
     assert "0 tokens drafted" in "\n".join(engine_lines(other_engine("vllm", made), made))
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens", "why"),
+    ("words", "method", "tokens"),
     [
-        (["--mode", "fast", "--gpu", "a100-80gx2"], 4, "--mode fast"),
-        (["--mode", "stable", "--gpu", "a100-80gx4"], 3, "--mode stable"),
-        (["--gpu", "a100-80gx4"], 4, "--mode auto on 4 devices"),
+        (["--mode", "fast", "--gpu", "a100-80g"], "mtp", 4),
+        (["--mode", "stable", "--gpu", "h200"], "mtp", 3),
+        (["--gpu", "a100-80g"], "none", 4),
     ],
 )
-def test_the_mode_is_read_from_the_command(tmp_path, capsys, words, tokens, why):
+def test_the_mode_is_read_from_the_command(tmp_path, capsys, words, method, tokens):
+    """It is that of serve, so what is planned has the draft head."""
     subject_of(tmp_path, QWEN3_5)
     assert main(["doctor", str(tmp_path), "--json", "--max-model-len", "4096", *words]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["speculative_tokens"] == {"value": tokens, "why": why}
+    assert said["guesses"]["method"] == method
+    assert said["guesses"]["ways"][0]["num_speculative_tokens"] == tokens
+    assert ('{"mode": ' in said["command"]) == (method == "mtp")
+    with pytest.raises(SystemExit):
+        main(["doctor", str(tmp_path), "--mode", "turbo"])
 
 
 @pytest.mark.parametrize("name", ["ollama", "vllm-0.1", "vllm-x", ""])

@@ -1,5 +1,7 @@
 """What guesses for a model, by what was asked for, and why."""
 
+from dataclasses import replace
+
 import pytest
 
 from pagoda.arch.registry import spec_for
@@ -15,6 +17,7 @@ from tests.unit.arch.test_qwen3_5 import QWEN_27B
 from tests.unit.planner.test_resolve import smollm2
 
 PLAIN, HEADED = smollm2(), spec_for(QWEN_27B, {}, ())
+DRAFTED = replace(PLAIN, draft_model=smollm2(layers=1))
 
 
 def resolved(spec, asked=None, device="cpu", ranks=1):
@@ -37,8 +40,8 @@ def resolved(spec, asked=None, device="cpu", ranks=1):
         (PLAIN, {"method": "ngram"}, "cuda", "ngram", ""),
         (PLAIN, {"num_speculative_tokens": 0}, "cpu", "none", "no tokens"),
         (PLAIN, {"method": "mtp"}, "cpu", "suffix", "in place of mtp: the checkpoint has no draft"),
-        (PLAIN, {"method": "eagle3"}, "cuda", "suffix", "in place of eagle3"),
-        (PLAIN, {"model": "small"}, "cpu", "suffix", "in place of draft"),
+        (DRAFTED, {"model": "small"}, "cpu", "draft", "by small of 31.9M parameters"),
+        (PLAIN, {"model": "small", "num_speculative_tokens": 0}, "cpu", "none", "no tokens"),
         (PLAIN, {"mode": "fast"}, "cpu", "suffix", "replies repeat"),
         (HEADED, {}, "cpu", "suffix", "replies repeat"),
         (HEADED, {"method": "mtp"}, "cpu", "mtp", ""),
@@ -65,6 +68,11 @@ def test_how_much_a_head_guesses(asked, length, monkeypatch):
     monkeypatch.setenv("PAGODA_SPEC_TOKENS", "1")
     expected = length if "num_speculative_tokens" in asked else 1
     assert resolved(HEADED, {"method": "mtp", **asked})[0].most == expected
+
+
+def test_how_much_a_draft_model_guesses():
+    assert resolved(DRAFTED, {"model": "small"})[0].most == 5
+    assert resolved(DRAFTED, {"model": "small", "num_speculative_tokens": 9})[0].most == 9
 
 
 def test_the_head_is_loaded_where_it_guesses_only():
@@ -116,6 +124,14 @@ def test_what_is_not_known_is_refused_by_name(text, error):
         ("--draft-min 3 --mode fast", {"min_speculative_tokens": 3, "mode": "fast"}),
         ("""--additional-config {"caovan_mode":"stable"}""", {"mode": "stable"}),
         ("""--additional-config {"other":1}""", {}),
+        ("-md small.gguf --draft-max 4", {"model": "small.gguf", "num_speculative_tokens": 4}),
+        ("--spec-draft-model a --spec-type draft-simple", {"model": "a", "method": "draft"}),
+        ("--spec-type draft-eagle3 -md head.gguf", {"method": "eagle3", "model": "head.gguf"}),
+        ("-hfd org/name:Q4_K_M", {"model": "hf:org/name:Q4_K_M"}),
+        ("--speculative-model org/name --num-speculative-tokens 3",
+         {"model": "org/name", "num_speculative_tokens": 3}),
+        ("--speculative-model [ngram]", {"method": "ngram"}),
+        ("""-sc {"method":"draft_model","model":"a"}""", {"method": "draft", "model": "a"}),
         ("""-sc {"method":"ngram","prompt_lookup_max":4,"disable_by_batch_size":8}""",
          {"method": "ngram", "prompt_lookup_max": 4}),
     ],

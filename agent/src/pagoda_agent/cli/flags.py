@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pagoda_agent.task.operator import Operator
 
 SETTINGS_NAME = "agent.json"
+# Of runs that are listed: how many, and characters of each one's task.
+_LISTED_RUNS, _LISTED_TASK = 5, 60
 # Flags that change one field of the settings for this run.
 _SETTINGS = {
     "base_url": ("URL", str, "where the model is served"),
@@ -91,6 +93,23 @@ def add_operator(parser: argparse.ArgumentParser) -> None:
 
 def runs_folder(args: argparse.Namespace) -> Path:
     return args.runs_dir or env.cache_dir() / "agent-runs"
+
+
+def find_run(args: argparse.Namespace) -> Path:
+    """The folder of the run that is named. ConfigError where there is none, with those there
+    are."""
+    from pagoda_agent.runs.journal import JOURNAL, latest
+
+    runs = runs_folder(args)
+    folder: Path = runs / args.run
+    if (folder / JOURNAL).is_file():
+        return folder
+    text = f"There is no run {args.run!r} in {runs}"
+    found = latest(runs, _LISTED_RUNS)
+    if not found:
+        raise ConfigError(f"{text}, and no other either; --runs-dir names another folder.")
+    listed = "".join(f"\n  {name}  {' '.join(task.split())[:_LISTED_TASK]}" for name, task in found)
+    raise ConfigError(f"{text}. The latest there:{listed}")
 
 
 def settings_path() -> Path:

@@ -7,9 +7,9 @@ from pagoda_agent.cli.flags import (
     add_run,
     add_runs,
     add_setting,
+    find_run,
     load_settings,
     named_driver,
-    runs_folder,
 )
 
 USAGE = "RUN [--driver URL] [--consent LEVEL] [--secrets FILE] [--runs-dir DIR]"
@@ -53,6 +53,7 @@ async def replay_run(args: argparse.Namespace) -> int:
         reply = await keyboard.ask(f"{reason} Allow it? [y/N] ")
         return (reply or "").strip().lower() in ("y", "yes")
 
+    folder = find_run(args)
     secrets, settings = Secrets.load(args.secrets), load_settings(args)
     driver = named_driver(settings)
     with claim(driver.target):
@@ -60,7 +61,6 @@ async def replay_run(args: argparse.Namespace) -> int:
         policy = with_changes(settings.make_policy(secrets.names), memory=memory)
         await driver.open()
         try:
-            folder = runs_folder(args) / args.run
             count = await replay(
                 folder, driver, secrets.reveal, report=report, policy=policy, allow=allow
             )

@@ -2,7 +2,7 @@
 
 import argparse
 
-from pagoda_agent.cli.flags import add_operator, add_run, in_terminal, runs_folder
+from pagoda_agent.cli.flags import add_operator, add_run, find_run, in_terminal
 
 USAGE = "RUN [--driver URL] [flags]"
 
@@ -13,4 +13,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return in_terminal(args, lambda operator: operator.resume(runs_folder(args) / args.run))
+    folder = find_run(args)  # before any computer is connected to
+    return in_terminal(args, lambda operator: operator.resume(folder))

@@ -121,6 +121,18 @@ def new_folder(runs: Path) -> Path:
     return runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
+def latest(runs: Path, count: int) -> list[tuple[str, str]]:
+    """Name and task of the last runs whose journals can be read, the newest first."""
+    found: list[tuple[str, str]] = []
+    for journal in sorted(runs.glob(f"*/{JOURNAL}"), reverse=True):
+        with contextlib.suppress(JournalError):
+            tasks = (str(event["task"]) for event in read(journal.parent) if "task" in event)
+            found += [(journal.parent.name, task) for task in [next(tasks, None)] if task]
+        if len(found) == count:
+            break
+    return found
+
+
 def read(folder: Path) -> Iterator[dict[str, Any]]:
     """Every event of a run. A last line that a crash cut off is left out.
 

@@ -1,6 +1,6 @@
 """The /commands of `pagoda chat`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -8,7 +8,8 @@ from pathlib import Path
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
 from pagoda.cli.talk.conversation import OPTIONS, Conversation
-from pagoda.cli.talk.source import Source
+from pagoda.cli.talk.reply import describe
+from pagoda.cli.talk.source import Source, Usage
 
 
 class Next(Enum):
@@ -101,16 +102,29 @@ def _load(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next
 
 
 def _stats(_argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
+    rows = [
+        ("model", f"{source.model} {source.place}"),
+        ("context", f"{context_used(chat)} of {source.max_model_len or '?'} tokens"),
+    ]
+    if chat.usages:
+        rows += [("last reply", describe(chat.usages[-1])), *_read_and_guessed(chat.usages[-1:])]
     generated = sum(usage.completion_tokens for usage in chat.usages)
-    prompts = sum(usage.prompt_tokens for usage in chat.usages)
-    cached = sum(usage.cached_tokens for usage in chat.usages)
-    rows = {
-        "model": f"{source.model} {source.place}",
-        "context": f"{context_used(chat)} of {source.max_model_len or '?'} tokens",
-        "replies": f"{len(chat.usages)}, {generated} tokens",
-        "prompts": f"{prompts} tokens, {cached} of them from the prefix cache",
-    }
-    return "\n".join(f"  {name:<10}{value}" for name, value in rows.items()), Next.PROMPT
+    rows += [("replies", f"{len(chat.usages)}, {generated} tokens")]
+    if len(chat.usages) > 1:
+        rows += _read_and_guessed(chat.usages)
+    return "\n".join(f"  {name:<12}{value}" for name, value in rows), Next.PROMPT
+
+
+def _read_and_guessed(usages: Sequence[Usage]) -> list[tuple[str, str]]:
+    prompts = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    guessed = sum(usage.draft_tokens for usage in usages)
+    right = sum(usage.accepted_tokens for usage in usages)
+    rows = [("  prompt" if len(usages) == 1 else "  prompts",
+             f"{prompts} tokens, {cached} of them from the prefix cache")]  # fmt: skip
+    if guessed:
+        rows.append(("  guesses", f"{guessed} tokens verified, {right} of them right"))
+    return rows
 
 
 def _exit(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Next]:
@@ -137,7 +151,7 @@ COMMANDS = {
     "set": Command("[OPTION VALUE]", "show or set sampling options", _set),
     "save": Command("FILE", "keep the chat in a file", _save),
     "load": Command("FILE", "go on with a saved chat", _load),
-    "stats": Command("", "tokens and context so far", _stats),
+    "stats": Command("", "figures of the last reply and of the chat", _stats),
     "exit": Command("", "leave (/quit, Ctrl-D)", _exit),
 }
 _ALIASES = {"quit": "exit"}

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pagoda.cli.talk.source import Piece, Usage
+
+if TYPE_CHECKING:
+    from pagoda.cli.talk.wrap import WordWrap
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
@@ -23,12 +27,20 @@ class Reply:
 
 
 class ReplyPrinter:
-    """Writes text to `out` and thought apart: dim before it, or to `thoughts` where given."""
+    """Writes text to `out` and thought apart: dim before it, or to `thoughts` where given. `wrap`
+    breaks the lines of `out`."""
 
     def __init__(
-        self, out: TextIO, *, color: bool, thoughts: TextIO | None = None, strip: bool = True
+        self,
+        out: TextIO,
+        *,
+        color: bool,
+        thoughts: TextIO | None = None,
+        strip: bool = True,
+        wrap: "WordWrap | None" = None,
     ):
         self._out = out
+        self._wrap = wrap
         self._strip = strip
         self._color = color
         self._thoughts = thoughts
@@ -46,11 +58,15 @@ class ReplyPrinter:
         if not text:
             return
         self._begun = self._wrote = True
-        out = self._thoughts if piece.kind == "reasoning" and self._thoughts else self._out
-        out.write(text)
-        out.flush()
+        if piece.kind == "reasoning" and self._thoughts:
+            self._thoughts.write(text)
+            self._thoughts.flush()
+            return
+        self._out.write(text if self._wrap is None else self._wrap.feed(text))
+        self._out.flush()
 
     def finish(self) -> None:
+        self._write_rest()
         if self._kind == "reasoning" and self._color:
             self._out.write(_RESET)
         if self._wrote:
@@ -63,7 +79,12 @@ class ReplyPrinter:
         self._out.write(f"{_DIM}{text}{_RESET}\n" if self._color else f"{text}\n")
         self._out.flush()
 
+    def _write_rest(self) -> None:
+        if self._wrap is not None:
+            self._out.write(self._wrap.finish())
+
     def _switch(self, kind: str) -> None:
+        self._write_rest()
         target = self._thoughts or self._out
         if kind == "reasoning":
             target.write(_DIM if self._color else "")
@@ -78,6 +99,21 @@ def once_printer(*, strip: bool = True) -> ReplyPrinter:
     terminal = sys.stdout.isatty()
     thoughts = None if terminal else sys.stderr
     return ReplyPrinter(sys.stdout, color=terminal, thoughts=thoughts, strip=strip)
+
+
+def chat_printer() -> ReplyPrinter:
+    """For replies on a terminal, whose lines end between words."""
+    from pagoda.cli.talk.wrap import WordWrap
+
+    return ReplyPrinter(sys.stdout, color=True, wrap=WordWrap(_columns))
+
+
+def _columns() -> int:
+    """The terminal's width as it is now; 0 where stdout is none."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:
+        return 0
 
 
 async def show(stream: AsyncIterator[Piece | Usage], printer: ReplyPrinter) -> Reply:

@@ -31,6 +31,10 @@ class Usage:
     first_token_seconds: float
     total_seconds: float
     finish_reason: str | None
+    draft_tokens: int = 0
+    """Guessed tokens that were verified; 0 where the server does not say."""
+    accepted_tokens: int = 0
+    """Those of them that came true."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -54,12 +58,21 @@ class Clock:
         if self.first is None:
             self.first = time.perf_counter()
 
-    def usage(self, prompt: int, completion: int, cached: int, finish_reason: str | None) -> Usage:
+    def usage(
+        self,
+        prompt: int,
+        completion: int,
+        cached: int,
+        finish_reason: str | None,
+        guesses: tuple[int, int] = (0, 0),
+    ) -> Usage:
+        """`guesses`: verified ones, and those that came true."""
         now = time.perf_counter()
         first = self.first or now
         return Usage(
-            prompt, completion, cached, first - self.started, now - self.started, finish_reason
-        )
+            prompt, completion, cached, first - self.started, now - self.started, finish_reason,
+            *guesses,
+        )  # fmt: skip
 
 
 class Source(Protocol):

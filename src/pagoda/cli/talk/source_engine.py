@@ -95,7 +95,7 @@ class EngineSource:
         req_id = f"chat-{next(self._ids)}"
         request = served.make_request(req_id, ids, sampling, grammar=grammar)
         processor = OutputProcessor(served.tokenizer, request.sampling, ids, served.text.markup_ids)
-        clock, count, cached, finish = Clock(), 0, 0, None
+        clock, count, cached, finish, guesses = Clock(), 0, 0, None, (0, 0)
         deltas = served.client.generate(request)
         async with aclosing(deltas):
             async for delta in deltas:
@@ -107,11 +107,13 @@ class EngineSource:
                 count += len(output.token_ids)
                 cached = output.num_cached_tokens or cached
                 finish = output.finish_reason
+                if delta.num_draft_tokens:
+                    guesses = delta.num_draft_tokens, delta.num_accepted_tokens
                 if output.text:
                     yield output.text
                 if finish is not None:
                     break
-        yield clock.usage(len(ids), count, cached, finish)
+        yield clock.usage(len(ids), count, cached, finish, guesses)
 
     def _grammar(self, prompt: str, wanted: StructuredOutputsParams, *, chat: bool) -> str | None:
         """What --grammar or --json-schema holds a reply to."""

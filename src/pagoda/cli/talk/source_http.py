@@ -76,10 +76,12 @@ class HttpSource:
         body |= {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         clock, finish, count = Clock(), None, 0
         usage: dict[str, Any] = {}
+        timings: dict[str, Any] = {}
         try:
             async with self._client.stream("POST", self._base_url + path, json=body) as response:
                 async for event in events(response):
                     usage = event.get("usage") or usage
+                    timings = event.get("timings") or timings
                     for choice in event.get("choices") or ():
                         finish = choice.get("finish_reason") or finish
                         for piece in _pieces(choice):
@@ -94,6 +96,7 @@ class HttpSource:
             usage.get("completion_tokens", count),
             details.get("cached_tokens") or 0,
             finish,
+            (timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0),
         )
 
 

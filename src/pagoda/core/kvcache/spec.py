@@ -96,8 +96,8 @@ GroupSpec = KVGroupSpec | StateGroupSpec
 
 def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
     """The model's groups: attention in the order of their first layers, then recurrent layers.
-    A loaded draft head's layer is in one of them, with the index behind the last. Encoders have
-    none."""
+    Layers of a loaded draft head and of a draft model are among them, with the indices behind the
+    last. Encoders have none."""
     keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}

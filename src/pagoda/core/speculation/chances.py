@@ -20,6 +20,8 @@ class Chances:
         """`first` holds while nothing was seen."""
         self._right = [_ASSUMED * chance for chance in first]
         self._seen = [_ASSUMED] * len(self._right)
+        self.num_kinds = len(self._right)
+        """How many kinds of evidence there are."""
 
     def observe(self, evidence: int, came_true: bool) -> None:
         self._right[evidence] += came_true

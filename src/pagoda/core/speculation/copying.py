@@ -55,7 +55,7 @@ class Copied:
         self._habits = habits
         self._place = place
         self._end = len(source)
-        """Of the source when this was last asked: if it is the text itself, it grows."""
+        """The length of the source when this was last asked: if it is the text itself, it grows."""
         self._offset = offset
         self._due = self._due_at(place)
         self._num_done = 0

@@ -41,10 +41,12 @@ class Detour:
     def find_return(self) -> Return | None:
         """Where the source may go on: where most of it in front is what the text wrote last."""
         found = Return(self._place + 1, 0) if len(self._written) == 1 else None
+        last = self._written[-1]
         for place in range(self._place, self._end):
-            same = self._same(place)
-            if same and (found is None or same > found.same):
-                found = Return(place + 1, same)
+            if self._source[place] == last:
+                same = self._same(place)
+                if found is None or same > found.same:
+                    found = Return(place + 1, same)
         return found if found is not None and found.place < self._end else None
 
     def change_before(self, back: Return) -> Change | None:

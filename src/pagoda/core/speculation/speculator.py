@@ -1,13 +1,15 @@
 """Which guesses the next step verifies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pagoda.base.log import get_logger
 from pagoda.core.batch import Ints, RunningBatch
 from pagoda.core.queue import Members
 from pagoda.core.request import Request
 from pagoda.core.speculation.chances import Chances, OwnChances, worthwhile
+from pagoda.core.speculation.draft_pace import DraftPace
 from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.speculation.proposer import NO_GUESS, Guess, Proposer
 from pagoda.core.step_time import StepCost, StepTimes, size_of_streams
@@ -24,6 +26,9 @@ _LEAST_GAIN = 1.04
 # Whoever had nothing worth verifying is asked again after a while, which doubles, of so many
 # steps for each request that runs, and no more than so many.
 _PATIENCE, _LONGEST_PATIENCE = 0.25, 16
+# Among many requests a guess is as long as twice a request's share of what a step verifies, or so
+# long.
+_LEAST_GUESS = 4
 # So a good guess is tried though it does not seem to pay: after so many steps, and then after twice
 # as many, up to a limit.
 _FIRST_TRY, _LATER_TRIES = 4, 64
@@ -43,6 +48,15 @@ class _Stream:
     ask_at: int = 0
     """The step from which on it is asked again."""
     patience: int = 0
+
+
+class _StepWithout(NamedTuple):
+    """The next step, if nothing is guessed."""
+
+    num_streams: int
+    seconds: float
+    row_seconds: float
+    """What one more token would take."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,7 @@ class Speculator:
     _draft_wait: int = 0
 
     def __post_init__(self) -> None:
+        self._pace = DraftPace()
         self._common = Chances(self.proposer.chances)
 
     def propose(self, members: Members, batch: RunningBatch, times: StepTimes) -> None:
@@ -87,35 +102,48 @@ class Speculator:
         if self._step >= self._cost_until:
             self._learn_cost(times)
         pays = self._cost is not None and len(members.requests) <= self._most_reqs
-        most = 0
-        if pays and not self._failed:
-            try:
-                asked = self._ask(members)
-            except Exception:
-                self._failed = True
-                log.exception("Nothing is guessed any more, which costs speed only: it failed.")
-                return
-            if asked:
-                most = self._choose(asked, batch.computed[batch.streams(members.rows)])
-        self._want_drafts(pays and not self._failed, most)
+        self.num_drafts = 0
+        if not pays or self._failed:
+            return
+        try:
+            asked = self._ask(members)
+        except Exception:
+            self._failed = True
+            log.exception("Nothing is guessed any more, which costs speed only: it failed.")
+            return
+        drafts = isinstance(self.proposer, DraftedProposer)
+        if not asked and not drafts:
+            return
+        step = self._step_without(batch.computed[batch.streams(members.rows)])
+        most = self._choose(asked, step) if asked else 0
+        if drafts and step.num_streams:
+            self._want_drafts(step, most)
 
-    def take_drafts(self, req: Request, token_ids: list[int]) -> None:
-        """The runner guesses these behind what is known of a request now."""
+    def learn_drafting(self, num_drafts: int, seconds: float) -> None:
+        """So long the runner took to guess so many tokens for each request of a step."""
+        self._pace.observe(num_drafts, seconds)
+
+    def take_drafts(self, members: Members, drafts: Mapping[int, list[int]]) -> None:
+        """The runner guesses these, by row, behind what is known of requests now."""
         if isinstance(self.proposer, DraftedProposer):
-            self.proposer.take(req, token_ids)
+            for req in members.requests:
+                if req.is_running and req.row in drafts:
+                    self.proposer.take(req, drafts[req.row])
 
     def forget(self, req: Request) -> None:
         """A request has ended."""
         if self._streams.pop(req.req_id, None) is not None and not self._failed:
             self.proposer.forget(req)
 
-    def _choose(self, asked: list[tuple[Request, _Stream, list[float]]], computed: Ints) -> int:
-        """Have the best of what was guessed verified, beside streams that have computed so many
-        tokens: how many of one request's, at most."""
+    def _step_without(self, computed: Ints) -> _StepWithout:
         cost, size = self._cost, size_of_streams(computed)
         assert cost is not None
-        seconds, num_streams = cost.seconds(size), len(computed)
         row_seconds = cost.per_token + cost.per_pair * size.pairs / max(1.0, size.tokens)
+        return _StepWithout(len(computed), cost.seconds(size), row_seconds)
+
+    def _choose(self, asked: list[tuple[Request, _Stream, list[float]]], step: _StepWithout) -> int:
+        """Have the best of what was guessed verified: how many of one request's, at most."""
+        num_streams, seconds, row_seconds = step
         chances = [own for _, _, own in asked]
         counts = worthwhile(chances, num_streams, seconds, row_seconds, self.limits.most_in_step)
         gained = num_streams + sum(
@@ -136,13 +164,13 @@ class Speculator:
                 self._wait(stream, num_streams)
         return max(counts)
 
-    def _want_drafts(self, pays: bool, most_used: int) -> None:
-        """The runner guesses one more than were of use last, and now and then where none was."""
-        self.num_drafts = 0
-        if not pays or not isinstance(self.proposer, DraftedProposer):
-            return
-        if most_used:
-            self.num_drafts = min(self.limits.most, most_used + 1)
+    def _want_drafts(self, step: _StepWithout, most_used: int) -> None:
+        """The runner guesses as many as are worth their time, at most one more than were of use
+        last; and now and then where none was."""
+        most = min(self.limits.most, most_used + 1) if most_used else 0
+        wanted = self._pace.best(self._common, *step, most)
+        if wanted:
+            self.num_drafts = wanted
             self._draft_wait, self._draft_at = 0, self._step
         elif self._step >= self._draft_at:
             self.num_drafts = self.limits.most
@@ -159,6 +187,8 @@ class Speculator:
     def _ask(self, members: Members) -> list[tuple[Request, _Stream, list[float]]]:
         """The requests with a guess, and the chances of its tokens."""
         asked = []
+        share = 2 * self.limits.most_in_step // max(1, len(members.requests))
+        most = min(self.limits.most, max(_LEAST_GUESS, share))
         for req in members.requests:
             stream = self._streams.get(req.req_id)
             if stream is None:
@@ -168,7 +198,7 @@ class Speculator:
             if stream.ask_at > self._step or not req.awaits_guesses:
                 continue
             self._learn(req, stream)
-            stream.guesses = self.proposer.guess(req, self.limits.most)
+            stream.guesses = self.proposer.guess(req, most)
             stream.guessed_at = len(req.token_ids)
             chances: list[float] = []
             for guess in stream.guesses:

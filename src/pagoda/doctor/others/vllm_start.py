@@ -83,7 +83,8 @@ def start_of(case: VllmCase) -> VllmStart:
     ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     if ranks * stages == 1 and hardware.count > 1:
         ranks = most_ranks(made.subject.spec, hardware.count)
-    draft = speculative_tokens(made.mode, ranks, made.subject.drafts, env.get("PAGODA_SPEC_TOKENS"))
+    mode, override = case.asked.speculation.mode, env.get("PAGODA_SPEC_TOKENS")
+    draft = speculative_tokens(mode, ranks, made.subject.drafts, override)
     assert hardware.capability is not None
     setup = VllmSetup(
         version=case.version,

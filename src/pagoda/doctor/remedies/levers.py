@@ -9,7 +9,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.command import fields_of
 from pagoda.doctor.remedies.case import Case, least_bytes
-from pagoda.doctor.subject import find_subject
+from pagoda.doctor.subject import find_subject, with_eagle3_head, without_drafts
 
 _PLAIN = frozenset(("BF16", "F16", "F32"))
 _WIDE = frozenset(("auto", "bfloat16", "float16", "float32"))
@@ -25,7 +25,7 @@ _BOUNDS = {
 }  # fmt: skip
 _SIZES = {
     "max_num_seqs": "scheduler", "block_size": "cache", "kv_cache_dtype": "cache",
-    "image_max_tokens": "media", "video_max_tokens": "media",
+    "image_max_tokens": "media", "video_max_tokens": "media", "speculative_config": "speculation",
 }  # fmt: skip
 _SECTIONS = {**_BOUNDS, **_SIZES}
 # What steps have by default (`planner.resolve`).
@@ -122,6 +122,8 @@ def _without(name: str, lever: int) -> Change:
 
 def _dropped(case: Case, name: str) -> Case:
     section = _SECTIONS[name]
+    if name == "speculative_config":
+        case = replace(case, subject=without_drafts(case.subject))
     part = replace(getattr(case.config, section), **{name: fields_of(EngineConfig())[name]})
     return replace(case, config=replace(case.config, **{section: part}))
 
@@ -190,7 +192,12 @@ def _with_steps(tokens: int, reqs: int, media: Sequence[int]) -> Callable[[Case]
 
 
 def _with_file(ref: str) -> Callable[[Case], Case]:
-    return lambda case: replace(case, subject=find_subject(replace(case.config.model, model=ref)))
+    def apply(case: Case) -> Case:
+        found = find_subject(replace(case.config.model, model=ref))
+        found = with_eagle3_head(found, case.config)
+        return replace(case, subject=replace(found, draft=case.subject.draft))
+
+    return apply
 
 
 def _with_method(method: str) -> Callable[[Case], Case]:

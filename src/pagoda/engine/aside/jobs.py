@@ -72,6 +72,7 @@ class Constrain(Job):
     tools: list[dict[str, Any]] = []
     required: bool = False
     several: bool = True
+    thought_tokens: int | None = None
 
 
 class Decode(Job):
@@ -162,7 +163,7 @@ def perform(side: TextSide, job: AnyJob, file: bytes = b"") -> Any:
             if job.prompt is None:
                 return completion_constraint(job.wanted)
             use = ToolUse(job.tools, job.required, job.several)
-            return chat_constraint(side, job.prompt, job.wanted, use)
+            return chat_constraint(side, job.prompt, job.wanted, use, job.thought_tokens)
         case Decode():
             media = side.media[job.kind]
             data = media.loader.data(file.decode()) if job.is_url else file

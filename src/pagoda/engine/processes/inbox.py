@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from pagoda.base.errors import EngineDeadError
-from pagoda.core.messages import RequestDelta
+from pagoda.core.messages import RequestDelta, is_progress
 
 
 class Inbox:
@@ -15,7 +15,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.begun = False
-        """Something of a request was there for the reader."""
+        """Something of a reply was there for the reader."""
         self.runs = 0
         """How often the requests were sent to an engine."""
         self._loop = asyncio.get_running_loop()
@@ -24,15 +24,15 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: RequestDelta) -> None:
-        self.begun = True
+        self.begun = self.begun or not is_progress(delta)
         earlier = self._deltas.get(delta.req_id)
         self._deltas[delta.req_id] = delta if earlier is None else _merged(earlier, delta)
-        self._wake()
+        self.wake()
 
     def end(self, cause: str) -> None:
         """The engine ended: the reader is told after what came before."""
         self._death = cause
-        self._wake()
+        self.wake()
 
     def arrival(self) -> "asyncio.Future[None]":
         """Done as soon as `take` has something to tell."""
@@ -49,7 +49,8 @@ class Inbox:
         self._deltas.clear()
         return taken
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have who waits for an arrival look around."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -61,6 +62,7 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
         token_ids=older.token_ids + newer.token_ids,
         logprobs=_joined(older.logprobs, newer.logprobs),
         prompt_logprobs=_joined(older.prompt_logprobs, newer.prompt_logprobs),
+        prompt_progress=newer.prompt_progress or older.prompt_progress,
         num_cached_tokens=(
             newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
         ),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pagoda.base.log import get_logger
 from pagoda.config.engine import SchedulerConfig
-from pagoda.core.messages import AddRequest, RequestDelta
+from pagoda.core.messages import AddRequest, RequestDelta, is_progress
 from pagoda.engine.media import MediaFiles
 from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.queue_limit import QueueLimit
@@ -26,7 +26,7 @@ class RunningRequests:
         self.media = MediaFiles()
         self._inboxes: dict[str, Inbox] = {}
         self._unheard: dict[str, AddRequest] = {}
-        """Those without a delta, in their order."""
+        """Those of whose replies nothing came, in their order."""
 
     def __len__(self) -> int:
         return len(self._inboxes)
@@ -50,7 +50,8 @@ class RunningRequests:
 
     def hear(self, delta: RequestDelta) -> None:
         """Hand what was added to a request to its reader."""
-        self._unheard.pop(delta.req_id, None)
+        if not is_progress(delta):
+            self._unheard.pop(delta.req_id, None)
         if self.queue.active:
             self.queue.forget(delta.req_id)
         inbox = self._inboxes.get(delta.req_id)

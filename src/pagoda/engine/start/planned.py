@@ -10,8 +10,10 @@ from pagoda.base.machine import address_limit
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.start.draft_model import FoundDraft
 from pagoda.engine.start.model_files import mapped_bytes, planned_tensors
 from pagoda.planner.devices.addresses import check_addresses
+from pagoda.planner.draft_model import DraftModel
 from pagoda.planner.memory.pool import CPU_RESERVE
 from pagoda.planner.resolve import Resolution, resolve
 from pagoda.weights.files import ModelFiles
@@ -25,16 +27,21 @@ def plan_engine(
     spec: ModelSpec,
     facts: DeviceFacts,
     room: MemoryRoom | None,
+    draft: FoundDraft | None = None,
 ) -> Resolution:
-    """`config` resolved for this model on a device with these facts, of which `room` is left.
+    """`config` resolved for this model, and the one that drafts for it, on a device with these
+    facts, of which `room` is left.
 
     Raises as `resolve`, and CapacityError for what the others leave too little.
     """
     if room is not None:
         facts = _left_by_others(facts, room)
-    resolution = _resolve(config, files, spec, facts, room)
+    drafting = None if draft is None else draft.model
+    resolution = _resolve(config, files, spec, facts, room, drafting)
     if facts.device == "cpu":
         mapped = mapped_bytes(files, config.model)
+        if draft is not None:
+            mapped += mapped_bytes(draft.files, config.model)
         check_addresses(resolution.plan, mapped, address_limit())
     if room is not None:
         _check_room(config, room, resolution, min(room.least_context, spec.max_position))
@@ -47,6 +54,7 @@ def _resolve(
     spec: ModelSpec,
     facts: DeviceFacts,
     room: MemoryRoom | None,
+    draft: DraftModel | None,
 ) -> Resolution:
     wanted = config.model.max_model_len
     beyond = isinstance(wanted, int) and wanted > spec.max_position
@@ -54,7 +62,8 @@ def _resolve(
         # A flag that was meant for another model of the server.
         config = replace(config, model=replace(config.model, max_model_len=None))
     try:
-        resolution = resolve(config, spec, planned_tensors(files, spec, config.model), facts)
+        tensors = planned_tensors(files, spec, config.model)
+        resolution = resolve(config, spec, tensors, facts, draft)
     except CapacityError as error:
         if room is None or room.limit is None:
             raise

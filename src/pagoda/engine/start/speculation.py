@@ -18,7 +18,7 @@ def make_speculator(resolved: ResolvedSpeculation) -> Speculator | None:
             proposer = NgramProposer(resolved.shortest, resolved.longest)
         case "suffix":
             proposer = SuffixProposer()
-        case "mtp":
+        case "mtp" | "eagle3" | "draft":
             proposer = DraftedProposer()
     limits = SpeculationLimits(resolved.most, resolved.least, resolved.most_in_step)
     return Speculator(proposer, limits)

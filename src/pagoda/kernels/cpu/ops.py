@@ -162,6 +162,16 @@ class CpuOps(CpuAttention):
         )
         return y
 
+    def keep_sum(self, x: Tensor, added: Tensor, kept: Tensor) -> None:
+        """As `Ops.keep_sum`."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("added", added, torch.float32, (rows, size))
+        _check("kept", kept, torch.float32, (len(kept), size))
+        if rows > len(kept):
+            raise ValueError(f"kept has {len(kept)} rows; x has {rows}.")
+        self._native.add_gated(x.data_ptr(), added.data_ptr(), 0, 0, kept.data_ptr(), rows, size)
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `Ops.gated_rms_norm`."""
         rows, width = _dims("x", x, 2)

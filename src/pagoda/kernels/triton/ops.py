@@ -8,6 +8,7 @@ import torch
 
 from pagoda.kernels.ref import attention as torch_attention
 from pagoda.kernels.ref import encoder as torch_encoder
+from pagoda.kernels.ref.activation import keep_sum
 from pagoda.kernels.triton import attention, kv_cache
 from pagoda.kernels.triton.activation import (
     activate,
@@ -26,9 +27,9 @@ from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
     "activate", "activate_and_mul", "add_gated", "add_rms_norm", "causal_conv", "declines", "draw",
-    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "layer_norm",
-    "mask_logits", "paged_attention", "rms_norm", "rotary_store", "route", "scale", "sigmoid_mul",
-    "soft_cap", "take_rows", "top_tokens",
+    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
+    "layer_norm", "mask_logits", "paged_attention", "rms_norm", "rotary_store", "route", "scale",
+    "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor

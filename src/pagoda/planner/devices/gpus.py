@@ -23,6 +23,8 @@ _LANES = 16
 _PCIE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 """Bytes a second of one lane, by generation (PCI Express base specification)."""
 _LONGEST_NAME = 200
+# A name that has less in common with a known one suggests nothing.
+_LEAST_LIKENESS, _MOST_NEAR = 0.25, 3
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,28 @@ def find_gpus(text: str) -> tuple[Gpu, int]:
     if begun:
         several = " or ".join(gpu.name for gpu in begun)
         raise ConfigError(f"{text!r} may be several GPUs; write {several}.")
-    near = sorted(GPUS, key=lambda gpu: edit_distance(name, _squeezed(gpu.name)))[:3]
     raise ConfigError(
-        f"The GPU {text!r} is not known; near are {', '.join(gpu.name for gpu in near)}. Count "
-        "with 4xNAME or NAMEx4."
+        f"The GPU {text!r} is not known; {_near(name)}. All are NVIDIA's. Count with "
+        "4xNAME or NAMEx4."
     )
+
+
+def _near(name: str) -> str:
+    """Names like one that nobody knows, the likest first; all names where none is."""
+    likeness = {
+        gpu.name: max(_likeness(name, _squeezed(known)) for known in (gpu.name, *gpu.aliases))
+        for gpu in GPUS
+    }
+    near = [gpu for gpu, share in likeness.items() if share >= _LEAST_LIKENESS]
+    if not near:
+        return f"known are {', '.join(likeness)}"
+    nearest = sorted(near, key=lambda gpu: likeness[gpu], reverse=True)
+    return f"the nearest known are {', '.join(nearest[:_MOST_NEAR])}"
+
+
+def _likeness(one: str, other: str) -> float:
+    """The share of letters that are the same."""
+    return 1 - edit_distance(one, other) / max(len(one), len(other))
 
 
 def _squeezed(text: str) -> str:

@@ -20,6 +20,7 @@ PROMPT_TOKENS = 512
 # the other, infinity the longer one alone.
 _OVERLAP = 3.0
 _EXCHANGING = "exchanging between devices"
+_VERIFYING = "verifying guesses"
 _FROM_HOST = "reading weights from the host's memory"
 # Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
 _NOT_READ = frozenset(("embedding", "table", "vision"))
@@ -108,27 +109,50 @@ def estimate_speed(
     context: int,
     in_host: Set[str] = frozenset(),
     requests: int = 1,
+    rows: int = 1,
 ) -> SpeedEstimate | None:
     """The speed of so many requests, each behind `context` tokens, and of a prompt of 512 tokens;
     None where the device has no speed for one of the weights' formats. Weights of the names
-    `in_host` are in the host's memory."""
+    `in_host` are in the host's memory. Of a step that verifies guesses, each request has `rows`
+    tokens, of which one counts."""
     if any(part.storage not in device.products for part in _read_weights(spec, held)):
         return None
     from_host = [part for part in held if part.tensor.name in in_host]
-    decode = _decode(spec, held, groups, device, context, requests)
-    fetched = sum(part.nbytes * _met(spec, part, requests) for part in from_host)
+    decode = _decode(spec, held, groups, device, context, requests, rows)
+    fetched = sum(part.nbytes * _met(spec, part, requests * rows) for part in from_host)
     decode[_FROM_HOST] = fetched / device.host
     decode[_EXCHANGING] = _exchanging(spec, device, requests)
     prefill = _prefill(spec, held, device)
     prefill[_EXCHANGING] = _exchanging(spec, device, PROMPT_TOKENS)
     prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
-    seconds, total = sum(decode.values()), sum(prefill.values())
+    total = sum(prefill.values())
+    # They cost what tokens of a prompt do: a step that is this short does not hide their products.
+    decode[_VERIFYING] = requests * (rows - 1) * total / PROMPT_TOKENS
+    seconds = sum(decode.values())
     return SpeedEstimate(
         decode=requests / seconds,
         decode_bound=_largest(decode),
         prefill=PROMPT_TOKENS / total,
         prefill_bound=_largest(prefill),
     )
+
+
+def draft_seconds(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -> float | None:
+    """What a loaded draft head takes for one guess: its weights and the output head are read, and
+    its operations started, as many as of one layer. None as of `estimate_speed`."""
+    own = any(part.tensor.drafts and part.tensor.role == "head" for part in held)
+    parts = [part for part in held if part.tensor.is_matrix and part.tensor.drafts]
+    parts = [part for part in parts if part.tensor.role not in _NOT_READ]
+    if not own:
+        parts += [part for part in _read_weights(spec, held) if part.tensor.layer is None]
+    if any(part.storage not in device.products for part in parts):
+        return None
+    reading = sum(part.nbytes * _share(spec, part) for part in parts) / device.read
+    computing = sum(
+        part.nbytes * _share(spec, part) / device.products[part.storage].decode for part in parts
+    )
+    starting = (device.start * _operations(spec) + device.step) / len(spec.layers)
+    return _overlapped(reading, computing) + starting
 
 
 def step_bytes(
@@ -182,13 +206,15 @@ def _decode(
     device: DeviceSpeed,
     context: int,
     requests: int,
+    rows: int,
 ) -> dict[str, float]:
-    """Seconds of a step with a token of each request, by what bounds them."""
+    """Seconds of a step with a token of each request, by what bounds them; of `rows` tokens each
+    it reads the weights."""
     nbytes: defaultdict[str, float] = defaultdict(float)
     ops: defaultdict[str, float] = defaultdict(float)
     scattered = 0.0
     for part in _read_weights(spec, held):
-        size = part.nbytes * _met(spec, part, requests)
+        size = part.nbytes * _met(spec, part, requests * rows)
         nbytes[part.storage] += size
         ops[part.storage] += 2 * part.elements * _share(spec, part) * requests
         scattered += size if part.tensor.role == "experts" else 0
@@ -244,9 +270,11 @@ def _overlapped(one: float, other: float) -> float:
 
 def _share(spec: ModelSpec, part: HeldWeight) -> float:
     """The share of an experts' parameter that a token meets."""
-    if part.tensor.role != "experts" or part.tensor.layer is None:
+    if part.tensor.role != "experts":
         return 1.0
-    experts = spec.layers[part.tensor.layer].experts
+    head, index = spec.draft_head, part.tensor.layer
+    layer = head.layer if index is None and head is not None else spec.layers[index or 0]
+    experts = layer.experts
     assert experts is not None  # the tensor is theirs
     return experts.top_k / experts.num_experts
 

@@ -47,6 +47,8 @@ class MemoryPlan:
     """Bytes of tables by position, for each token of `max_model_len`."""
     placement: Placement = ON_DEVICE
     """Weights that are in the host's memory instead; `weights` is without them."""
+    draft_model: int = 0
+    """Weights of a draft model."""
 
     @property
     def slab_bytes(self) -> int:
@@ -123,13 +125,15 @@ class MemoryPlan:
     @property
     def beside_weights(self) -> int:
         """What runs them, without the pool and what grows with the context."""
-        return self.placement.staging + self.activations + self.captured + self.process
+        loaded = self.placement.staging + self.draft_model
+        return loaded + self.activations + self.captured + self.process
 
     def rows(self) -> list[dict[str, Any]]:
         """The ledger's predicted column: item, bytes, how it comes about."""
         tokens = f"{self.kv_tokens:,} tokens of {format_bytes(self.kv_bytes_per_token)}"
         rows = [
             {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
+            {"item": "draft model", "bytes": self.draft_model, "detail": "what guesses tokens"},
             {
                 "item": "staging",
                 "bytes": self.placement.staging,
@@ -169,6 +173,10 @@ def activation_bytes(
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
     if spec.drafts:
         per_token += 2 * width * spec.hidden_size
+        head = spec.draft_head
+        if head is not None and head.eagle3 is not None:
+            # What it reads of the model is kept, and then joined.
+            per_token += 2 * len(head.eagle3.reads) * width * spec.hidden_size
     logits = 0
     if spec.encoder is None:
         logits = 3 * 4 * max(max_num_samples * spec.vocab_size, PROMPT_LOGITS)

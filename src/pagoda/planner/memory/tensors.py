@@ -5,7 +5,7 @@ Names are those of the weight rules (`arch.spec.WeightRule.param`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -13,6 +13,7 @@ from pagoda.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     DraftHeadSpec,
+    Eagle3Spec,
     LayerSpec,
     MlpSpec,
     ModelSpec,
@@ -245,6 +246,9 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int | None) -> Iter
 def _draft_head(
     spec: DraftHeadSpec, hidden: int, vocabulary: tuple[Part, ...]
 ) -> Iterator[ModelTensor]:
+    if spec.eagle3 is not None:
+        yield from _eagle3_head(spec, spec.eagle3, hidden, vocabulary)
+        return
     yield from _layer(spec.layer, hidden, _DRAFT_HEAD + "layer.", None)
     for half in ("embedding_fc", "hidden_fc"):
         yield from _linear(_DRAFT_HEAD + half, _rows(hidden), hidden)
@@ -255,6 +259,29 @@ def _draft_head(
         yield ModelTensor(_DRAFT_HEAD + "embed.weight", table, "embedding", vocabulary)
     if spec.own_output:
         yield ModelTensor(_DRAFT_HEAD + "head.weight", table, "head", vocabulary)
+
+
+def _eagle3_head(
+    spec: DraftHeadSpec, own: Eagle3Spec, model_hidden: int, vocabulary: tuple[Part, ...]
+) -> Iterator[ModelTensor]:
+    hidden, width, tokens = own.hidden_size, len(own.reads) * model_hidden, _rows(own.vocab_size)
+    layer = _DRAFT_HEAD + "layer."
+    for tensor in _layer(spec.layer, hidden, layer, None):
+        # Attention reads embeddings beside the hidden states.
+        twice = tensor.name == layer + "attention.qkv.weight"
+        yield replace(tensor, shape=(tensor.shape[0], 2 * hidden)) if twice else tensor
+    yield from _linear(_DRAFT_HEAD + "fc", _rows(hidden), width)
+    for name in ("layer.hidden_norm", "norm"):
+        yield from _norm(_DRAFT_HEAD + name, hidden)
+    if own.norm_before_fc:
+        yield from _norm(_DRAFT_HEAD + "read_norm", width)
+    if spec.own_embedding:
+        table = (vocabulary[0].rows, hidden)
+        yield ModelTensor(_DRAFT_HEAD + "embed.weight", table, "embedding", vocabulary)
+    if spec.own_output:
+        yield ModelTensor(_DRAFT_HEAD + "head.weight", (own.vocab_size, hidden), "head", tokens)
+    if own.mapped != "no":
+        yield from _norm(_DRAFT_HEAD + "token_map", own.vocab_size)
 
 
 def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:

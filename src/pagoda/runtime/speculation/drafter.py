@@ -1,5 +1,7 @@
 """What guesses tokens on the device, behind those that a step sampled."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
@@ -10,6 +12,19 @@ from pagoda.runtime.sampling.sampler import choose
 from pagoda.runtime.states import Ints, RequestStates, Scheduled
 from pagoda.runtime.steps.inputs import StepArrays, build_batch, step_arrays
 from pagoda.runtime.steps.prepared import PreparedStep
+
+
+class Drafter(Protocol):
+    """Guesses tokens behind those that a step sampled."""
+
+    def draft(
+        self, step: PreparedStep, hidden_states: torch.Tensor, accepted: Ints, num_drafts: int
+    ) -> dict[int, list[int]]:
+        """By row, up to `num_drafts` tokens behind those that the step's requests gained.
+
+        `hidden_states` [tokens, hidden] are the step's; `accepted` says how many tokens each of
+        `step.places.requests` gained, which lie in the states already.
+        """
 
 
 class HeadDrafter:
@@ -28,18 +43,17 @@ class HeadDrafter:
     def draft(
         self, step: PreparedStep, hidden_states: torch.Tensor, accepted: Ints, num_drafts: int
     ) -> dict[int, list[int]]:
-        """By row, up to `num_drafts` tokens behind those that the step's requests gained.
-
-        `hidden_states` [tokens, hidden] are the step's; `accepted` says how many tokens each of
-        `step.places.requests` gained, which lie in the states already.
-        """
+        """As `Drafter.draft`. A prompt is read along."""
         plan, places = step.plan, step.places
+        reads_prompt = step.arrays.num_tokens > len(accepted)
+        if not (num_drafts or reads_prompt):
+            return {}
         lens = plan.ends - plan.starts
         positions = np.arange(step.arrays.num_tokens) + np.repeat(
             plan.starts - (np.cumsum(lens) - lens), lens
         )
         following = self._states.token_ids[np.repeat(plan.rows, lens), positions + 1]
-        hidden_states = self._run(step.arrays, following, hidden_states)
+        hidden_states = self._run(step.arrays, following, self._head.read(hidden_states))
         going = np.flatnonzero(accepted > 0)
         last = places.first[going] + accepted[going] - 1
         rows = plan.rows[places.requests[going]]
@@ -73,7 +87,7 @@ class HeadDrafter:
     def _with_room(
         self, rows: Ints, ends: Ints, hidden_states: torch.Tensor, place: int
     ) -> tuple[Ints, Ints, torch.Tensor]:
-        """Those whose blocks and context hold one more token; nobody gets blocks for a guess."""
+        """Those whose blocks and context hold one more token."""
         inside = ends + place < self._states.token_ids.shape[1]
         for table in self._states.tables:
             inside &= table.have_room(rows, ends + place - 1)

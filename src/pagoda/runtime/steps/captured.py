@@ -18,7 +18,7 @@ from pagoda.base.units import format_bytes, format_seconds
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.planner.captured import CapturedSize
-from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
@@ -105,7 +105,7 @@ class _DeviceInputs(Inputs):
         """The groups that have new entries, and how many."""
         self._flat_tables = [table.view(-1) for table in self._tables]
         self._num_reqs = self._num_tokens = 0
-        """Of the last step."""
+        """Those of the last step."""
         self._device_token_ids = on_device(self.token_ids)
 
     def load(self, arrays: StepArrays, samples: Ints) -> None:
@@ -145,7 +145,7 @@ class _DeviceInputs(Inputs):
     def token_ids_of(self, count: int) -> torch.Tensor:
         return self._device_token_ids[:count]
 
-    def batch_of(self, size: CapturedSize, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+    def batch_of(self, size: CapturedSize, limits: StepLimits, cache: LayerCaches) -> ForwardBatch:
         """A step of `size`; no copies."""
         on_device, (reqs, tokens) = self._arena.on_device, size
         groups: list[GroupInputs | StateInputs] = [
@@ -179,7 +179,7 @@ class CapturedSteps:
     """
 
     model: Model
-    cache: CacheMemory
+    cache: LayerCaches
     block_sizes: Sequence[int]
     sizes: tuple[CapturedSize, ...]
     limits: StepLimits

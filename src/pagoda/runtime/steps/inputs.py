@@ -9,7 +9,7 @@ import torch
 
 from pagoda.core.batch import NEVER
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
-from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.media import MediaRows
 from pagoda.runtime.states import BlockTable, Ints, RequestStates, Scheduled
@@ -132,7 +132,7 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
     )
 
 
-def build_batch(arrays: StepArrays, cache: CacheMemory, device: torch.device) -> ForwardBatch:
+def build_batch(arrays: StepArrays, cache: LayerCaches, device: torch.device) -> ForwardBatch:
     """Each array is coordinates to the device once."""
     types, states = arrays.token_types, arrays.states
     groups: list[GroupInputs | StateInputs] = [

@@ -11,7 +11,7 @@ from pagoda.base.log import get_logger
 from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
-from pagoda.runtime.cache_memory import CacheMemory
+from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
 from pagoda.runtime.states import Ints
@@ -157,7 +157,7 @@ class Inputs:
                 self.take_table(index, group.table.of_rows(group.rows))
                 self._loaded[index] = _Loaded(group)
 
-    def batch(self, num_tokens: int, limits: StepLimits, cache: CacheMemory) -> ForwardBatch:
+    def batch(self, num_tokens: int, limits: StepLimits, cache: LayerCaches) -> ForwardBatch:
         """Per request everything, per token the first `num_tokens`; no copies."""
         groups: list[GroupInputs | StateInputs] = [
             GroupInputs(
@@ -196,7 +196,7 @@ class StepProgram:
     def record(
         cls,
         model: Model,
-        cache: CacheMemory,
+        cache: LayerCaches,
         block_sizes: Sequence[int],
         limits: StepLimits,
         has_states: bool = False,
@@ -245,7 +245,7 @@ class StepProgram:
         """Compute the last step once more: each op's name and seconds, in order."""
         return self._recording.profile(self._rows)
 
-    def _trace(self, model: Model, arrays: StepArrays, cache: CacheMemory) -> None:
+    def _trace(self, model: Model, arrays: StepArrays, cache: LayerCaches) -> None:
         limits, recording, inputs = self._limits, self._recording, self._inputs
         inputs.load(arrays, np.array([arrays.num_tokens - 1]))
         batch = inputs.batch(arrays.num_tokens, limits, cache)

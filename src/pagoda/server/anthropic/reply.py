@@ -63,6 +63,9 @@ class MessageReply(Reply):
     def tell(self, event: ReplyEvent) -> bytes:
         return b"".join(map(_encode, self._events(event)))
 
+    def waiting(self) -> bytes:
+        return b"".join(map(_encode, [*self._begin(), Ping()]))
+
     def end(self) -> bytes:
         return b"".join(map(_encode, self._ending()))
 
@@ -77,18 +80,21 @@ class MessageReply(Reply):
         return b"event: error\ndata: " + reply + b"\n\n"
 
     def _events(self, event: ReplyEvent) -> list[AnthropicEvent]:
-        events: list[AnthropicEvent] = []
-        self._last = event
-        if self._message is None:
-            # Not before the first output: only that tells how much of the prompt was cached.
-            head = self._head
-            self._message = AnthropicReply(
-                id=head.id, model=head.model, content=[], usage=self._counts()
-            )
-            events += [MessageStart(msgspec.structs.replace(self._message, content=[])), Ping()]
+        events, self._last = self._begin(), event
+        assert self._message is not None
         for delta in event.deltas:
             events += self._add_delta(self._message.content, delta)
         return events
+
+    def _begin(self) -> list[AnthropicEvent]:
+        """As late as can be: how much of the prompt was cached is known when it is computed."""
+        if self._message is not None:
+            return []
+        head = self._head
+        self._message = AnthropicReply(
+            id=head.id, model=head.model, content=[], usage=self._counts()
+        )
+        return [MessageStart(msgspec.structs.replace(self._message, content=[])), Ping()]
 
     def _ending(self) -> list[AnthropicEvent]:
         message, last = self._message, self._last
@@ -145,7 +151,7 @@ class MessageReply(Reply):
 
     def _counts(self) -> AnthropicUsage:
         usage = self.stream.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        cached = self.generation.timers[0].num_cached_tokens
         return AnthropicUsage(
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,

@@ -1,9 +1,9 @@
 """From the body of /v1/messages to a chat request."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.base.errors import RequestError
-from pagoda.config.modality import modality_in
+from pagoda.server.anthropic.blocks import is_hosted, part_of, unread
 from pagoda.server.bodies.body import parse_fields
 from pagoda.server.protocol.anthropic import Blocks, CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.chat import ChatCompletionRequest
@@ -11,7 +11,6 @@ from pagoda.server.replies.translation import (
     Conversation,
     Part,
     field_of,
-    media_part,
     text_part,
     unseal,
     wrong_kind,
@@ -32,10 +31,17 @@ _BILLING = "x-anthropic-billing-header"
 _CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(body: CountTokensRequest, route: str) -> ChatCompletionRequest:
+class Translated(NamedTuple):
+    chat: ChatCompletionRequest
+    ignored: list[str]
+    """Types of tools and blocks that do nothing here, and fields."""
+
+
+def chat_request(body: CountTokensRequest, route: str) -> Translated:
     """RequestError or ApiError for what cannot be said in a chat request."""
     fields = body.sampling_fields()
-    fields["messages"] = messages = _messages(body)
+    messages, ignored = _messages(body)
+    fields["messages"] = messages
     if isinstance(body, MessagesRequest):
         _check_budget(body)
         fields["max_completion_tokens"] = body.max_tokens
@@ -47,14 +53,21 @@ def chat_request(body: CountTokensRequest, route: str) -> ChatCompletionRequest:
     variables = dict(body.chat_template_kwargs)
     if body.thinking is not None:
         variables.setdefault("enable_thinking", body.thinking.type != "disabled")
+        if body.thinking.type == "enabled":
+            fields["thinking_token_budget"] = body.thinking.budget_tokens
     fields["chat_template_kwargs"] = variables
     fields["reasoning_effort"] = body.output_config.effort
-    fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
-    return parse_fields(fields | _structure(body), ChatCompletionRequest, route)
+    ours = [(i, tool) for i, tool in enumerate(body.tools) if not _is_hosted(tool)]
+    fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in ours]
+    fields |= _format(body) | _choice(body, {str(tool.get("name")) for _, tool in ours})
+    ignored = [str(tool["type"]) for tool in body.tools if _is_hosted(tool)] + ignored
+    if (body.model_extra or {}).get("context_management"):
+        ignored.append("context_management")
+    return Translated(parse_fields(fields, ChatCompletionRequest, route), ignored)
 
 
-def _structure(body: CountTokensRequest) -> dict[str, Any]:
-    """Fields that say which form the reply must have."""
+def _format(body: CountTokensRequest) -> dict[str, Any]:
+    """The field that says which form the text must have."""
     fields: dict[str, Any] = {}
     form = body.output_config.format
     if form is not None:
@@ -63,13 +76,23 @@ def _structure(body: CountTokensRequest) -> dict[str, Any]:
         schema = field_of(form, "schema", dict, "output_config.format")
         named = {"name": "output", "schema": schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": named}
-    choice = body.tool_choice
-    if choice is not None:
-        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-        fields["tool_choice"] = _CHOICES.get(choice.type) or {
-            "type": "function", "function": {"name": choice.name},
-        }  # fmt: skip
     return fields
+
+
+def _choice(body: CountTokensRequest, ours: set[str]) -> dict[str, Any]:
+    """Fields that say which of our tools may be called, by name, and how many."""
+    choice = body.tool_choice
+    if choice is None:
+        return {}
+    hosted = {str(tool.get("name")) for tool in body.tools} - ours
+    named: Any = {"type": "function", "function": {"name": choice.name}}
+    if choice.type == "tool":
+        wanted = "auto" if choice.name in hosted else named
+    else:
+        wanted = "auto" if hosted and not ours else _CHOICES[choice.type]
+    return {
+        "parallel_tool_calls": not choice.disable_parallel_tool_use, "tool_choice": wanted,
+    }  # fmt: skip
 
 
 def _check_budget(body: MessagesRequest) -> None:
@@ -83,9 +106,12 @@ def _check_budget(body: MessagesRequest) -> None:
         )
 
 
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether only Anthropic knows what the tool is, or runs it."""
+    return tool.get("type") not in (None, "custom") and "input_schema" not in tool
+
+
 def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise wrong_kind(tool, path, "tools with an input_schema, of the type 'custom'")
     function = {
         "name": field_of(tool, "name", str, path),
         "description": tool.get("description"),
@@ -96,8 +122,9 @@ def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     return {"type": "function", "function": told}
 
 
-def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
-    conversation = Conversation()
+def _messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[str]]:
+    """Chat messages, and the types of blocks that are none."""
+    conversation, ignored = Conversation(), []
     _add_system(conversation, body.system, "system")
     for index, message in enumerate(body.messages):
         path = f"messages.{index}.content"
@@ -106,10 +133,14 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
             continue
         add = _add_user if message.role == "user" else _add_assistant
         for number, block in enumerate(_blocks(message.content)):
-            add(conversation, block, f"{path}.{number}")
+            if is_hosted(block):
+                ignored.append(str(block["type"]))
+            else:
+                ignored += unread(block)
+                add(conversation, block, f"{path}.{number}")
     if not conversation.messages:
         raise RequestError("messages say nothing.", "messages")
-    return conversation.messages
+    return conversation.messages, ignored
 
 
 def _blocks(content: Blocks) -> list[Part]:
@@ -127,7 +158,7 @@ def _add_system(conversation: Conversation, content: Blocks, path: str) -> None:
 
 def _add_user(conversation: Conversation, block: Part, path: str) -> None:
     if block.get("type") != "tool_result":
-        conversation.say("user", [_part(block, path)])
+        conversation.say("user", [part_of(block, path)])
         return
     content = block.get("content") or ""
     if not isinstance(content, str | list):
@@ -136,7 +167,7 @@ def _add_user(conversation: Conversation, block: Part, path: str) -> None:
     for number, inner in enumerate(_blocks(content)):
         if not isinstance(inner, dict):
             raise RequestError(f"{path}.content.{number} must be an object.", f"{path}.content")
-        parts.append(_part(inner, f"{path}.content.{number}"))
+        parts.append(part_of(inner, f"{path}.content.{number}"))
     if block.get("is_error") is True:
         parts.insert(0, text_part("Error:"))
     conversation.result(field_of(block, "tool_use_id", str, path), parts)
@@ -153,17 +184,4 @@ def _add_assistant(conversation: Conversation, block: Part, path: str) -> None:
             call_id, name = (field_of(block, key, str, path) for key in ("id", "name"))
             conversation.call(call_id, name, field_of(block, "input", dict, path))
         case _:
-            conversation.say("assistant", [_part(block, path)])
-
-
-def _part(block: Part, path: str) -> Part:
-    if block.get("type") == "text":
-        return text_part(field_of(block, "text", str, path))
-    modality = modality_in("anthropic", block.get("type"))
-    if modality is None:
-        raise wrong_kind(block, path, "text, tool_use, tool_result and thinking")
-    source = field_of(block, "source", dict, path)
-    if source.get("type") == "url":
-        return media_part(modality, field_of(source, "url", str, f"{path}.source"))
-    kind, data = (field_of(source, key, str, f"{path}.source") for key in ("media_type", "data"))
-    return media_part(modality, f"data:{kind};base64,{data}")
+            conversation.say("assistant", [part_of(block, path)])

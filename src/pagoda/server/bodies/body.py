@@ -7,6 +7,7 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
+from starlette.types import Scope
 
 from pagoda.base.log import get_logger
 from pagoda.server.bodies.volume import check_volume
@@ -21,6 +22,8 @@ _MAX_REPORTED = 10
 # More are not even looked at: `logit_bias` has room for a million wrong keys.
 _MAX_LISTED = 200
 _MAX_NAME = 64
+UNKNOWN_FIELDS = "pagoda.unknown_fields"
+"""Where a request's scope has the names of fields that nobody knows."""
 MAX_FIELDS = 1024
 """The most fields of a body itself; those that no route knows are kept and sorted for a line of the
 log."""
@@ -28,7 +31,9 @@ log."""
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Parse and check the JSON body; ApiError 400 names the field that is wrong, 415 a coding."""
-    return parse_fields(await read_object(request), model, request.url.path)
+    body = parse_fields(await read_object(request), model, request.url.path)
+    report_unknown(request.scope, body)
+    return body
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -44,7 +49,11 @@ async def read_object(request: Request) -> dict[str, Any]:
     if coding != "identity":
         # Never unpacked: a few bytes can hold gigabytes.
         raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
-    raw = await request.body()
+    return await parse_object(await request.body())
+
+
+async def parse_object(raw: bytes) -> dict[str, Any]:
+    """Likewise of bytes that came otherwise."""
     await check_volume(raw)
     try:
         # Strict where the standard library is not: no NaN, no lone surrogates.
@@ -141,11 +150,22 @@ def _leads_into(value: Any, part: int | str) -> bool:
     return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
-def _log_unknown(body: Body, route: str) -> None:
+def report_unknown(scope: Scope, body: Body, path: str = "") -> None:
+    """Have the reply's head name the fields that nobody knows, of an object at `path` in the
+    body."""
+    told: list[str] = scope.setdefault(UNKNOWN_FIELDS, [])
+    told += [path + name[:_MAX_NAME] for name in _unknown(body)[: _MAX_REPORTED - len(told)]]
+
+
+def _unknown(body: Body) -> list[str]:
     # What is unsupported got this far only with a value that changes nothing.
-    unknown = (body.model_extra or {}).keys() - body.IGNORED.keys() - body.UNSUPPORTED.keys()
+    return sorted((body.model_extra or {}).keys() - body.IGNORED.keys() - body.UNSUPPORTED.keys())
+
+
+def _log_unknown(body: Body, route: str) -> None:
+    unknown = _unknown(body)
     if unknown:
-        names = ", ".join(repr(name[:_MAX_NAME]) for name in sorted(unknown)[:_MAX_REPORTED])
+        names = ", ".join(repr(name[:_MAX_NAME]) for name in unknown[:_MAX_REPORTED])
         more = len(unknown) - _MAX_REPORTED
         _log.warning(
             "%s: ignored unknown fields: %s%s",

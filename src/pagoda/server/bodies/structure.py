@@ -1,6 +1,5 @@
 """What a request says of the structure of its reply: formats, tools and the choice among them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.constraint import Constraint, ToolUse
 from pagoda.engine.served.model import ServedModel
+from pagoda.server.bodies.header import header_list
 from pagoda.server.protocol.common import GenerationBody, ResponseFormat
 
 # Fields that say what `structured_outputs` says.
 _OTHER_NAMES = ("response_format", "grammar", "json_schema")
-# What a header may hold: proxies refuse more than a few kB.
-_MAX_HEADER = 1000
 
 
 def wanted_structure(
@@ -157,5 +155,4 @@ async def constrained(body: GenerationBody, served: ServedModel, job: Constrain)
 def report_unenforced(response: Response, constraint: Constraint) -> None:
     """Say in a header which parts of the tools' schemas the model is only told of."""
     if constraint.unenforced:
-        told = json.dumps(constraint.unenforced)  # ASCII
-        response.headers["Pagoda-Not-Enforced"] = told[:_MAX_HEADER]
+        response.headers["Pagoda-Not-Enforced"] = header_list(constraint.unenforced)

@@ -7,20 +7,12 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagoda.base import env
-from pagoda.config.server import ServerConfig
 from pagoda.server.errors import ApiError
 
 # Probes and scrapers seldom carry keys; these paths tell nothing of any request.
 OPEN_PATHS = frozenset(
     {"/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"}
 )
-
-
-def configured_keys(config: ServerConfig) -> tuple[str, ...]:
-    """Keys of the flag, else of the environment; none leaves the API open."""
-    keys = config.api_key or (env.get("PAGODA_API_KEY"), env.get("VLLM_API_KEY"))
-    return tuple(key for key in keys if key)
 
 
 def route_path(scope: Scope) -> str:
@@ -35,7 +27,8 @@ class AuthMiddleware:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or route_path(scope) in OPEN_PATHS or self._allows(scope):
+        asks = scope["type"] in ("http", "websocket") and route_path(scope) not in OPEN_PATHS
+        if not asks or self._allows(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda.base.log import get_logger
 from pagoda.server.anthropic.errors import REQUEST_ID, is_anthropic
+from pagoda.server.bodies.body import UNKNOWN_FIELDS
+from pagoda.server.bodies.header import header_list
 from pagoda.server.context import LEASES
 from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.http.auth import OPEN_PATHS, route_path
@@ -90,7 +92,8 @@ class BodyLimitMiddleware:
 
 
 class RequestLogMiddleware:
-    """Outermost: gives the reply its X-Request-Id, counts it, and logs it when it is complete."""
+    """Outermost: gives the reply its X-Request-Id and the names of fields that nobody knew, counts
+    it, and logs it when it is complete."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool):
         self._app = app
@@ -115,6 +118,8 @@ class RequestLogMiddleware:
                 status = message["status"]
                 for name in names:
                     MutableHeaders(scope=message)[name] = request_id
+                if unknown := scope.get(UNKNOWN_FIELDS):
+                    MutableHeaders(scope=message)["Pagoda-Unknown-Fields"] = header_list(unknown)
             await send(message)
 
         try:

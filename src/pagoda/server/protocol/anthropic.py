@@ -26,7 +26,7 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(
-        None, ge=_MIN_BUDGET, description="Checked, not enforced: the model decides."
+        None, ge=_MIN_BUDGET, description="Most tokens of thought; then the model must answer."
     )
     display: Literal["summarized", "omitted"] = Field(
         "summarized", description="Thought is shown as it is, or not at all."

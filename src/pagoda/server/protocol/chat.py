@@ -62,7 +62,7 @@ class ChatBody(GenerationBody):
         **{
             name: harmless
             for name, harmless in UNSUPPORTED_GENERATION.items()
-            if name not in ("media_io_kwargs", "mm_processor_kwargs")
+            if name not in ("media_io_kwargs", "mm_processor_kwargs", "thinking_token_budget")
         },
         "audio": (),
         # A template from a request is code; only the operator chooses it.
@@ -90,6 +90,9 @@ class ChatBody(GenerationBody):
     documents: Items[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(
+        None, ge=1, description="Most tokens of thought; then the model must answer."
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -130,6 +133,7 @@ class BatchChatRequest(ChatBody):
         "return_token_ids": (False,),
         "stream": (False,),
         "structured_outputs": (),
+        "thinking_token_budget": (),
         "tools": ([],),
     }
 

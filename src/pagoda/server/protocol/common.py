@@ -64,7 +64,7 @@ IGNORED_GENERATION: dict[str, str] = {
     ),
     "cache_prompt": "Prefixes are always reused; `cache_salt` keeps requests apart.",
     "id_slot": "There are no slots to choose: any request can use the whole cache.",
-    "return_progress": "Progress within a prompt is not reported yet.",
+    "return_progress": "A stream whose prompt takes long tells `prompt_progress` anyway.",
     "session_id": "A hint for routers; one engine serves all sessions.",
 }  # fmt: skip
 

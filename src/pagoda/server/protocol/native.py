@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 from pagoda.config.sampling import ABSENT
 from pagoda.server.protocol.common import Items, TextBody
 from pagoda.server.protocol.numbers import native_number, with_numbers
-from pagoda.server.protocol.replies import Timings
+from pagoda.server.protocol.replies import PromptProgress, Timings
 
 _MIXED = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1}
 _OBJECT = {
@@ -167,13 +167,6 @@ class TokenProb(msgspec.Struct, kw_only=True):
 class TokenProbs(TokenProb, kw_only=True):
     top_logprobs: list[TokenProb] | UnsetType = UNSET
     top_probs: list[TokenProb] | UnsetType = UNSET
-
-
-class PromptProgress(msgspec.Struct, kw_only=True):
-    total: int
-    cache: int
-    processed: int
-    time_ms: float
 
 
 class NativeChunk(msgspec.Struct, kw_only=True):

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from pagoda.server.protocol.codex import CodexModel
+
 
 class PrefixReport(msgspec.Struct, kw_only=True):
     """Where a prompt parted from what was cached."""
@@ -151,6 +153,15 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class PromptProgress(msgspec.Struct, kw_only=True):
+    """Tokens of a prompt: all, those found in the cache, and those that are there by now."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     index: int
     id: str | UnsetType = UNSET
@@ -186,6 +197,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -234,6 +246,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class ModelPermission(msgspec.Struct, kw_only=True):
@@ -271,9 +284,15 @@ class ModelArchitecture(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, Anthropic's (`type`, `display_name`, `created_at`) and vLLM's."""
+
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
+    """ISO 8601."""
     owned_by: str = "pagoda"
     root: str
     parent: str | None = None
@@ -287,6 +306,12 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[CodexModel]
+    """The same for Codex, which reads nothing else."""
+    has_more: bool = False
+    """As in Anthropic's pages, of which there is one."""
+    first_id: str | None
+    last_id: str | None
 
 
 class Piece(msgspec.Struct):

@@ -41,10 +41,20 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", kw
     status: ItemStatus = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call", kw_only=True):
+    id: str
+    status: ItemStatus = "in_progress"
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -154,7 +164,8 @@ class PartEvent(msgspec.Struct, kw_only=True):
 
 
 class DeltaEvent(msgspec.Struct, kw_only=True):
-    """`.delta` of text, thought or arguments, which have no content_index."""
+    """`.delta` of text and thought, which have a content_index, arguments or a custom tool's
+    input."""
 
     type: str
     sequence_number: int = 0
@@ -166,7 +177,7 @@ class DeltaEvent(msgspec.Struct, kw_only=True):
 
 
 class DoneEvent(msgspec.Struct, kw_only=True):
-    """`.done` of text, thought or arguments."""
+    """`.done` of text, thought, arguments or a custom tool's input."""
 
     type: str
     sequence_number: int = 0
@@ -175,6 +186,7 @@ class DoneEvent(msgspec.Struct, kw_only=True):
     content_index: int | UnsetType = UNSET
     text: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
 
 

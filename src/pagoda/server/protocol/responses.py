@@ -49,7 +49,7 @@ class CountInputRequest(DialectBody):
     IGNORED: ClassVar[Mapping[str, str]] = {
         **DialectBody.IGNORED,
         **dict.fromkeys(
-            ("background_options", "personality", "prompt_cache_options"),
+            ("background_options", "client_metadata", "personality", "prompt_cache_options"),
             "For OpenAI's own platform; there is nothing to honour on one machine.",
         ),
     }

@@ -92,10 +92,19 @@ class Slot(msgspec.Struct, kw_only=True):
 
     id: int
     n_ctx: int
-    speculative: bool = False
+    speculative: bool
+    """Tokens are guessed, where that makes replies faster."""
     is_processing: bool
     id_task: int | UnsetType = UNSET
+    """Counts requests since the server started."""
     n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_processed: int | UnsetType = UNSET
+    """Those that had to be computed; 0 until the first token comes, as the next two."""
     n_prompt_tokens_cache: int | UnsetType = UNSET
+    n_past: int | UnsetType = UNSET
+    """Tokens of prompt and reply whose keys and values are there."""
+    draft_n: int | UnsetType = UNSET
+    """Guessed tokens that were verified, and those of them that came true; as in `timings`."""
+    draft_n_accepted: int | UnsetType = UNSET
     params: dict[str, Any] | UnsetType = UNSET
     next_token: list[NextToken] | UnsetType = UNSET

@@ -76,6 +76,9 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
             chunks.append(self._delta_chunk(event, delta))
         return chunks
 
+    def _silent_choice(self) -> ChatChunkChoice:
+        return ChatChunkChoice(index=0, delta=ChatDelta())
+
     def _delta(self, event: ReplyEvent) -> ChatDelta:
         delta = ChatDelta()
         if text := event.text:

@@ -79,7 +79,8 @@ async def chat_job(
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     shown = await render_chat(body, served)
     constraint = Constraint()
-    if use.tools or sampling.structured_outputs is not None:
+    budget = body.thinking_token_budget
+    if use.tools or sampling.structured_outputs is not None or budget is not None:
         constraint = await constrained(
             body,
             served,
@@ -89,6 +90,7 @@ async def chat_job(
                 [dict(tool) for tool in use.tools],
                 use.required,
                 use.several,
+                budget,
             ),
         )
     prompt = await chat_prompt(body, served, body.messages, shown, media)

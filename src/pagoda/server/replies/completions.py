@@ -51,6 +51,9 @@ class CompletionReply(OpenAIReply[CompletionChunk]):
         told = choice.text or event.finish_reason or (self._tells_tokens and event.token_ids)
         return [self._chunk([choice], event)] if told else []
 
+    def _silent_choice(self) -> CompletionChunkChoice:
+        return CompletionChunkChoice(index=0, text="")
+
     def _choice(self, event: ReplyEvent, kind: type[ChoiceT]) -> ChoiceT:
         body, index, text = self._body, event.index, event.text
         if event.starts and body.echo:

@@ -58,6 +58,9 @@ class GenerateReply(Reply):
         self._begun = True
         return data_event(chunk)
 
+    def waiting(self) -> bytes:
+        return data_event(self._chunk([], tells_usage=False))
+
     def _choice(self, event: ReplyEvent) -> GeneratedChoice:
         return GeneratedChoice(
             index=event.index,

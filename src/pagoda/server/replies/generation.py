@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pagoda.base.errors import RequestError
-from pagoda.core.messages import AddRequest, RequestDelta
+from pagoda.core.messages import AddRequest, RequestDelta, is_progress
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
@@ -157,6 +157,16 @@ class Generation:
         assert self._inbox is not None
         return self._inbox.arrival()
 
+    def wake(self) -> None:
+        """Have who waits for an arrival look around."""
+        if self._inbox is not None:
+            self._inbox.wake()
+
+    @property
+    def waiting_timer(self) -> RequestTimer | None:
+        """The timer of the first choice whose prompt is still worked on."""
+        return next((timer for _, timer in self.running_requests if not timer.num_tokens), None)
+
     def take(self) -> list[Part]:
         """What arrived since the last look.
 
@@ -167,7 +177,11 @@ class Generation:
         parts = []
         for delta in self._inbox.take():
             choice = self._running.get(delta.req_id)
-            if choice is not None:
+            if choice is None:
+                continue
+            if is_progress(delta):
+                choice.timer.observe(delta, 0, None)
+            else:
                 parts.append((choice.index, self._process(choice, delta)))
         return parts
 

@@ -12,16 +12,16 @@ from pagoda.server.protocol.native import (
     NativeBody,
     NativeChunk,
     NativeCompletion,
-    PromptProgress,
     StopType,
     TokenProbs,
 )
+from pagoda.server.protocol.replies import PromptProgress
 from pagoda.server.replies.events import ReplyEvent, ReplyReader, ReplyStream
 from pagoda.server.replies.generation import Generation
 from pagoda.server.replies.logprobs import LogprobFormatter
 from pagoda.server.replies.reply import Answer, Reply
 from pagoda.server.replies.sse import data_event
-from pagoda.server.replies.timings import timings
+from pagoda.server.replies.timings import prompt_progress, timings
 
 
 @dataclass
@@ -92,6 +92,12 @@ class NativeReply(Reply):
         if event.finish_reason is not None:
             told += data_event(self._selected(self._final(event, "", [])))
         return told
+
+    def waiting(self) -> bytes:
+        chunk, timer = self._chunk(ReplyEvent(0)), self.generation.waiting_timer
+        if timer is not None:
+            chunk.prompt_progress = prompt_progress(timer)
+        return data_event(chunk)
 
     def _chunk(self, event: ReplyEvent) -> NativeChunk:
         body, timer = self._body, self.generation.timers[event.index]

@@ -19,7 +19,7 @@ from pagoda.server.replies.events import ReplyEvent, ReplyStream
 from pagoda.server.replies.logprobs import LogprobFormatter
 from pagoda.server.replies.reply import Reply
 from pagoda.server.replies.sse import TextEvent, data_event
-from pagoda.server.replies.timings import timings
+from pagoda.server.replies.timings import prompt_progress, timings
 from pagoda.text.parsers.base import Delta
 from pagoda.version import __version__
 
@@ -67,6 +67,18 @@ class OpenAIReply(Reply, Generic[ChunkT]):
         chunk = self._chunk([])
         chunk.usage = final_usage(self.stream, reports_prefix=self._reports_prefix)
         return data_event(chunk)
+
+    def waiting(self) -> bytes:
+        # With a choice, though it says nothing: many clients look at the first one of each chunk.
+        timer = self.generation.waiting_timer
+        chunk = self._chunk([self._silent_choice()])
+        if timer is not None:
+            chunk.prompt_progress = prompt_progress(timer)
+        return data_event(chunk)
+
+    @abstractmethod
+    def _silent_choice(self) -> Any:
+        """The choice of a chunk that says nothing of it."""
 
     @abstractmethod
     def _chunks(self, event: ReplyEvent) -> list[ChunkT]:

@@ -31,6 +31,10 @@ class Reply(ABC):
     def tell(self, event: ReplyEvent) -> bytes:
         """The events of the dialect; empty if there is nothing to tell yet."""
 
+    @abstractmethod
+    def waiting(self) -> bytes:
+        """An event for clients that give up a stream in which they hear nothing."""
+
     def end(self) -> bytes:
         """What follows the last event."""
         return b""

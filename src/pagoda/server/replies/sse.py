@@ -13,9 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pagoda.server.errors import to_api_error
 from pagoda.server.http1 import ChunkWriter, chunk_writer
 from pagoda.server.replies.reply import Reply
-
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which readers of events pass over."""
+from pagoda.server.replies.silence import Silence
 
 _encoder = msgspec.json.Encoder()
 AnyT = TypeVar("AnyT")
@@ -71,19 +69,14 @@ class EventStream(SseResponse):
     """Sends a reply as its events come.
 
     An exception of either becomes an error event: the status line is long gone by then. What piles
-    up behind a slow reader is the generation's affair. A silence of `keep_alive` seconds, where
-    not 0, is filled with a comment.
+    up behind a slow reader is the generation's affair. A silence of `interval` seconds is filled
+    with what the reply says while it waits.
     """
 
-    def __init__(
-        self,
-        reply: Reply,
-        during: AbstractContextManager[None],
-        keep_alive: float = 0.0,
-    ):
+    def __init__(self, reply: Reply, during: AbstractContextManager[None], interval: float):
         super().__init__(during)
         self._reply = reply
-        self._keep_alive = keep_alive
+        self._interval = interval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Before the head, so that a refusal (the queue is full) has a status of its own.
@@ -93,15 +86,17 @@ class EventStream(SseResponse):
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         reply, generation = self._reply, self._reply.generation
         try:
-            while generation.running:
-                arrival = generation.arrival()
-                if self._keep_alive and not await _within(arrival, self._keep_alive):
-                    chunk = KEEP_ALIVE
-                else:
-                    await arrival
+            with Silence(self._interval, generation.wake) as silence:
+                while generation.running:
+                    await generation.arrival()
                     chunk = b"".join([reply.tell(event) for event in reply.stream.take()])
-                if chunk and not write(chunk):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if not chunk and silence.is_over:
+                        chunk = reply.waiting()
+                    if not chunk:
+                        continue
+                    silence.told()
+                    if not write(chunk):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
             rest = reply.end()
         except Exception as error:  # noqa: BLE001  # the edge: it becomes an event
             rest = reply.failed(to_api_error(error))
@@ -109,46 +104,18 @@ class EventStream(SseResponse):
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 
-async def _within(arrival: "asyncio.Future[Any]", seconds: float) -> bool:
-    done, _ = await asyncio.wait((arrival,), timeout=seconds)
-    return bool(done)
-
-
 class ChunkStream(SseResponse):
-    """Sends chunks as they come; `keep_alive` as in EventStream."""
+    """Sends chunks as they come."""
 
-    def __init__(
-        self,
-        chunks: AsyncIterator[bytes],
-        during: AbstractContextManager[None],
-        keep_alive: float = 0.0,
-    ):
+    def __init__(self, chunks: AsyncIterator[bytes], during: AbstractContextManager[None]):
         super().__init__(during)
-        self._chunks = _with_comments(chunks, keep_alive) if keep_alive else chunks
+        self._chunks = chunks
 
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         async for chunk in self._chunks:
             if not write(chunk):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _with_comments(chunks: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    coming: asyncio.Future[bytes | None] | None = None
-    try:
-        while True:
-            if coming is None:
-                coming = asyncio.ensure_future(anext(chunks, None))
-            if not await _within(coming, seconds):
-                yield KEEP_ALIVE
-                continue
-            chunk, coming = coming.result(), None
-            if chunk is None:
-                return
-            yield chunk
-    finally:
-        if coming is not None:
-            coming.cancel()
 
 
 async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, AnyT]) -> AnyT | None:

@@ -3,7 +3,7 @@
 from msgspec import UNSET
 
 from pagoda.server.metrics import RequestTimer
-from pagoda.server.protocol.replies import Timings
+from pagoda.server.protocol.replies import PromptProgress, Timings
 
 
 def timings(timer: RequestTimer) -> Timings:
@@ -21,6 +21,16 @@ def timings(timer: RequestTimer) -> Timings:
         predicted_per_second=_ratio(steps * 1000, decode_ms),
         draft_n=timer.num_draft_tokens or UNSET,
         draft_n_accepted=timer.num_accepted_tokens if timer.num_draft_tokens else UNSET,
+    )
+
+
+def prompt_progress(timer: RequestTimer) -> PromptProgress:
+    """How far a prompt has come whose reply has not begun."""
+    return PromptProgress(
+        total=timer.num_prompt_tokens,
+        cache=timer.num_cached_tokens,
+        processed=timer.num_prompt_done,
+        time_ms=timer.waited_seconds * 1000,
     )
 
 

@@ -1,10 +1,13 @@
 """What the translations of other dialects into chat requests share."""
 
 import base64
+import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from starlette.responses import Response
 
 from pagoda.base.errors import PagodaError, RequestError
 from pagoda.config.modality import Modality
@@ -13,6 +16,8 @@ from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage
 
 T = TypeVar("T")
 Part = dict[str, Any]
+# What a header may hold: proxies refuse more than a few kB.
+_MAX_HEADER = 1000
 _SEAL = "pagoda1:"
 _KINDS: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
 
@@ -28,6 +33,8 @@ class Conversation:
         self._turn(role)["content"] += parts
 
     def think(self, text: str) -> None:
+        if not text:
+            return  # someone else sealed it
         turn = self._turn("assistant")
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
@@ -65,6 +72,13 @@ def wrong_kind(item: Mapping[str, Any], path: str, taken: str) -> RequestError:
     kind = str(item.get("type"))[:64]
     return RequestError(f"{path} has the type {kind!r}, which is not supported here; send {taken}.",
                         f"{path}.type")  # fmt: skip
+
+
+def report_ignored(response: Response, ignored: list[str]) -> None:
+    """Say in a header what of the request does nothing here."""
+    if ignored:
+        told = json.dumps(list(dict.fromkeys(ignored)))  # ASCII
+        response.headers["Pagoda-Ignored"] = told[:_MAX_HEADER]
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """All responses of a server by their ids: those that run, and those that are kept."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from pagoda.base.log import get_logger
 from pagoda.server.errors import ApiError, unavailable
@@ -61,12 +63,17 @@ class Responses:
         elif not await self._store.delete(response_id):
             await self.find(response_id)
 
-    async def conversation(self, response_id: str) -> list[dict[str, Any]]:
-        """Items of a response and of all that it follows."""
+    async def conversation(
+        self, response_id: str, unstored: Mapping[str, Stored] = MappingProxyType({})
+    ) -> list[dict[str, Any]]:
+        """Items of a response and of all that it follows; `unstored` are known beside those that
+        are kept here."""
         turns: list[list[dict[str, Any]]] = []
         following: str | None = response_id
         while following is not None and len(turns) < _MAX_TURNS:
-            stored = await self.find(following, "previous_response_id")
+            stored = unstored.get(following)
+            if stored is None:
+                stored = await self.find(following, "previous_response_id")
             if stored.running:
                 raise ApiError(
                     400, f"The response {following!r} is still being written.",
@@ -117,6 +124,6 @@ class Responses:
             self._runs.pop(run.id, None)
 
 
-def responses_of(request: Request) -> Responses:
+def responses_of(request: HTTPConnection) -> Responses:
     responses: Responses = request.app.state.responses
     return responses

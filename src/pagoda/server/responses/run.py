@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import msgspec
 
 from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.replies.silence import Silence
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.store import Stored
 
@@ -33,14 +34,14 @@ class EventLog:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def read(self, start: int) -> AsyncIterator[bytes]:
+    async def read(self, start: int) -> AsyncIterator[list[bytes]]:
         """Events from number `start` to the last, those that are there at once together."""
         while True:
             news, ended = self._news, self._ended
             if start < len(self.events):
-                chunk = b"".join(self.events[start:])
+                there = self.events[start:]
                 start = len(self.events)
-                yield chunk
+                yield there
             elif ended:
                 return
             else:
@@ -50,7 +51,9 @@ class EventLog:
 class ResponseRun:
     """Started where it is made; raises what keeps the engine from taking the request."""
 
-    def __init__(self, builder: ResponseBuilder, items: list[dict[str, object]]):
+    def __init__(self, builder: ResponseBuilder, items: list[dict[str, object]], interval: float):
+        """`interval`: as of EventStream."""
+        self._interval = interval
         self.builder = builder
         self.items = items
         self.log = EventLog()
@@ -75,6 +78,11 @@ class ResponseRun:
         """Returns when there is nothing more to come."""
         await self._over.wait()
 
+    async def chunks(self, start: int) -> AsyncIterator[bytes]:
+        """Its events from number `start` on, for a stream."""
+        async for events in self.log.read(start):
+            yield b"".join(events)
+
     def cancel(self) -> None:
         self._task.cancel()
 
@@ -92,10 +100,15 @@ class ResponseRun:
 
     async def _write(self) -> None:
         stream = self.builder.stream
-        while stream.generation.running:
-            await stream.generation.arrival()
-            for event in stream.take():
-                self.log.add(self.builder.add(event))
+        with Silence(self._interval, stream.generation.wake) as silence:
+            while stream.generation.running:
+                await stream.generation.arrival()
+                events = [told for event in stream.take() for told in self.builder.add(event)]
+                if not events and silence.is_over:
+                    events = self.builder.waiting()
+                if events:
+                    silence.told()
+                    self.log.add(events)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._inside.close()

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.base.errors import RequestError
 from pagoda.config.modality import modality_in
@@ -18,6 +18,7 @@ from pagoda.server.replies.translation import (
     unseal,
     wrong_kind,
 )
+from pagoda.server.responses.tools import Toolbox, custom_arguments, flat_name
 
 NAMES = {
     "logprobs": "top_logprobs",
@@ -34,12 +35,14 @@ Item = dict[str, Any]
 
 _ID_PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
 }  # fmt: skip
-_CHOICES = ("auto", "none", "required")
 
 
 def input_items(body: CountInputRequest) -> list[Item]:
-    """The input as items with ids."""
+    """The input as items with ids; RequestError where there is none."""
+    if "input" not in body.model_fields_set:
+        raise RequestError("The request has no input; send a text or a list of items.", "input")
     if isinstance(body.input, str):
         items = [{"type": "message", "role": "user", "content": [_input_text(body.input)]}]
     else:
@@ -47,13 +50,20 @@ def input_items(body: CountInputRequest) -> list[Item]:
     return [_with_id(item) for item in items]
 
 
+class Translated(NamedTuple):
+    chat: ChatCompletionRequest
+    toolbox: Toolbox
+    ignored: list[str]
+    """Types of tools and items that do nothing here."""
+
+
 def chat_request(
     body: CountInputRequest, earlier: list[Item], items: list[Item], route: str
-) -> ChatCompletionRequest:
+) -> Translated:
     """The chat request of the input items and those that came before them. RequestError or ApiError
     for what cannot be said in a chat request."""
     fields = body.sampling_fields()
-    fields["messages"] = _messages(body.instructions, earlier, items)
+    fields["messages"], ignored = _messages(body.instructions, earlier, items)
     if isinstance(body, ResponsesRequest):
         fields["max_completion_tokens"] = body.max_output_tokens
         if LOGPROBS in body.include or body.top_logprobs:
@@ -61,12 +71,15 @@ def chat_request(
     fields["chat_template_kwargs"] = body.chat_template_kwargs
     fields["reasoning_effort"] = body.reasoning.effort
     fields["parallel_tool_calls"] = body.parallel_tool_calls
-    fields["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]
-    return parse_fields(fields | _structure(body), ChatCompletionRequest, route)
+    toolbox = Toolbox(body.tools)
+    fields["tools"] = toolbox.functions
+    fields["tool_choice"] = toolbox.choice(body.tool_choice)
+    chat = parse_fields(fields | _format(body), ChatCompletionRequest, route)
+    return Translated(chat, toolbox, [*toolbox.ignored, *ignored])
 
 
-def _structure(body: CountInputRequest) -> dict[str, Any]:
-    """Fields that say which form the reply must have."""
+def _format(body: CountInputRequest) -> dict[str, Any]:
+    """The field that says which form the text must have."""
     fields: dict[str, Any] = {}
     form = body.text.format
     if form is not None and form.get("type") == "json_schema":
@@ -74,51 +87,29 @@ def _structure(body: CountInputRequest) -> dict[str, Any]:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif form is not None:
         fields["response_format"] = form
-    choice = body.tool_choice
-    if isinstance(choice, str):
-        if choice not in _CHOICES:
-            raise RequestError(
-                f"tool_choice must be one of {', '.join(_CHOICES)}, or an object.", "tool_choice"
-            )
-        fields["tool_choice"] = choice
-    elif choice.get("type") == "function":
-        name = field_of(choice, "name", str, "tool_choice")
-        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif choice.get("type") == "allowed_tools":
-        fields["tool_choice"] = choice
-    else:
-        raise wrong_kind(choice, "tool_choice", "'function' or 'allowed_tools'")
     return fields
-
-
-def _tool(tool: Item, path: str) -> Item:
-    if tool.get("type") != "function":
-        raise wrong_kind(tool, path, "tools of the type 'function'")
-    function = {
-        "name": field_of(tool, "name", str, path),
-        "description": tool.get("description"),
-        "parameters": tool.get("parameters"),
-        "strict": tool.get("strict"),
-    }
-    told = {name: value for name, value in function.items() if value is not None}
-    return {"type": "function", "function": told}
 
 
 def _messages(
     instructions: str | None, earlier: list[Item], items: list[Item]
-) -> list[dict[str, Any]]:
-    conversation = Conversation()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Chat messages, and the types of items that are none."""
+    conversation, ignored = Conversation(), []
     if instructions:
         conversation.say("system", [text_part(instructions)])
     for index, item in enumerate([*earlier, *items], start=-len(earlier)):
         path = f"input.{index}" if index >= 0 else "previous_response_id"
-        add = _ADDERS.get(str(item.get("type")))
-        if add is None:
+        kind = str(item.get("type"))
+        if kind in _ADDERS:
+            _ADDERS[kind](conversation, item, path)
+        elif kind in _OF_HOSTED_TOOLS:
+            ignored.append(kind)
+        else:
             raise wrong_kind(item, path, ", ".join((*_ADDERS, "item_reference")))
-        add(conversation, item, path)
-    if not items:
-        raise RequestError("input says nothing.", "input")
-    return conversation.messages
+    if all(message["role"] == "system" for message in conversation.messages):
+        # A probe, and a prompt that is all instructions; chat templates want someone to ask.
+        conversation.say("user", [text_part("")])
+    return conversation.messages, ignored
 
 
 def _add_message(conversation: Conversation, item: Item, path: str) -> None:
@@ -136,7 +127,13 @@ def _add_call(conversation: Conversation, item: Item, path: str) -> None:
     call_id, name, arguments = (
         field_of(item, key, str, path) for key in ("call_id", "name", "arguments")
     )
-    conversation.call(call_id, name, arguments)
+    conversation.call(call_id, flat_name(item.get("namespace"), name), arguments)
+
+
+def _add_custom_call(conversation: Conversation, item: Item, path: str) -> None:
+    call_id, name, text = (field_of(item, key, str, path) for key in ("call_id", "name", "input"))
+    name = flat_name(item.get("namespace"), name)
+    conversation.call(call_id, name, custom_arguments(text))
 
 
 def _add_result(conversation: Conversation, item: Item, path: str) -> None:
@@ -155,8 +152,17 @@ _ADDERS: dict[str, Callable[[Conversation, Item, str], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_result,
+    "custom_tool_call": _add_custom_call,
+    "custom_tool_call_output": _add_result,
     "reasoning": _add_thought,
 }
+# What tools that are left out have written into a conversation that began elsewhere.
+_OF_HOSTED_TOOLS = frozenset(
+    {"code_interpreter_call", "compaction", "file_search_call", "image_generation_call",
+     "local_shell_call", "local_shell_call_output", "mcp_approval_request",
+     "mcp_approval_response", "mcp_call", "mcp_list_tools", "tool_search_call",
+     "tool_search_output", "web_search_call"}
+)  # fmt: skip
 
 
 def _parts(content: Any, path: str) -> list[Part]:

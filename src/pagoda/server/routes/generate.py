@@ -7,7 +7,7 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.served.model import ServedModel
-from pagoda.server.bodies.body import parse_fields, read_body
+from pagoda.server.bodies.body import parse_fields, read_body, report_unknown
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.context import ReplyHead, context_of, reply_id
 from pagoda.server.openapi import describe
@@ -35,7 +35,7 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, GenerateRequest)
     context = context_of(request)
     served = await context.served(request, body.model)
-    sampling = _sampling(body, served, request.url.path)
+    sampling = _sampling(body, served, request)
     head = ReplyHead(reply_id(request, body.request_id), body.model or served.names[0])
     prompts = [Prompt(body.token_ids)]
     generation = Generation(served, prompts, sampling, body, head.id, context.metrics)
@@ -55,8 +55,9 @@ async def abort_requests(request: Request) -> Response:
     return json_reply(Aborted(sorted({generation.id for generation in running})))
 
 
-def _sampling(body: GenerateRequest, served: ServedModel, route: str) -> SamplingParams:
-    fields = parse_fields(body.sampling_params, SamplingParamsBody, route)
+def _sampling(body: GenerateRequest, served: ServedModel, request: Request) -> SamplingParams:
+    fields = parse_fields(body.sampling_params, SamplingParamsBody, request.url.path)
+    report_unknown(request.scope, fields, "sampling_params.")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true.", "stream_options")
     if body.stream and fields.prompt_logprobs is not None:

@@ -15,6 +15,7 @@ from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.errors import ApiError
+from pagoda.server.messages import unseen_media
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
@@ -23,7 +24,11 @@ from pagoda.server.protocol.generate import Rendered
 from pagoda.server.replies.chat_job import ChatJob, chat_job, chat_prompt, render_chat
 from pagoda.server.replies.render import rendered_chat
 from pagoda.server.replies.respond import json_reply, respond
-from pagoda.server.replies.translation import errors_about, unless_refused
+from pagoda.server.replies.translation import (
+    errors_about,
+    report_ignored,
+    unless_refused,
+)
 from pagoda.server.requestlog import log_request
 
 router = APIRouter()
@@ -38,12 +43,14 @@ async def create_message(request: Request) -> Response:
     context = context_of(request)
     served = await context.served(request, body.model)
     with errors_about(NAMES):
-        chat = chat_request(body, request.url.path)
+        chat, ignored = chat_request(body, request.url.path)
+        ignored = ignored + unseen_media(chat.messages, served)
         job = await _job(chat, served, context)
     log_request(context.config, job.head.id, job.generation)
     reply = MessageReply(job, body, request.scope.get(REQUEST_ID))
     response = await respond(request, context, reply, streamed=body.stream)
     report_unenforced(response, job.constraint)
+    report_ignored(response, ignored)
     return response
 
 
@@ -55,7 +62,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountTokensRequest)
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
-        chat = chat_request(body, request.url.path)
+        chat, _ = chat_request(body, request.url.path)
         shown = await unless_refused(chat, lambda: render_chat(chat, served))
         prompt = await chat_prompt(chat, served, chat.messages, shown)
     return json_reply(TokenCount(len(prompt.ids)))
@@ -69,7 +76,7 @@ async def render_message(request: Request) -> Response:
     body = await read_body(request, MessagesRequest)
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
-        chat = chat_request(body, request.url.path)
+        chat, _ = chat_request(body, request.url.path)
         shown = await unless_refused(chat, lambda: rendered_chat(chat, served, _head(chat, served)))
     return json_reply(shown)
 

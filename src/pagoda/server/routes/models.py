@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import msgspec
 from fastapi import APIRouter
@@ -15,6 +16,7 @@ from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.bodies.body import read_body
 from pagoda.server.context import context_of
 from pagoda.server.openapi import describe
+from pagoda.server.protocol.codex import CodexModel
 from pagoda.server.protocol.models import ModelRequest
 from pagoda.server.protocol.replies import (
     ModelArchitecture,
@@ -30,14 +32,21 @@ router = APIRouter()
 
 # Proxies drop a stream in which nothing is said for a minute.
 _QUIET_SECONDS = 15.0
+# It knows no others, and would not read the list.
+_CODEX_MODALITIES = ("text", "image")
 
 
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
 @router.get("/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
-    entries = context_of(request).entries()
+    named = [(entry, name) for entry in context_of(request).entries() for name in entry.names]
     return json_reply(
-        ModelList(data=[_card(entry, name) for entry in entries for name in entry.names])
+        ModelList(
+            data=[_card(entry, name) for entry, name in named],
+            models=[_codex_model(entry, name) for entry, name in named if _chats(entry)],
+            first_id=named[0][1],
+            last_id=named[-1][1],
+        )
     )
 
 
@@ -102,11 +111,31 @@ def _architecture(served: ServedModel) -> ModelArchitecture:
     return ModelArchitecture(served.modalities, ["text"] if served.generates else ["embeddings"])
 
 
+def _chats(entry: ModelEntry) -> bool:
+    """As far as is known: of a model that is not loaded nothing is."""
+    return entry.served is None or entry.served.generates
+
+
+def _codex_model(entry: ModelEntry, name: str) -> CodexModel:
+    served = entry.served
+    ready = served.client.ready if served is not None else None
+    return CodexModel(
+        slug=name,
+        display_name=name,
+        context_window=ready.max_model_len if ready is not None else None,
+        input_modalities=["text"]
+        if served is None
+        else [kind for kind in served.modalities if kind in _CODEX_MODALITIES],
+    )
+
+
 def _card(entry: ModelEntry, name: str) -> ModelCard:
     ready = entry.served.client.ready if entry.served is not None else None
     return ModelCard(
         id=name,
+        display_name=name,
         created=entry.created,
+        created_at=datetime.fromtimestamp(entry.created, UTC).isoformat(),
         root=entry.config.model.model if entry.served is None else entry.served.root,
         max_model_len=ready.max_model_len if ready is not None else None,
         architecture=None if entry.served is None else _architecture(entry.served),

@@ -1,24 +1,20 @@
 """/v1/responses and what is below it."""
 
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from pagoda.base.errors import RequestError
-from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
-from pagoda.server.media import MediaLoader
 from pagoda.server.openapi import describe
-from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.generate import Rendered
 from pagoda.server.protocol.response_objects import (
     EVENTS,
@@ -28,17 +24,16 @@ from pagoda.server.protocol.response_objects import (
     ResponseObject,
 )
 from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
-from pagoda.server.replies.chat_job import ChatJob, chat_job, chat_prompt, render_chat
+from pagoda.server.replies.chat_job import chat_prompt, render_chat
 from pagoda.server.replies.render import rendered_chat
 from pagoda.server.replies.respond import answer, counted, json_reply
 from pagoda.server.replies.sse import ChunkStream
-from pagoda.server.replies.translation import errors_about, unless_refused
-from pagoda.server.requestlog import log_request
-from pagoda.server.responses.builder import ResponseBuilder
-from pagoda.server.responses.fit import drop_oldest
+from pagoda.server.replies.translation import errors_about, report_ignored, unless_refused
+from pagoda.server.responses.asked import asked_of, prepared
 from pagoda.server.responses.registry import responses_of
 from pagoda.server.responses.run import ResponseRun
-from pagoda.server.responses.translate import NAMES, chat_request, input_items
+from pagoda.server.responses.socket import ResponsesSocket
+from pagoda.server.responses.translate import NAMES
 
 router = APIRouter()
 
@@ -49,12 +44,13 @@ _PAGE, _MOST_ITEMS = 20, 100
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
-    job, items = await _job(request, body, context)
-    run = ResponseRun(ResponseBuilder(job, body, _new_response(job, body)), items)
+    asked = await prepared(request, body)
+    run = ResponseRun(asked.builder, asked.items, context.config.sse_keep_alive_interval)
     if body.store:
         responses_of(request).keep(run)
     response = await _reply(request, body, context, run)
-    report_unenforced(response, job.constraint)
+    report_unenforced(response, asked.constraint)
+    report_ignored(response, asked.ignored)
     return response
 
 
@@ -63,7 +59,7 @@ async def _reply(
 ) -> Response:
     if body.stream:
         during = counted(context.metrics) if body.background else _followed(context, run)
-        return ChunkStream(run.log.read(0), during, context.config.sse_keep_alive_interval)
+        return ChunkStream(run.chunks(0), during)
     if body.background:
         return json_reply(run.builder.snapshot())
 
@@ -77,16 +73,23 @@ async def _reply(
     return await answer(request, context, whole)
 
 
+@router.websocket("/v1/responses")
+async def converse(websocket: WebSocket) -> None:
+    """One response after the other over one connection."""
+    await ResponsesSocket(websocket).serve()
+
+
 @router.post(
     "/v1/responses/input_tokens", openapi_extra=describe(CountInputRequest, InputTokenCount)
 )
 async def count_input(request: Request) -> Response:
     body = await read_body(request, CountInputRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _, media = await _chat(request, body, served)
+    asked = await asked_of(request, body, served)
+    chat = asked.chat
     with errors_about(NAMES):
         shown = await unless_refused(chat, lambda: render_chat(chat, served))
-        prompt = await chat_prompt(chat, served, chat.messages, shown, media)
+        prompt = await chat_prompt(chat, served, chat.messages, shown, asked.media)
     return json_reply(InputTokenCount(input_tokens=len(prompt.ids)))
 
 
@@ -95,10 +98,11 @@ async def render_response(request: Request) -> Response:
     """What the engine would get."""
     body = await read_body(request, ResponsesRequest)
     served = await context_of(request).served(request, body.model)
-    chat, _, media = await _chat(request, body, served)
+    asked = await asked_of(request, body, served)
+    chat = asked.chat
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
-        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head, media))
+        shown = await unless_refused(chat, lambda: rendered_chat(chat, served, head, asked.media))
     return json_reply(shown)
 
 
@@ -109,9 +113,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     start = max(0, _number(query.get("starting_after", "-1"), "starting_after") + 1)
     run = responses.run(response_id)
     if streamed and run is not None:
-        context = context_of(request)
-        keep_alive = context.config.sse_keep_alive_interval
-        return ChunkStream(run.log.read(start), counted(context.metrics), keep_alive)
+        return ChunkStream(run.chunks(start), counted(context_of(request).metrics))
     stored = await responses.find(response_id)
     if streamed:
         chunks = _replay(stored.events, start)
@@ -160,72 +162,6 @@ async def list_input_items(request: Request, response_id: str) -> Response:
             last_id=page[-1].get("id") if page else None,
             has_more=len(page) < len(items),
         )
-    )
-
-
-async def _job(
-    request: Request, body: ResponsesRequest, context: Context
-) -> tuple[ChatJob, list[dict[str, Any]]]:
-    """What answering it needs, and its input items."""
-    if body.background and not body.store:
-        raise RequestError("background needs store to be true.", "background")
-    if body.background:
-        responses_of(request).check_room()
-    served = await context.served(request, body.model)
-    chat, items, media = await _chat(request, body, served)
-    head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
-    with errors_about(NAMES):
-        job = await unless_refused(
-            chat,
-            lambda: chat_job(chat, served, head, context.metrics, fits_length=True, media=media),
-        )
-    log_request(context.config, head.id, job.generation)
-    return job, items
-
-
-async def _chat(
-    request: Request, body: CountInputRequest, served: ServedModel
-) -> tuple[ChatCompletionRequest, list[dict[str, Any]], MediaLoader]:
-    """The request as one of the chat API, its input items, and what has loaded their pictures."""
-    media = MediaLoader(served)
-    earlier: list[dict[str, Any]] = []
-    if body.previous_response_id is not None:
-        earlier = await responses_of(request).conversation(body.previous_response_id)
-    items = await responses_of(request).resolve(input_items(body))
-    with errors_about(NAMES):
-        chat = chat_request(body, earlier, items, request.url.path)
-        if body.truncation == "auto":
-            await unless_refused(chat, lambda: drop_oldest(chat, served, media))
-    return chat, items, media
-
-
-def _new_response(job: ChatJob, body: ResponsesRequest) -> ResponseObject:
-    sampling = job.generation.sampling
-    return ResponseObject(
-        id=job.head.id,
-        created_at=int(time.time()),
-        status="queued" if body.background else "in_progress",
-        background=body.background,
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata,
-        model=job.head.model,
-        parallel_tool_calls=body.parallel_tool_calls,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning={"effort": body.reasoning.effort, "summary": body.reasoning.summary},
-        safety_identifier=body.safety_identifier,
-        service_tier=body.service_tier,
-        store=body.store,
-        temperature=sampling.temperature,
-        text={"format": body.text.format or {"type": "text"}},
-        tool_choice=body.tool_choice,
-        tools=body.tools,
-        top_logprobs=body.top_logprobs or 0,
-        top_p=sampling.top_p,
-        truncation=body.truncation,
-        user=body.user,
     )
 
 

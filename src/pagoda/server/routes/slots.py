@@ -1,6 +1,7 @@
 """llama-server's GET /props and GET /slots."""
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -58,14 +59,22 @@ async def slots(request: Request) -> Response:
     if request.query_params.get("fail_on_no_slot") and len(running) >= count:
         raise unavailable("No slot is free.")
     busy = [_slot(i, served, *work) for i, work in enumerate(running[:count])]
-    idle = range(len(busy), count)
-    return json_reply(
-        [*busy, *(Slot(id=i, n_ctx=served.max_model_len, is_processing=False) for i in idle)]
-    )
+    idle = [
+        Slot(
+            id=i, n_ctx=served.max_model_len, speculative=_guesses(served), is_processing=False,
+        )
+        for i in range(len(busy), count)
+    ]  # fmt: skip
+    return json_reply([*busy, *idle])
 
 
 def _num_slots(served: ServedModel) -> int:
     return served.client.ready.max_num_seqs if served.client.ready is not None else 0
+
+
+def _guesses(served: ServedModel) -> bool:
+    ready = served.client.ready
+    return ready is not None and ready.speculation != "none"
 
 
 def _running(context: Context, served: ServedModel) -> list[tuple[AddRequest, RequestTimer]]:
@@ -79,13 +88,21 @@ def _running(context: Context, served: ServedModel) -> list[tuple[AddRequest, Re
 
 def _slot(number: int, served: ServedModel, request: AddRequest, timer: RequestTimer) -> Slot:
     left = (request.sampling.max_tokens or 0) - timer.num_tokens
+    begun = timer.num_tokens > 0
+    computed = timer.num_prompt_tokens - timer.num_cached_tokens
     return Slot(
         id=number,
         n_ctx=served.max_model_len,
+        speculative=_guesses(served),
         is_processing=True,
-        id_task=number,
+        id_task=timer.number,
         n_prompt_tokens=timer.num_prompt_tokens,
+        n_prompt_tokens_processed=computed if begun else 0,
         n_prompt_tokens_cache=timer.num_cached_tokens,
+        # The last token is not computed before the next is.
+        n_past=timer.num_prompt_tokens + timer.num_tokens - 1 if begun else 0,
+        draft_n=timer.num_draft_tokens or UNSET,
+        draft_n_accepted=timer.num_accepted_tokens if timer.num_draft_tokens else UNSET,
         params={
             name: value
             for name, value in settings(request.sampling).items()

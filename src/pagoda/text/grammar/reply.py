@@ -11,15 +11,29 @@ Body = Callable[[Rules], str]
 """Writes the rules of an answer and returns the expression for it."""
 
 
+@dataclass(frozen=True)
+class ThoughtLimit:
+    """So many tokens of thought at most, and the token that ends it."""
+
+    tokens: int
+    closing_id: int
+
+
 class ReplyForm(Protocol):
     """How the models of one family write a reply."""
+
+    @property
+    def closing(self) -> str | None:
+        """The tag that ends a thought; None where there is none, or it ends other things, too."""
 
     @property
     def calls(self) -> CallForm | None:
         """None: they have no calls."""
 
-    def opening(self, rules: Rules, prompt: str) -> str:
-        """What may stand before an answer to this prompt (a thought); empty for nothing."""
+    def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
+        """What may stand before an answer to this prompt (a thought); empty for nothing. With a
+        limit, for forms that have a `closing`, the thought must be there: as part of the answer it
+        would have none."""
 
     def answer(self, rules: Rules, body: str) -> str:
         """An answer with such a body."""
@@ -42,23 +56,25 @@ def reply_grammar(
     body: Body | None = None,
     calls: CallRule | None = None,
     spaced: bool = False,
+    limit: ThoughtLimit | None = None,
 ) -> str | None:
     """A reply to the prompt, in llguidance's Lark; None where there is nothing to enforce.
 
     `spaced`: white space may stand before the body.
     """
     rules = Rules(special_ids)
-    opening = form.opening(rules, prompt)
+    opening = form.opening(rules, prompt, limit)
+    free = None if limit is None else rules.start(f"{opening} {rules.anything()}")
     call_form = form.calls
     answer = None if body is None else form.answer(rules, body(rules))
     if calls is None or call_form is None:
         if answer is None:
-            return None
+            return free
         space = optional(rules.rule(SPACE)) if spaced else ""
         return rules.start(f"{opening} {space} {answer}")
     if answer is None and not calls.required:
         if not call_form.trigger:
-            return None
+            return free
         return rules.start(f"{opening} {call_form.calls_in_text(rules, calls.tools)}")
     called = call_form.calls(rules, calls.tools, several=calls.several)
     wanted = called if answer is None or calls.required else either(called, answer)

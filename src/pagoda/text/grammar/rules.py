@@ -36,10 +36,10 @@ class Rules:
         self._recursive: dict[str, str] = {}
         self._grammars: list[dict[str, str]] = []
 
-    def rule(self, expression: str, *, lazy: bool = False) -> str:
+    def rule(self, expression: str, *, lazy: bool = False, most: int | None = None) -> str:
         """The name of a rule that stands for the expression. `lazy`: a single regex that ends as
-        soon as it can."""
-        head = "[lazy]: " if lazy else ": "
+        soon as it can; `most`: one of at most so many tokens."""
+        head = "[lazy]: " if lazy else ": " if most is None else f"[max_tokens={most}]: "
         return self._rules.setdefault(head + expression, f"r{len(self._rules)}")
 
     def recursive(self, name: str, write: Callable[[str], str]) -> str:
@@ -64,6 +64,10 @@ class Rules:
             return f"{self.rule(f'/{text}/')} {self.literal(tag)}"
         escaped = "".join("\\" + c if c in _MARKS else c for c in tag).replace("\n", r"\n")
         return self.rule(f"/{text}{escaped}/", lazy=True)
+
+    def at_most(self, tokens: int, end: int) -> str:
+        """Any text of at most so many tokens, and the token that ends it."""
+        return f"{self.rule(ANYTHING, most=tokens)} <[{end}]>"
 
     def anything(self) -> str:
         """Any text, also none; no special tokens."""

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from pagoda.text.grammar.calls import CallForm
+from pagoda.text.grammar.reply import ThoughtLimit
 from pagoda.text.grammar.rules import Rules, optional, repeated
 from pagoda.text.parsers.base import Delta, Kind, OutputParser, ParserFamily, ToolSpecs
 from pagoda.text.parsers.calls import Calls, arguments, pass_if
@@ -55,8 +56,9 @@ class HarmonyForm:
     """Messages of analysis, then one for the answer or the call."""
 
     calls: CallForm | None
+    closing = None
 
-    def opening(self, rules: Rules, prompt: str) -> str:
+    def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
         if not prompt.rstrip().endswith(f"{START}assistant"):
             return ""
         head, begun = f"{CHANNEL}analysis{MESSAGE}", f"{START}assistant"

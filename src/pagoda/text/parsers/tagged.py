@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pagoda.text.grammar.calls import CallForm
+from pagoda.text.grammar.reply import ThoughtLimit
 from pagoda.text.grammar.rules import SPACE, Rules, optional
 from pagoda.text.parsers.base import Delta, OutputParser, ParserFamily, ToolSpecs
 from pagoda.text.parsers.calls import CallReader, Calls
@@ -63,14 +64,24 @@ class TaggedForm:
     thought: Thought | None
     calls: CallForm | None
 
-    def opening(self, rules: Rules, prompt: str) -> str:
+    @property
+    def closing(self) -> str | None:
+        return self.thought.closes[-1] if self.thought is not None else None
+
+    def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
         thought = self.thought
         if thought is None:
             return ""
-        inside = rules.until(thought.closes[-1])
+        inside = (
+            rules.until(thought.closes[-1])
+            if limit is None
+            else rules.at_most(limit.tokens, limit.closing_id)
+        )
         if thought.opened_by(prompt):
             return inside
         space = optional(rules.rule(SPACE))
+        if limit is not None:
+            return f"{space} {rules.literal(thought.open)} {inside}"
         return optional(f"{space} {rules.literal(thought.open)} {inside}")
 
     def answer(self, rules: Rules, body: str) -> str:

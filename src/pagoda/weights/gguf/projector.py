@@ -1,52 +1,18 @@
 """The vision tower of a GGUF model, which lies in a file of its own (`mmproj-*.gguf`)."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.base.log import get_logger
-from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.choice import best_projector, is_projector
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
-
-if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
-    import numpy as np
-    import numpy.typing as npt
 
 log = get_logger(__name__)
 
 # Models of these architectures are looked after for a tower; others have none that is known here.
 _SEEING = frozenset(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma4"))
 _WIDTH = "clip.vision.projection_dim"
-
-
-class JoinedCheckpoint:
-    """A model's file and its tower's as one checkpoint; of metadata that both have the model's
-    counts."""
-
-    def __init__(self, model: Checkpoint, tower: Checkpoint):
-        for name in model.tensors.keys() & tower.tensors.keys():
-            raise CheckpointError(f"Tensor {name!r} is in the model's file and in its projector's.")
-        self._parts = (model, tower)
-        self.tensors: Mapping[str, TensorInfo] = {**model.tensors, **tower.tensors}
-        self.metadata: Mapping[str, Any] = {**tower.metadata, **model.metadata}
-
-    def read(
-        self, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> "npt.NDArray[np.uint8]":
-        return self._owner(name).read(name, rows, columns)
-
-    def release(self, name: str) -> None:
-        self._owner(name).release(name)
-
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
-
-    def _owner(self, name: str) -> Checkpoint:
-        model, tower = self._parts
-        return model if name in model.tensors else tower
 
 
 def find_projector(model: Path, named: str | None) -> Path | None:

@@ -227,3 +227,26 @@ def test_guesses_beside_a_prompt(depth):
         scheduler.check_integrity()
     assert len(outputs["a"]) == 40 and len(outputs["b"]) == 5
     assert depth == 2 or together
+
+
+def test_guesses_among_many_requests_are_short():
+    """Making long ones would take more time than a step can win."""
+    asked: list[int] = []
+
+    class Asked(Oracle):
+        def guess(self, req, most: int) -> list[Guess]:
+            asked.append(most)
+            return super().guess(req, most)
+
+    limits = SpeculationLimits(24, most_in_step=32)
+    serve(Speculator(Asked(9999), limits), (3e-3, 1e-6), reqs=8, max_num_reqs=8)
+    assert set(asked) >= {8}
+    asked.clear()
+    serve(Speculator(Asked(9999), limits), (3e-3, 1e-6))
+    assert set(asked) == {24}
+
+
+def test_a_scheduler_without_requests_is_no_failure():
+    speculator = Speculator(Oracle(999), SpeculationLimits(8))
+    _, _, _, scheduler = serve(speculator, (3e-3, 5e-4))
+    assert scheduler.schedule() is None and not speculator._failed
