@@ -33,8 +33,12 @@ _NEITHER = """
 /health/live /health/ready
 /v1/models/{name} /v1/responses/{response_id}/input_items /v1/audio/speech
 /v1/images/generations /v1/images/edits /v1/images/variations /v1/moderations /v1/files
-/v1/batches /v1/fine_tuning/jobs /api/chat /api/embed /api/embeddings /api/generate /api/ps
-/api/show /api/tags /api/version
+/v1/batches /v1/fine_tuning/jobs
+/api/chat /api/embed /api/embeddings /api/generate /api/ps /api/pull /api/show /api/tags
+/api/version /api/create /api/blobs/{digest} /api/copy /api/delete /api/push
+/api/v0/models /api/v0/models/{name} /api/v1/models /api/v1/models/{name} /api/v1/models/load
+/api/v1/models/unload /api/v1/models/download /api/v1/chat /api/v0/chat/completions
+/api/v0/completions /api/v0/embeddings
 """
 ROUTES: dict[str, set[str]] = {
     **{path: {VLLM, LLAMA} for path in _BOTH.split()},

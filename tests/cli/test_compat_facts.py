@@ -61,8 +61,8 @@ def known() -> Known:
     parser = FlagParser(prog="pagoda serve")
     flags.add_engine_flags(parser)
     flags.add_flags(parser, ServerConfig)
-    modules = [f"{served.__name__}.{info.name}" for info in pkgutil.iter_modules(served.__path__)]
-    routers = [importlib.import_module(name).router for name in modules]
+    found = pkgutil.walk_packages(served.__path__, f"{served.__name__}.")
+    routers = [importlib.import_module(info.name).router for info in found if not info.ispkg]
     routes = {
         f"{method} {route.path}"
         for router in routers

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagoda.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagoda.engine.aside.direct import Direct
+from pagoda.engine.served import entries
 from pagoda.engine.served import fleet as fleets
 
 from .fake_fleet import SIZES, FakeEngine, FakeText
@@ -99,4 +100,4 @@ def fake_engines(monkeypatch):
     monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
     monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
     monkeypatch.setattr(fleets, "start_workers", lambda model: Direct(FakeText(model.model)))
-    monkeypatch.setattr(fleets, "parse_ref", lambda ref: None)
+    monkeypatch.setattr(entries, "parse_ref", lambda ref: None)

@@ -9,7 +9,8 @@ from pagoda.base.errors import EngineDeadError
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress, EngineReady
 from pagoda.engine.processes.transport import MemoryRoom
-from pagoda.engine.served.fleet import Fleet, FleetLimits, model_entries
+from pagoda.engine.served.entries import model_entries
+from pagoda.engine.served.fleet import Fleet, FleetLimits
 
 SIZES = {"small": 10, "big": 60, "huge": 1000, "other": 30}
 MACHINE = 100

@@ -15,7 +15,8 @@ from pagoda.base.errors import (
 )
 from pagoda.config.engine import EngineConfig
 from pagoda.engine.served import fleet as fleets
-from pagoda.engine.served.fleet import Fleet, find_models, model_entries
+from pagoda.engine.served.entries import find_models, model_entries
+from pagoda.engine.served.fleet import Fleet
 from pagoda.weights.source import parse_ref
 
 from .fake_fleet import LIMIT, SIZES, FakeEngine, make, states, use

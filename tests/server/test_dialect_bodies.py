@@ -87,6 +87,34 @@ CHAT: dict[str, Any] = {
     "max_tokens": 3,
 }  # fmt: skip
 
+OLLAMA_CHAT: dict[str, Any] = {
+    "model": "fake",
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "thinking": "t", "tool_calls": [
+            {"function": {"name": "weather", "arguments": {"city": "x"}}},
+        ]},
+        {"role": "tool", "tool_name": "weather", "content": "r"},
+    ],
+    "tools": CHAT_TOOLS,
+    "options": {"num_predict": 3, "stop": ["z"], "temperature": 0.5, "mirostat_tau": 1},
+    "keep_alive": "5m",
+    "think": True,
+    "format": {"type": "object", "properties": {}},
+    "logprobs": True,
+    "top_logprobs": 1,
+    "stream": False,
+}  # fmt: skip
+OLLAMA_GENERATE: dict[str, Any] = {
+    "model": "fake",
+    "prompt": "a",
+    "system": "s",
+    "context": [97, 98],
+    "options": {"num_predict": 3, "seed": 1},
+    "raw": False,
+    "stream": False,
+}
+
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     children = value.items() if isinstance(value, dict) else enumerate(value)
@@ -111,6 +139,8 @@ def with_junk(body: dict[str, Any], path: tuple[Any, ...], junk: Any) -> dict[st
         ("/v1/chat/completions", CHAT),
         ("/v1/messages", MESSAGES),
         ("/v1/responses", {**RESPONSES, "store": False}),
+        ("/api/chat", OLLAMA_CHAT),
+        ("/api/generate", OLLAMA_GENERATE),
     ],
 )
 def test_junk_in_any_place(shared: RunningServer, route: str, body: dict[str, Any]) -> None:
@@ -120,4 +150,5 @@ def test_junk_in_any_place(shared: RunningServer, route: str, body: dict[str, An
             reply = shared.post(route, **with_junk(body, path, junk))
             assert reply.status_code in (200, 400, 404), (path, junk, reply.text)
             if reply.status_code != 200:
-                assert len(reply.json()["error"]["message"]) > 10
+                error = reply.json()["error"]
+                assert len(error if isinstance(error, str) else error["message"]) > 10

@@ -38,7 +38,7 @@ EXAMPLES = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-POOLING = r"^/(v\d/)?(embed|pool|classify|score|rerank)"
+POOLING = r"^/(v\d/|api/)?(embed|pool|classify|score|rerank)"
 # Other names of routes that are here.
 ALIASES = {
     "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings",
@@ -78,6 +78,13 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"messages": USER, "max_tokens": 9, "stream": True}),
     ("/v1/messages/count_tokens", {"messages": USER}),
     ("/v1/messages/render", {"messages": USER, "max_tokens": 9}),
+    ("/api/chat", {"model": "fake", "messages": USER, "logprobs": True, "stream": False}),
+    ("/api/chat", {"model": "fake", "messages": []}),
+    ("/api/generate", {"model": "fake", "prompt": "a", "stream": False}),
+    ("/api/generate", {"model": "fake", "prompt": "a", "suffix": "b", "stream": False}),
+    ("/api/show", {"model": "fake"}),
+    ("/api/embed", {"model": "fake", "input": ["a", "b"]}),
+    ("/api/embeddings", {"model": "fake", "prompt": "a"}),
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"content": "ä", "with_pieces": True}),
     ("/detokenize", {"tokens": [97]}),
@@ -124,8 +131,8 @@ def embedder() -> Iterator[str]:
 
 def is_left_out(context: Any) -> bool:
     method, path = context.operation.method.upper(), context.operation.path
-    # One that never ends, and those that would unload the model.
-    if path.startswith("/models/"):
+    # One that never ends, those that would unload the model, and one that fetches others.
+    if path.startswith("/models/") or path == "/api/pull":
         return True
     return path in ALIASES or f"{method} {path}" in UNSERVED
 
@@ -182,6 +189,6 @@ def test_every_route_that_answers_is_tried() -> None:
     }
     # A classifier is a third kind of model.
     assert (
-        bodies - ALIASES - {"/classify", "/models/load", "/models/unload"}
+        bodies - ALIASES - {"/classify", "/models/load", "/models/unload", "/api/pull"}
         == {path for path, _ in VALID} - ALIASES
     )

@@ -43,6 +43,7 @@ from pagoda.server.routes import (
     tokens,
     unserved,
 )
+from pagoda.server.routes.peers import lmstudio, ollama, ollama_models, ollama_pull
 
 _log = get_logger(__name__)
 
@@ -69,7 +70,8 @@ def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
     install_handlers(app)
     modules = (
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
-        models, tokens, health, metrics, info, sleep, slots, docs, unserved,
+        ollama, ollama_models, ollama_pull, lmstudio, models, tokens, health, metrics, info, sleep,
+        slots, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)

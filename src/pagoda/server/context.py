@@ -1,11 +1,13 @@
 """What the routes share: the app's state, the model of a request, its id."""
 
+import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
@@ -21,6 +23,7 @@ from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.fetches import Fetches
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
 
@@ -39,6 +42,9 @@ class Context:
     metrics: Metrics = field(init=False)
     generations: set[Generation] = field(default_factory=set)
     """Those whose replies are being written."""
+    background: set[asyncio.Task[None]] = field(default_factory=set)
+    """What goes on behind requests that were answered."""
+    fetches: Fetches = field(default_factory=Fetches)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.fleet.models())
@@ -86,6 +92,18 @@ class Context:
             if isinstance(error, CapacityError | EngineDeadError):
                 raise unavailable(told) from error
             raise ApiError(503, told, param="model") from error  # no use in trying again
+
+    def unload_after(self, request: Request, name: str) -> None:
+        """Free a model's memory once the request is answered, unless others use it or it is
+        pinned. To be said before `served`."""
+        entry = self.entry(name)
+        leases: ExitStack = request.scope[LEASES]
+        leases.callback(lambda: self._in_background(self.fleet.unload_idle(entry)))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
 
     def loaded(self, name: str | None) -> ServedModel:
         """The model by name, to look at; 503 where it is not loaded."""

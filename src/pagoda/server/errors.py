@@ -1,5 +1,5 @@
 """Every error of the API in one shape: `{"error": {"message", "type", "param", "code"}}`, but for
-the routes that speak Anthropic's dialect."""
+the routes that speak Anthropic's dialect or Ollama's."""
 
 from collections.abc import Mapping
 
@@ -13,6 +13,8 @@ from starlette.types import Scope
 from pagoda.base import errors
 from pagoda.base.log import get_logger
 from pagoda.server.anthropic.errors import REQUEST_ID, error_reply, is_anthropic, status_of
+from pagoda.server.ollama.errors import error_reply as ollama_error
+from pagoda.server.ollama.errors import is_ollama
 
 _log = get_logger(__name__)
 
@@ -78,6 +80,8 @@ class ApiError(errors.PagodaError):
         if is_anthropic(scope):
             status = status_of(status)
             body = error_reply(status, str(self), scope.get(REQUEST_ID))
+        elif is_ollama(scope):
+            body = ollama_error(str(self))
         return Response(body, status, self.headers, media_type="application/json")
 
 

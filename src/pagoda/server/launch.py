@@ -67,12 +67,8 @@ def run_server(
                 # FastAPI takes 0.3 s to import, and the engine starts in that time.
                 import uvloop
 
-                from pagoda.engine.served.fleet import (
-                    Fleet,
-                    FleetLimits,
-                    find_models,
-                    model_entries,
-                )
+                from pagoda.engine.served.entries import find_models, model_entries
+                from pagoda.engine.served.fleet import Fleet, FleetLimits
                 from pagoda.server.lifecycle import Lifecycle
 
                 entries = model_entries(

@@ -38,14 +38,14 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
     sent = {number: getattr(body, number.native) for number in NUMBERS}
     values = with_defaults(
         {
-            number.name: None if value is None else _floored(number, value)
+            number.name: None if value is None else floored(number, value)
             for number, value in sent.items()
         },
         served,
     )
     for sampler in SAMPLERS.keys() - _chosen(body.samplers):
         values |= neutral(sampler)
-    _apply_window(values, body)
+    apply_window(values, body.repeat_last_n)
     settings: dict[str, Any] = dict(values)
     return SamplingParams(
         n=body.n_cmpl,
@@ -83,7 +83,7 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
     limit = -1 if sampling.max_tokens is None else sampling.max_tokens
     return {
         "seed": -1 if sampling.seed is None else sampling.seed,
-        **{number.native: _floored(number, getattr(sampling, number.name)) for number in NUMBERS},
+        **{number.native: floored(number, getattr(sampling, number.name)) for number in NUMBERS},
         "repeat_last_n": -1,
         "stop": sampling.stop,
         "max_tokens": limit,
@@ -101,7 +101,8 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
     }
 
 
-def _floored(number: Number, value: float) -> float:
+def floored(number: Number, value: float) -> float:
+    """A value as llama-server reads it: what lies below 0 does nothing, as 0."""
     return value if number.floor is None else max(value, number.kind(0))
 
 
@@ -113,13 +114,13 @@ def _chosen(samplers: str | list[str] | None) -> set[str]:
     return set(samplers)
 
 
-def _apply_window(values: dict[str, float], body: NativeBody) -> None:
+def apply_window(values: dict[str, float], repeat_last_n: int) -> None:
+    """Turn penalties off where they are to look at no token; RequestError where they are to look
+    at the last ones alone."""
     off = neutral("penalties")
-    if body.repeat_last_n == 0:
+    if repeat_last_n == 0:
         values |= off
-    elif body.repeat_last_n > 0 and any(
-        values.get(name, value) != value for name, value in off.items()
-    ):
+    elif repeat_last_n > 0 and any(values.get(name, value) != value for name, value in off.items()):
         raise RequestError(
             "Penalties look at the whole text here: with one of them, send repeat_last_n -1, or "
             "0 to turn them off.",

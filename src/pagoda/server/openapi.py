@@ -28,12 +28,13 @@ def describe(
     many: bool = False,
     error: type[msgspec.Struct] = ErrorReply,
     refusals: tuple[int, ...] = (),
+    lines: type[msgspec.Struct] | None = None,
 ) -> Schema:
     """`openapi_extra` of a route that reads and writes its bodies itself.
 
     `reply` is a struct, a media type with a JSON schema, or None for an empty one; with `many` it
-    is a list, or where it can be streamed either. `chunks`: what a stream is made of. `refusals`:
-    statuses beyond 4XX and what stands for "not now".
+    is a list, or where it can be streamed either. `chunks`: what a stream of events is made of,
+    `lines` one of lines. `refusals`: statuses beyond 4XX and what stands for "not now".
     """
     busy = "529" if error is AnthropicError else "503"
     extra: Schema = {
@@ -46,6 +47,9 @@ def describe(
             **{str(status): _error("Not offered here.", error) for status in refusals},
         }
     }
+    if lines is not None:
+        line = {"anyOf": [_struct(lines), _struct(error)]}
+        extra["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": line}
     if not extra["responses"]["200"]["content"]:
         del extra["responses"]["200"]["content"]
     if request is not None:
@@ -135,7 +139,7 @@ def build_openapi(app: FastAPI) -> Schema:
     if app.openapi_schema is None:
         schema = get_openapi(
             title="Pagoda API", version=__version__, routes=app.routes,
-            description="OpenAI's API, vLLM's and llama-server's, served by Pagoda.",
+            description="The APIs of OpenAI, vLLM, llama-server and Ollama, served by Pagoda.",
         )  # fmt: skip
         _, requests = models_json_schema(
             [(model, "validation") for model in BODIES.values()], ref_template=_REF + "{model}"

@@ -91,6 +91,27 @@ def resolve_model(
     return huggingface.fetch(hub_model, cache_dir=base, progress=progress)
 
 
+def find_model(
+    ref: str, *, download_dir: str | Path | None = None, revision: str | None = None
+) -> Path | None:
+    """The file or folder that `ref` means where it is on this machine; nothing is fetched."""
+    try:
+        model = parse_ref(ref)
+        base = Path(download_dir).expanduser() if download_dir else None
+        if model.kind == "local":
+            return _in_folder(Path(model.name), model.selector)
+        if model.kind == "alias":
+            folder, known = (base or models_dir()) / model.name, wheel.ALIASES[model.name]
+            return known.entry(folder) if known.is_in(folder) else None
+        if model.kind == "modelscope":
+            folder = modelscope_dir(model.name, base)
+            return modelscope.from_folder(model.name, model.selector, folder)
+        hub_model = huggingface.HubModel(model.name, model.selector, revision)
+        return huggingface.from_cache(hub_model, base)
+    except SourceError:
+        return None
+
+
 def _in_folder(path: Path, selector: str | None) -> Path:
     """The GGUF of a folder that is meant, where it holds several or one was asked for."""
     if not path.is_dir():

@@ -7,9 +7,8 @@ do, the model that nobody used for longest goes.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +24,6 @@ from pagoda.base.errors import (
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
-from pagoda.config.flags import split_name
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
@@ -34,7 +32,6 @@ from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.served.model import ServedModel, both_sides, served_model
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.engine.served.text_side import TextSide, fetch_model, load_text_side
-from pagoda.weights.source import parse_ref
 
 log = get_logger(__name__)
 
@@ -82,14 +79,10 @@ class Fleet:
         launcher: Launcher = launch_engine,
     ):
         """Raises ConfigError for a name that two models have."""
-        self.entries = list(entries)
+        self.entries: list[ModelEntry] = []
         self._by_name: dict[str, ModelEntry] = {}
-        for entry in self.entries:
-            for name in entry.names:
-                if self._by_name.setdefault(name, entry) is not entry:
-                    raise ConfigError(
-                        f"Two models have the name {name!r}; NAME=MODEL gives one another."
-                    )
+        for entry in entries:
+            self.add(entry)
         self._limits = limits
         self._launch = launcher
         self._loads: dict[ModelEntry, asyncio.Task[ServedModel]] = {}
@@ -102,6 +95,16 @@ class Fleet:
     def of(cls, models: Iterable[ServedModel]) -> "Fleet":
         """Models that are loaded already."""
         return cls(ModelEntry(served.names, EngineConfig(), served=served) for served in models)
+
+    def add(self, entry: ModelEntry) -> None:
+        """Another model that can be asked for. Raises ConfigError for a name that one has."""
+        for name in entry.names:
+            if name in self._by_name:
+                raise ConfigError(
+                    f"Two models have the name {name!r}; NAME=MODEL gives one another."
+                )
+        self.entries.append(entry)
+        self._by_name |= dict.fromkeys(entry.names, entry)
 
     def find(self, name: str | None) -> ModelEntry:
         """The model of that name; without a name, the first. Raises ModelNotFoundError."""
@@ -167,6 +170,12 @@ class Fleet:
         async with entry.turn:
             return await self._end(entry, drain_seconds) or load is not None
 
+    async def unload_idle(self, entry: ModelEntry) -> None:
+        """Free a model's memory, unless it is in use or pinned."""
+        if self._can_go(entry):
+            async with entry.turn:
+                await self._end(entry)
+
     async def sleep(self, entry: ModelEntry, level: int, *, wait: bool = False) -> None:
         """Have a model take no requests and give memory back, until `wake`: that of its cache
         (level 1), or all of it (level 2). One that sleeps as deeply already stays as it is; one
@@ -207,8 +216,7 @@ class Fleet:
             for entry in self.entries:
                 if self._can_go(entry) and entry.idle_seconds >= self._limits.idle_seconds:
                     log.info("%s was idle for %.0f s.", entry.names[0], entry.idle_seconds)
-                    async with entry.turn:
-                        await self._end(entry)
+                    await self.unload_idle(entry)
 
     def listen(self) -> "asyncio.Queue[Event]":
         """A queue that hears of every change of state from now on, until `forget`."""
@@ -415,53 +423,3 @@ def describe(entry: ModelEntry) -> Event:
     if entry.state == "failed":
         event["error"] = entry.cause
     return event
-
-
-def find_models(folder: str | None) -> dict[str, str]:
-    """The models of a folder, name to path: GGUF files, and folders with a config or such files.
-
-    Raises ConfigError where there are none.
-    """
-    if folder is None:
-        return {}
-    found = {}
-    root = Path(folder)
-    for path in sorted(root.iterdir()) if root.is_dir() else ():
-        if path.suffix == ".gguf" and not path.name.startswith("mmproj"):
-            found[path.stem] = str(path)
-        elif path.is_dir() and ((path / "config.json").exists() or any(path.glob("*.gguf"))):
-            found[path.name] = str(path)
-    if not found:
-        raise ConfigError(
-            f"--models-dir {folder} has no models: it needs GGUF files, or folders with a "
-            "config.json or GGUF files."
-        )
-    return found
-
-
-def model_entries(
-    config: EngineConfig, more: Sequence[str], pinned: Sequence[str], found: Mapping[str, str]
-) -> list[ModelEntry]:
-    """The model of `config` first, then `more`, as `NAME=MODEL` or MODEL, then those `found` in a
-    folder by their names, all with the same flags. Raises ConfigError for unknown pins,
-    SourceError for what can be no model."""
-    first = config.model.served_model_name or (config.model.model,)
-    wanted = [(first, config.model.model)]
-    for word in more:
-        name, model = split_name(word)
-        parse_ref(model)  # what can be nothing is said now, not at the first request
-        wanted.append(((name or model,), model))
-    wanted += [((name,), path) for name, path in found.items()]
-    entries = [
-        ModelEntry(
-            names,
-            replace(config, model=replace(config.model, model=model, served_model_name=names)),
-            pinned=any(name in pinned for name in names),
-        )
-        for names, model in wanted
-    ]
-    known = {name for entry in entries for name in entry.names}
-    unknown = [name for name in pinned if name not in known]
-    if unknown:
-        raise ConfigError(f"--pin {unknown[0]} is none of the models: {', '.join(sorted(known))}.")
-    return entries

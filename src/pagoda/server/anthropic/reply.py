@@ -1,6 +1,5 @@
 """Anthropic's messages: the events of a reply, and the whole message, from one builder."""
 
-import json
 import uuid
 from copy import copy
 from typing import Any
@@ -36,7 +35,7 @@ from pagoda.server.replies.chat_job import ChatJob
 from pagoda.server.replies.events import ReplyEvent
 from pagoda.server.replies.reply import Reply
 from pagoda.server.replies.sse import named_event
-from pagoda.server.replies.translation import seal
+from pagoda.server.replies.translation import arguments_object, seal
 from pagoda.text.parsers.base import Delta
 
 # Clients send it back with the thought, and some drop thought that has none.
@@ -133,7 +132,7 @@ class MessageReply(Reply):
             case TextBlock() as block:
                 block.text = text
             case ToolUseBlock() as block:
-                block.input = _input(text)
+                block.input = arguments_object(text)
             case ThinkingBlock() as block:
                 block.thinking = text if self._shows_thought else ""
                 block.signature = _SIGNATURE if self._shows_thought else seal(text)
@@ -170,16 +169,6 @@ def _new_block(delta: Delta) -> ContentBlock:
     if delta.kind == "reasoning":
         return ThinkingBlock("", "")
     return ToolUseBlock(f"toolu_{uuid.uuid4().hex[:24]}", delta.tool_name or "", {})
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """What is no JSON object, since the reply was cut off or the model is wrong, is kept as
-    Anthropic's clients keep it."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _encode(event: AnthropicEvent) -> bytes:

@@ -2,7 +2,7 @@
 are translated into one first."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,15 @@ from pagoda.server.replies.events import ReplyReader, ReplyStream
 from pagoda.server.replies.generation import Generation, ReplyRules
 from pagoda.server.replies.textlogprobs import TextLogprobs
 from pagoda.text.media.options import media_options
+
+
+@dataclass(frozen=True)
+class History:
+    """A conversation that is known by its tokens alone."""
+
+    ids: list[int]
+    turn: Callable[[ChatCompletionRequest, ServedModel], Awaitable[Rendered]]
+    """Renders what the messages of a request add to it."""
 
 
 @dataclass
@@ -72,12 +81,14 @@ async def chat_job(
     *,
     fits_length: bool = False,
     media: MediaLoader | None = None,
+    history: History | None = None,
 ) -> ChatJob:
     """With `fits_length` a max_tokens beyond the context's end is lowered, where it is refused
-    otherwise. `media` is the loader that has looked at the messages before, if one has."""
+    otherwise. `media` is the loader that has looked at the messages before, if one has. `history`
+    stands before the messages."""
     sampling = chat_params(body, served)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    shown = await render_chat(body, served)
+    shown = await (render_chat(body, served) if history is None else history.turn(body, served))
     constraint = Constraint()
     budget = body.thinking_token_budget
     if use.tools or sampling.structured_outputs is not None or budget is not None:
@@ -94,6 +105,8 @@ async def chat_job(
             ),
         )
     prompt = await chat_prompt(body, served, body.messages, shown, media)
+    if history is not None:
+        prompt = Prompt([*history.ids, *prompt.ids])
     if fits_length and sampling.max_tokens is not None:
         room = served.max_model_len - len(prompt.ids)
         sampling.max_tokens = max(1, min(sampling.max_tokens, room))

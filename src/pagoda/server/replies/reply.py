@@ -18,6 +18,7 @@ class Reply(ABC):
     """A reply in the words of a dialect: told event by event, or whole, which is what its events
     add up to."""
 
+    media_type = "text/event-stream"
     last = DONE
     """Ends every stream, whatever happened."""
 

@@ -74,6 +74,7 @@ class EventStream(SseResponse):
     """
 
     def __init__(self, reply: Reply, during: AbstractContextManager[None], interval: float):
+        self.media_type = reply.media_type
         super().__init__(during)
         self._reply = reply
         self._interval = interval

@@ -68,6 +68,16 @@ def field_of(item: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
     return value
 
 
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments. What is no JSON object, since the reply was cut off or the model is
+    wrong, is kept as Anthropic's clients keep it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
 def wrong_kind(item: Mapping[str, Any], path: str, taken: str) -> RequestError:
     kind = str(item.get("type"))[:64]
     return RequestError(f"{path} has the type {kind!r}, which is not supported here; send {taken}.",

@@ -20,9 +20,18 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "Models that draw are not served; models that write are.": (
         "POST /v1/images/generations", "POST /v1/images/edits", "POST /v1/images/variations",
     ),
-    "Ollama's API is not spoken here; its clients can use OpenAI's, at /v1.": (
-        "POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings",
-        "GET /api/tags", "POST /api/show", "GET /api/version", "GET /api/ps",
+    "Models are not made here; flags of `pagoda serve` say what holds for a model.": (
+        "POST /api/create", "POST /api/blobs/{digest}",
+    ),
+    "Names are given at start, by --served-model-name or as NAME=MODEL.": ("POST /api/copy",),
+    "`pagoda rm MODEL` deletes a model, on the machine that has it.": ("DELETE /api/delete",),
+    "Nothing is published from here; upload the files to a hub yourself.": ("POST /api/push",),
+    "Use /models/load, /models/unload and /api/pull.": (
+        "POST /api/v1/models/load", "POST /api/v1/models/unload", "POST /api/v1/models/download",
+    ),
+    "Use /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses.": (
+        "POST /api/v1/chat", "POST /api/v0/chat/completions", "POST /api/v0/completions",
+        "POST /api/v0/embeddings",
     ),
     "No model for moderation is known here; /classify takes any classifier.": (
         "POST /v1/moderations",
