@@ -13,7 +13,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pagoda.kernels.ref.draw import Limits, draw, draw_kept, noise_width, top_tokens
+from pagoda.kernels.ref.draw import (
+    DrawParams,
+    Limits,
+    draw,
+    draw_kept,
+    noise_width,
+    shares,
+    top_tokens,
+)
 from pagoda.kernels.ref.noise import exponential, splitmix
 from pagoda.kernels.ref.sampling import first_max
 from pagoda.runtime.sampling.logprobs import token_logprobs
@@ -105,6 +113,23 @@ def test_limits_keep_what_transformers_keeps(limits, candidates, generator):
         expected = reference(logits, temperature, *limits)
         found = spread(logits, temperature, limits, candidates=candidates)
         assert_drawn_from(found, expected)
+
+
+def test_shares_are_what_a_draw_follows(generator):
+    """Row by row, whatever the others' limits are; a row that is not drawn has one token."""
+    limits = [(0, 1.0, 0.0), (7, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (50, 0.9, 0.01)]
+    logits = 2.5 * torch.randn(len(limits) + 1, 300, generator=generator)
+    top_k, top_p, min_p = zip(*limits, (0, 1.0, 0.0), strict=True)
+    temperatures = [0.6, 1.0, 1.7, 1.0, 0.8, 0.0]
+    params = DrawParams(
+        np.array(temperatures, np.float32), np.array(top_k, np.int32), np.array(top_p),
+        np.array(min_p, np.float32), np.zeros(6, np.uint64), np.zeros(6, np.int64),
+    )  # fmt: skip
+    found = shares(logits, logits.amax(-1), torch.arange(6), params)
+    for row, kept in enumerate(limits):
+        expected = reference(logits[row], temperatures[row], *kept)
+        torch.testing.assert_close(found[row].double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.nonzero(found[5]).tolist() == [[5]] and found[5, 5] == 1
 
 
 @pytest.mark.parametrize("candidates", [4, 10_000])

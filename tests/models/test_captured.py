@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagoda.planner.captured import CapturedSize, captured_sizes
-from pagoda.runtime.steps.captured import CapturedSteps
+from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.program import StepLimits
 from tests.models import tiny
 from tests.models.driver import Driver
@@ -32,8 +32,8 @@ def capture(driver: Driver, max_reqs: int, *only: tuple[int, int], guesses=0) ->
     most = max(size.tokens for size in sizes)
     limits = StepLimits(most, max_reqs, most, 64)
     steps = CapturedSteps(
-        driver.model, cache, [driver.block_size], sizes, limits, has_states,
-        torch.device(driver.caches[0][0].device), lambda: again, lambda: 0, 1,
+        model_pass(driver.model), cache, [driver.block_size], sizes, limits, has_states,
+        torch.device(driver.caches[0][0].device), lambda: again, lambda: 0, Budget(1),
     )  # fmt: skip
     while steps.capture_more():
         pass

@@ -10,7 +10,10 @@ from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.speculation.speculator import SpeculationLimits, Speculator
+from pagoda.planner.captured import captured_sizes
+from pagoda.runtime.steps import captured
 from tests.runtime.conftest import VOCAB, CacheModel
+from tests.runtime.test_captured import FakeGpu
 
 BLOCKS = 120
 
@@ -24,6 +27,7 @@ class KnowingHead:
 
     def __init__(self, model: CacheModel, wrong: float = 0.0):
         self.model = model
+        self.hidden_size, self.dtype = 32, torch.float64
         self.calls: list[int] = []
         self._chance = random.Random(3)
         self._wrong = wrong
@@ -58,9 +62,18 @@ class KnowingHead:
 class Engine:
     """Schedules, computes and commits."""
 
-    def __init__(self, make_runner, head: KnowingHead | None, most: int = 3, **limits):
+    def __init__(self, make_runner, head: KnowingHead | None, most: int = 3, device=None, **limits):
         groups = [KVGroupSpec("full", (0,), 1, 1, 16, kv_dtype="float32")]
-        self.runner = make_runner(groups=groups, num_slabs=BLOCKS, draft_head=head)
+        on_gpu = {}
+        if device is not None:
+            on_gpu = {
+                "device": device,
+                "captured_bytes": 10**9,
+                "captured_sizes": captured_sizes(4, most, 4 * most),
+            }
+        self.runner = make_runner(groups=groups, num_slabs=BLOCKS, draft_head=head, **on_gpu)
+        if device is not None:
+            self.runner.program = self.runner._record()
         values = {
             "max_num_reqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, **limits,
         }  # fmt: skip
@@ -190,3 +203,39 @@ def test_the_models_own_rows_are_never_written(engine, one_layer, make_request):
     tokens = drafting.run(request)["r"]
     logits = one_layer.logits([*request.prompt_token_ids, *tokens])
     assert torch.equal(logits[19:-1].argmax(-1), torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}])
+def test_captured_passes_guess_what_others_do(sampling, engine, one_layer, make_request):
+    """Guesses are made and verified by graphs, which are captured as they are needed; the rest is
+    captured while nobody waits."""
+    expected = engine().run(*requests(make_request, **sampling))
+    eager = engine(KnowingHead(one_layer))
+    assert eager.run(*requests(make_request, **sampling)) == expected
+    gpu = FakeGpu()
+    drafting = engine(KnowingHead(one_layer), device=gpu)
+    while drafting.runner.work_ahead():
+        pass
+    steps, passes = drafting.runner._captured
+    assert set(steps._graphs) == set(passes._graphs) == set(steps.sizes)
+    before, calls = gpu.replays, len(drafting.runner.draft_head.calls)
+    assert drafting.run(*requests(make_request, **sampling)) == expected
+    stats, others = drafting.scheduler.stats(), eager.scheduler.stats()
+    assert stats.spec_accepted_tokens == others.spec_accepted_tokens > 30
+    assert drafting.num_steps == eager.num_steps
+    # Each step with a guess takes the step itself, a pass over it, and one for each guess but one.
+    assert gpu.replays - before > 3 * drafting.num_steps
+    assert len(drafting.runner.draft_head.calls) - calls >= gpu.replays - before - stats.num_steps
+    drafting.runner.drop_captured()
+    assert not steps._graphs and not passes._graphs and steps.budget.spent == 0
+
+
+def test_passes_are_captured_behind_the_steps_that_need_them(
+    engine, one_layer, make_request, monkeypatch
+):
+    monkeypatch.setattr(captured, "_SHARE", 1e9)
+    drafting = engine(KnowingHead(one_layer), device=FakeGpu())
+    drafting.run(*requests(make_request, temperature=0.0))
+    steps, passes = drafting.runner._captured
+    assert steps._graphs and passes._graphs
+    assert steps.budget is passes.budget

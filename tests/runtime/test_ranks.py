@@ -200,7 +200,7 @@ def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturi
         raise torch.OutOfMemoryError("no room")
 
     programs = capturing.leader.program, capturing.follower.program
-    monkeypatch.setattr(programs[rank], "_compute", fail)
+    monkeypatch.setattr(programs[rank], "compute", fail)
     with pytest.raises(PeerLostError if rank else OutOfStepError) as raised:
         programs[0].capture(CapturedSize(1, 1))
     capturing.groups[0]._group = None  # as its process does when it ends

@@ -1,5 +1,6 @@
 """What single requests ask for, and what happens when one of them goes wrong."""
 
+import math
 import mmap
 
 import numpy as np
@@ -125,6 +126,32 @@ def test_logprobs_are_raw(make_request, driver, model):
             assert entry.rank == 1 + int((row > row[entry.token_id]).sum())
             assert entry.top_ids == row.argsort(descending=True)[:top].tolist()
     assert driver.tokens["a"] == [3] * 5
+
+
+def test_logprobs_of_the_draw(make_request, driver, model):
+    """After bias, temperature and top-k, beside rows that report raw ones or none."""
+    drawn = make_request(
+        "a", temperature=0.5, top_k=3, logit_bias={3: -500.0}, logprobs=4, seed=1,
+        logprobs_after_sampling=True,
+    )  # fmt: skip
+    greedy = make_request("b", temperature=0.0, logprobs=2, logprobs_after_sampling=True)
+    raw = make_request("c", temperature=0.5, top_k=3, logprobs=4, seed=1)
+    none = make_request("d", temperature=0.5, logprobs_after_sampling=True)
+    driver.add(drawn, greedy, raw, none)
+    driver.finish(["a", "b", "c", "d"], 5, chunk=64)
+    found = {name: [e for r in driver.results[name] for e in r.logprobs or ()] for name in "abcd"}
+    assert [len(entries) for entries in found.values()] == [5, 5, 5, 0]
+    token_ids = [*drawn.prompt_token_ids, *driver.tokens["a"]]
+    logits = model.logits(token_ids).double()[len(drawn.prompt_token_ids) - 1 :]
+    logits[:, 3] -= 500
+    for entry, row in zip(found["a"], logits, strict=False):
+        best = row.argsort(descending=True)[:4]
+        expected = (row[best[:3]] / 0.5).log_softmax(-1).tolist()
+        assert entry.top_ids == best.tolist() and entry.token_id in entry.top_ids[:3]
+        assert entry.top_logprobs == pytest.approx([*expected, -math.inf], abs=1e-4)
+        assert entry.logprob == entry.top_logprobs[entry.top_ids.index(entry.token_id)]
+    assert all(e.logprob == 0 and e.top_logprobs == [0, -math.inf] for e in found["b"])
+    assert all(math.isfinite(x) for e in found["c"] for x in e.top_logprobs)
 
 
 def test_logprobs_of_accepted_drafts(make_request, driver, make_driver):

@@ -225,7 +225,7 @@ def test_a_million_errors_cost_no_more_than_one(
     assert len(error["message"]) < 400
 
 
-@pytest.mark.parametrize("field", ["grammar", "json_schema", "guided_json", "guided_regex"])
+@pytest.mark.parametrize("field", ["guided_grammar", "guided_json", "guided_regex"])
 def test_a_constraint_under_another_name_is_not_ignored(shared: RunningServer, field: str) -> None:
     error = error_of(shared.chat(**{field: "root ::= [a-z]"}))
     assert error["param"] == field
@@ -291,7 +291,19 @@ def test_many_and_long_unknown_fields_make_a_short_header(shared: RunningServer)
 def test_unknown_model(shared: RunningServer) -> None:
     error = error_of(shared.chat(model="gpt-x"), 404)
     assert error["param"] == "model" and error["type"] == "NotFoundError"
-    assert "fake, fake-alias" in error["message"]
+    assert "`gpt-x` does not exist. Served here: fake, fake-alias." in error["message"]
+    assert "--alias" in error["message"] and "--any-model-name" in error["message"]
+
+
+def test_any_model_name(start) -> None:
+    server = start(FakeClient(), ServerConfig(any_model_name=True))
+    reply = server.chat(model="gpt-4o")
+    assert (reply.status_code, reply.json()["model"]) == (200, "gpt-4o")
+    assert server.post("/tokenize", model="gpt-4o", prompt="a").status_code == 200
+    assert server.http.get("/props?model=gpt-4o").status_code == 200
+    # What changes a model, or tells of one, wants its name.
+    error_of(server.http.get("/v1/models/gpt-4o"), 404)
+    error_of(server.post("/models/unload", model="gpt-4o"), 404)
 
 
 @pytest.mark.parametrize("length", [2049, 10_000, 10_000_000])

@@ -1,6 +1,7 @@
 """llama-server's /completion and /infill; names and forms are those of its README."""
 
 import json
+import math
 from typing import Any
 
 import httpx
@@ -82,6 +83,19 @@ def test_stream_with_all_there_is_to_tell(shared: RunningServer) -> None:
 def test_probabilities_of_a_whole_reply(shared: RunningServer) -> None:
     reply = shared.post("/completion", prompt="a", n_probs=1, n_predict=2).json()
     assert [entry["token"] for entry in reply["completion_probabilities"]] == ["H", "e"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_of_the_draw(shared: RunningServer, stream: bool) -> None:
+    asked = {"n_probs": 2, "post_sampling_probs": True, "n_predict": 1, "stream": stream}
+    reply = shared.post("/completion", prompt="a", **asked)
+    assert shared.client.requests[-1].sampling.logprobs_after_sampling
+    (entry,) = (chunks_of(reply)[0] if stream else reply.json())["completion_probabilities"]
+    assert (entry["id"], entry["prob"]) == (72, pytest.approx(math.exp(-0.5)))
+    assert [set(one) for one in entry["top_probs"]] == [{"id", "token", "bytes", "prob"}] * 2
+    assert [one["prob"] for one in entry["top_probs"]] == pytest.approx(
+        [math.exp(-0.5), math.exp(-1.5)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +187,6 @@ def test_values_of_its_own(start, sent: dict[str, Any], name: str, value: Any) -
     ("field", "refused", "neutral"),
     [
         *((absent.native, 0.5, float(absent.neutral[0])) for absent in ABSENT),
-        ("post_sampling_probs", True, False),
         ("lora", [{"id": 0, "scale": 1}], []),
     ],
 )

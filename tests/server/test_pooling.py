@@ -76,6 +76,14 @@ def test_embeddings_by_the_official_client(embedder: RunningServer) -> None:
         ("abb", [unit(1, 2, 0, 0)]),
         ([97, 98, 98], [unit(1, 2, 0, 0)]),
         ([[97], [98]], [unit(1, 0, 0, 0), unit(0, 1, 0, 0)]),
+        # llama-server's: mixed as it likes.
+        (["a", [98], [97, "b", 98]], [unit(1, 0, 0, 0), unit(0, 1, 0, 0), unit(1, 2, 0, 0)]),
+        ([97, "bb"], [unit(1, 2, 0, 0)]),
+        ({"prompt_string": "abb"}, [unit(1, 2, 0, 0)]),
+        (
+            ["a", {"content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "b"}]}],
+            [unit(1, 0, 0, 0), unit(1, 2, 0, 0)],
+        ),
     ],
 )
 def test_every_form_of_input(given: Any, expected: list, embedder: RunningServer) -> None:
@@ -147,7 +155,9 @@ def test_a_text_that_is_too_long(embedder: RunningServer) -> None:
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": [1, "a"]}, "input"),
+        ({"input": [1, 1.5]}, "input"),
+        ({"input": [{"content": "a"}]}, "input"),
+        ({"input": {"content": [{"type": "input_audio"}]}}, "input"),
         ({"input": [257]}, "prompt"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input"),
         ({"input": "a", "truncate_prompt_tokens": 2049}, "truncate_prompt_tokens"),
@@ -260,6 +270,38 @@ def test_rerank(path: str, embedder: RunningServer) -> None:
         path, query="ab", documents=documents, top_n=1, return_documents=False
     ).json()
     assert [list(result) for result in best["results"]] == [["index", "relevance_score"]]
+
+
+@pytest.mark.parametrize("path", RERANK)
+def test_rerank_in_the_form_of_text_embeddings_inference(
+    path: str, embedder: RunningServer
+) -> None:
+    texts = ["cd", "ab", "a"]
+    reply = embedder.post(path, query="ab", texts=texts).json()
+    assert [list(result) for result in reply] == [["index", "score"]] * 3
+    assert [result["index"] for result in reply] == [1, 2, 0]
+    assert reply[1]["score"] == pytest.approx(0.5**0.5)
+    (best,) = embedder.post(path, query="ab", texts=texts, return_text=True, top_n=1).json()
+    assert (best["index"], best["text"]) == (1, "ab")
+
+
+def test_scores_of_texts_as_the_model_gave_them(start: Callable[..., RunningServer]) -> None:
+    server = start(encoder(labels=("relevance",), activation="sigmoid"))
+    raw, scaled = (
+        server.post("/rerank", query="a", texts=["bbbb"], raw_scores=raw).json()[0]["score"]
+        for raw in (True, False)
+    )
+    assert raw == pytest.approx(0.3) and scaled == pytest.approx(1 / (1 + np.exp(-0.3)))
+    long = ["b" * 3000]
+    assert server.post("/rerank", query="a", texts=long).status_code == 400
+    assert server.post("/rerank", query="a", texts=long, truncate=True).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"texts": ["a"], "documents": ["a"]}, {"texts": []}, {"texts": [1]}], ids=str
+)
+def test_one_list_of_what_is_ranked(fields: dict, embedder: RunningServer) -> None:
+    assert embedder.post("/rerank", query="a", **fields).status_code == 400
 
 
 def test_documents_are_cut_to_their_own_length(embedder: RunningServer) -> None:

@@ -61,6 +61,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [97], "logprobs": 1, **STREAM, **USAGE}),
     ("/v1/completions/render", {"prompt": ["a", "b"], "logit_bias": {"5": 1}}),
     ("/completion", {"prompt": "a", "n_probs": 2, "return_tokens": True}),
+    ("/completion", {"prompt": "a", "n_probs": 2, "post_sampling_probs": True}),
     ("/completion", {"prompt": ["a", [98, "c"]], "n_predict": 2, "stop": ["x"]}),
     ("/completion", {"prompt": "a", "response_fields": ["content", "timings/prompt_n"]}),
     ("/completions", {"prompt": "a", "n_probs": 1, "return_progress": True, **STREAM}),
@@ -93,6 +94,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/pooling", {"input": "a", "task": "embed"}),
     ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
     ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}]}),
+    ("/rerank", {"query": "a", "texts": ["b", "c"], "return_text": True}),
 ]
 
 

@@ -144,6 +144,9 @@ class ServerConfig(Options):
         "what the machine has.",
         parse=parse_size, bounds=(1, math.inf),
     )  # fmt: skip
+    any_model_name: bool = option(
+        False, "Requests that name no model of this server get the first one, instead of a 404."
+    )
     pin: tuple[str, ...] = option((), "Models that are never unloaded to make room, by name.")
     idle_unload: float = option(
         0.0,

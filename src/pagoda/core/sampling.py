@@ -49,6 +49,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
     min_tokens: int = 0
     logprobs: int | None = None
     """Alternatives reported per generated token, from raw logits; -1 is the vocabulary."""
+    logprobs_after_sampling: bool = False
+    """They are those that the token was drawn with, as llama-server's `post_sampling_probs`."""
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True

@@ -185,6 +185,7 @@ class LLM:
         return lambda conversation: template.render(
             conversation,
             tools=tools,
+            call_form=self._text.parser.form.calls,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs,

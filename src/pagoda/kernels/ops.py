@@ -54,6 +54,7 @@ take_rows = _by_first(Ops.take_rows)
 first_max = _by_first(Ops.first_max)
 DrawParams = drawing.DrawParams
 rows_at_once = drawing.rows_at_once
+draw_shares = drawing.shares
 
 
 def draw(tokens: Tensor, logits: Tensor, top: Tensor, params: DrawParams) -> None:

@@ -28,6 +28,10 @@ Encoders = Mapping[str, Encode]
 class DraftHead(Protocol):
     """Layers that read the model's hidden states and guess the token behind the next one."""
 
+    hidden_size: int
+    dtype: torch.dtype
+    """Those of the hidden states that `read` gives and `forward` takes."""
+
     def reserve(self, num_tokens: int) -> None:
         """Make room for what is kept of the model's steps of so many tokens."""
 

@@ -55,7 +55,8 @@ class Eagle3Head(nn.Module):
         assert own is not None and model.taps is not None
         hidden, eps = own.hidden_size, own.norm_eps
         width = len(own.reads) * whole.hidden_size
-        self._dtype, self._vocab_size = context.dtype, whole.vocab_size
+        self.hidden_size, self.dtype = hidden, context.dtype
+        self._vocab_size = whole.vocab_size
         self._taps = model.taps
         self.read_norm = RMSNorm(context, width, eps) if own.norm_before_fc else None
         self.fc = replicated(context, width, hidden)
@@ -86,7 +87,7 @@ class Eagle3Head(nn.Module):
     ) -> torch.Tensor:
         """As `DraftHead.forward`: int64 [tokens] and [tokens, hidden] -> [tokens, hidden]."""
         out: torch.Tensor = self.layer(self.embed(token_ids), hidden_states, batch)
-        return out.to(self._dtype)
+        return out.to(self.dtype)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> fp32 [rows, the model's vocab], -infinity where it has no token."""

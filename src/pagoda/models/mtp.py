@@ -23,6 +23,7 @@ class MtpHead(nn.Module):
         super().__init__()
         context, whole = model.context, model.spec
         hidden, eps = whole.hidden_size, whole.norm_eps
+        self.hidden_size, self.dtype = hidden, context.dtype
         self._parallel = context.parallel
         self.embedding_norm = RMSNorm(context, hidden, eps)
         self.hidden_norm = RMSNorm(context, hidden, eps)

@@ -33,9 +33,10 @@ from pagoda.runtime.sampling.sampler import (
     sample,
 )
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of
+from pagoda.runtime.speculation.drafter import HeadDrafter
 from pagoda.runtime.speculation.select import make_drafter
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
-from pagoda.runtime.steps.captured import CapturedSteps
+from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.graphs import GraphMaker
 from pagoda.runtime.steps.inputs import build_batch
 from pagoda.runtime.steps.launched import LaunchedStep
@@ -90,6 +91,8 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | CapturedSteps | None = None
+        self._captured: list[CapturedSteps] = []
+        """All that is captured as graphs: steps, and the passes of a draft head."""
         self._step: PreparedStep | None = None
         """The last one."""
         self._launched: LaunchedStep | None = None
@@ -229,8 +232,7 @@ class ModelRunner:
         self.cache.restore()
 
     def _capture_needed(self) -> None:
-        if isinstance(self.program, CapturedSteps):
-            self.program.capture_needed()
+        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
 
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
@@ -241,15 +243,16 @@ class ModelRunner:
             if self._tiles.changed:
                 self.drop_captured()  # graphs hold the kernels that they were captured with
             self._tiles = None
-        more = isinstance(self.program, CapturedSteps) and self.program.capture_more()
+        more = any(steps.capture_more() for steps in self._captured)
         if not more and self.device.kernel_log is not None:
             self.device.kernel_log.report("Later steps")
         return more
 
     def drop_captured(self) -> None:
         """Before weights or caches move or go: forget what points to them."""
-        if isinstance(self.program, CapturedSteps):
-            self.program.drop()
+        for steps in self._captured:
+            steps.drop()
+        if self._captured:
             self.device.give_back()
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
@@ -320,18 +323,23 @@ class ModelRunner:
         kind: Callable[..., CapturedSteps] = CapturedSteps,
     ) -> CapturedSteps:
         most = max(size.tokens for size in self.captured_sizes)
-        return kind(
-            self.model,
-            self.cache,
-            self._block_sizes(),
-            self.captured_sizes,
-            StepLimits(most, self.max_num_reqs, most, self.max_model_len),
-            self.states.has_states,
-            self.device.torch_device,
-            make_graphs,
-            lambda: self.device.facts().free_memory,
-            self.captured_bytes,
+        make = partial(
+            kind,
+            cache=self.cache,
+            block_sizes=self._block_sizes(),
+            sizes=self.captured_sizes,
+            limits=StepLimits(most, self.max_num_reqs, most, self.max_model_len),
+            has_states=self.states.has_states,
+            device=self.device.torch_device,
+            make_graphs=make_graphs,
+            free_memory=lambda: self.device.facts().free_memory,
+            budget=Budget(self.captured_bytes),
         )
+        steps = make(model_pass(self.model))
+        self._captured = [steps]
+        if isinstance(self._drafter, HeadDrafter):
+            self._captured.append(self._drafter.capture(make, most))
+        return steps
 
     def _block_sizes(self) -> list[int]:
         """Block sizes of the attention groups."""

@@ -62,14 +62,25 @@ class Context:
             return self.fleet.find(name)
         except ModelNotFoundError as error:
             names = ", ".join(n for entry in entries for n in entry.names)
-            raise ApiError(404, f"{error.message} Valid names: {names}.", param="model") from None
+            told = (
+                f"{error.message} Served here: {names}. Ask for one of these, or start the server "
+                "with --alias and the names it shall answer to, or with --any-model-name."
+            )
+            raise ApiError(404, told, param="model") from None
+
+    def asked(self, name: str | None) -> ModelEntry:
+        """Likewise for a request to a model: with --any-model-name the first model answers to
+        names that no other has."""
+        if self.config.any_model_name and not self.fleet.has(name):
+            name = None
+        return self.entry(name)
 
     async def served(self, request: HTTPConnection, name: str | None) -> ServedModel:
         """The model by name, loaded if need be, and kept until the request is answered.
 
-        Raises as `entry`, and 503 where there is no room for it or it cannot be loaded.
+        Raises as `asked`, and 503 where there is no room for it or it cannot be loaded.
         """
-        entry = self.entry(name)
+        entry = self.asked(name)
         leases: ExitStack = request.scope[LEASES]
         leases.enter_context(entry.used())
         try:
@@ -96,7 +107,7 @@ class Context:
 
     def loaded(self, name: str | None) -> ServedModel:
         """The model by name, to look at; 503 where it is not loaded."""
-        served = self.entry(name).served
+        served = self.asked(name).served
         if served is None:
             raise unavailable("The model is not loaded; a request for a reply loads it.")
         return served

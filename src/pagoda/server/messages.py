@@ -3,7 +3,7 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.config.modality import modality_of_part
+from pagoda.config.modality import Modality, modality_of_part
 from pagoda.engine.aside.jobs import RenderChat, Rendered
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.protocol.chat import ChatMessage
@@ -31,7 +31,7 @@ async def render_prompt(
         raise RequestError(f"{name} is set by the request itself.", f"chat_template_kwargs.{name}")
     return await served.aside.render(
         RenderChat(
-            [_marked(message.fields()) for message in messages],
+            [_shown(message.fields(), served) for message in messages],
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -41,18 +41,40 @@ async def render_prompt(
     )
 
 
-def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """With the types alone of parts that hold media: templates see no more of them."""
+def _shown(message: dict[str, Any], served: ServedModel) -> dict[str, Any]:
+    """As templates see it: of parts that hold media the types alone."""
     content = message["content"]
     if not isinstance(content, list):
         return message
-    marked = [
-        {"type": part["type"]}
-        if isinstance(part, dict) and modality_of_part(part["type"]) is not None
-        else part
-        for part in content
-    ]
-    return {**message, "content": marked}
+    return {**message, "content": [_shown_part(part, message["role"], served) for part in content]}
+
+
+def _shown_part(part: Any, role: str, served: ServedModel) -> Any:
+    modality = modality_of_part(part["type"]) if isinstance(part, dict) else None
+    if modality is None:
+        return part
+    if _is_unseen(modality, role, served):
+        words = f"[{modality.kind}] (This model takes no {modality.words}: it was left out.)"
+        return {"type": "text", "text": words}
+    return {"type": part["type"]}
+
+
+def _is_unseen(modality: Modality, role: str, served: ServedModel) -> bool:
+    """Of a tool's result the model is told what it cannot take: an agent that looks at a picture
+    once would have no next turn."""
+    return role in ("tool", "function") and modality.kind not in served.modalities
+
+
+def unseen_media(messages: list[ChatMessage], served: ServedModel) -> list[str]:
+    """Kinds of media in tools' results that the model does not take: `render_prompt` has words in
+    their place."""
+    parts = (
+        (message.role, None if isinstance(part, str) else modality_of_part(part.type))
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+    return [found.kind for role, found in parts if found and _is_unseen(found, role, served)]
 
 
 def final_text(messages: list[ChatMessage]) -> str:

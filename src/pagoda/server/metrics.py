@@ -22,6 +22,7 @@ from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDe
 from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.http.looplag import LoopLag
+from pagoda.server.llama_metrics import LlamaCollector
 
 Models = Callable[[], list[ServedModel]]
 
@@ -74,14 +75,14 @@ class Buckets:
     def __init__(self, bounds: Sequence[float]):
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        family.add_metric(labels, _cumulated(self._bounds, self._counts), self._sum)
+        family.add_metric(labels, _cumulated(self._bounds, self._counts), self.sum)
 
 
 def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
@@ -119,6 +120,9 @@ class Metrics:
         self.registry.register(_EngineCollector(models))
         self._models: dict[str, ModelMetrics] = {}
         self.registry.register(_HistogramCollector(self._models))
+        self.registry.register(
+            LlamaCollector(lambda: [served.client.stats for served in models()], self._seconds)
+        )
         self.success = self._counter("request_success", "Finished requests.", "finished_reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Those found in the cache.")
@@ -154,6 +158,13 @@ class Metrics:
         if name not in self._models:
             self._models[name] = ModelMetrics(self, name)
         return self._models[name]
+
+    def _seconds(self) -> tuple[float, float]:
+        """What prompts and replies took, of all models."""
+        models = [model.histogram for model in self._models.values()]
+        prefill = sum(histogram["request_prefill_time_seconds"].sum for histogram in models)
+        decode = sum(histogram["request_decode_time_seconds"].sum for histogram in models)
+        return prefill, decode
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

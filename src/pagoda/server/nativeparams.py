@@ -9,29 +9,14 @@ from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.aside.jobs import Constrain
 from pagoda.engine.served.model import ServedModel
-from pagoda.server.bodies.prompts import MAX_PROMPTS, encode
+from pagoda.server.bodies.prompts import Pieces, encode
 from pagoda.server.params import STRUCTURE, clamped, stop_strings, with_defaults
 from pagoda.server.protocol.native import NativeBody
 
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 
-Piece = str | int
-Prompt = list[Piece]
-"""Texts and token ids, one after the other."""
 
-
-def split(prompt: Any) -> list[Prompt]:
-    """Every form of `prompt`, as a list of prompts; RequestError for anything else."""
-    if isinstance(prompt, list) and not _is_prompt(prompt):
-        if not prompt or len(prompt) > MAX_PROMPTS:
-            raise RequestError(
-                f"prompt has {len(prompt)} items; send 1 to {MAX_PROMPTS}.", "prompt"
-            )
-        return [_pieces(item) for item in prompt]
-    return [_pieces(prompt)]
-
-
-async def prompt_ids(served: ServedModel, prompt: Prompt) -> list[int]:
+async def prompt_ids(served: ServedModel, prompt: Pieces) -> list[int]:
     """Token ids. Where text begins the prompt, what the model wants before a text comes first."""
     ids: list[int] = []
     for piece in prompt:
@@ -70,6 +55,7 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
         ignore_eos=body.ignore_eos,
         logit_bias=_logit_bias(body.logit_bias, served) or None,
         logprobs=body.n_probs or None,
+        logprobs_after_sampling=body.post_sampling_probs,
         **settings,
     )
 
@@ -108,6 +94,7 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
             {"token": token, "bias": bias} for token, bias in (sampling.logit_bias or {}).items()
         ],
         "n_probs": sampling.logprobs or 0,
+        "post_sampling_probs": sampling.logprobs_after_sampling,
         "grammar": body.grammar if body is not None else "",
         "samplers": list(SAMPLERS),
         "timings_per_token": body.timings_per_token if body is not None else False,
@@ -117,28 +104,6 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
 def floored(number: Number, value: float) -> float:
     """A value as llama-server reads it: what lies below 0 does nothing, as 0."""
     return value if number.floor is None else max(value, number.kind(0))
-
-
-def _is_prompt(items: list[Any]) -> bool:
-    """One prompt of ids, mixed with texts or not; a list of texts alone is several."""
-    kinds = set(map(type, items))
-    return kinds <= {int, str} and int in kinds
-
-
-def _pieces(item: Any) -> Prompt:
-    if isinstance(item, str):
-        return [item]
-    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str):
-        if item.get("multimodal_data"):
-            raise RequestError("multimodal_data is not supported; leave it out.", "multimodal_data")
-        return [item["prompt_string"]]
-    if isinstance(item, list) and item and set(map(type, item)) <= {int, str}:
-        return item
-    raise RequestError(
-        "prompt must be a string, a list of token ids and strings, an object with prompt_string, "
-        "or a list of such prompts.",
-        "prompt",
-    )
 
 
 def _chosen(samplers: str | list[str] | None) -> set[str]:

@@ -37,7 +37,7 @@ def chat_params(body: ChatBody, served: ServedModel) -> SamplingParams:
     return sampling_params(
         body,
         served,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=_chosen_length(body, body.max_completion_tokens or body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=wanted_structure(body, served.defaults.get(STRUCTURE)),
     )
@@ -52,7 +52,7 @@ def completion_params(body: CompletionRequest, served: ServedModel) -> SamplingP
     params = sampling_params(
         body,
         served,
-        max_tokens=body.max_tokens,
+        max_tokens=_chosen_length(body, body.max_tokens),
         logprobs=body.logprobs,
         structure=wanted_structure(body, served.defaults.get(STRUCTURE)),
     )
@@ -121,6 +121,11 @@ def clamped(logit_bias: Mapping[int, float]) -> dict[int, float]:
     return {
         token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)) for token, bias in logit_bias.items()
     }
+
+
+def _chosen_length(body: GenerationBody, max_tokens: int | None) -> int | None:
+    """None where `n_predict` says what the default is."""
+    return max_tokens if body.n_predict is None else None
 
 
 def _check_characters(texts: list[str], param: str) -> None:

@@ -175,6 +175,7 @@ def _render(side: TextSide, job: RenderChat) -> Rendered:
     text = side.chat_template.render(
         job.messages,
         tools=job.tools,
+        call_form=side.parser.form.calls,
         add_generation_prompt=job.add_generation_prompt,
         continue_final_message=job.continue_final_message,
         variables=job.variables,

@@ -115,6 +115,10 @@ class Fleet:
         except KeyError:
             raise ModelNotFoundError(f"The model `{name}` does not exist.", "model") from None
 
+    def has(self, name: str | None) -> bool:
+        """Whether a model has that name."""
+        return name in self._by_name
+
     def models(self) -> list[ServedModel]:
         """Those that are loaded."""
         return [entry.served for entry in self.entries if entry.served is not None]

@@ -104,6 +104,8 @@ def load_text_side(config: ModelConfig) -> TextSide:
         config.tool_call_parser,
     )
     log.info("Thought and tool calls are parsed as: %s.", parser.name)
+    if template is not None and not template.shows_tools and parser.form.calls is not None:
+        log.info("The chat template shows no tools: the system turn describes them.")
     defaults = sampling_defaults(config, files)
     return TextSide(files, tokenizer, template, parser, defaults, media)
 

@@ -130,6 +130,26 @@ def draw_kept(
     return tokens
 
 
+def shares(logits: Tensor, top: Tensor, tokens: Tensor, params: DrawParams) -> Tensor:
+    """fp32 [rows, vocab]: how probable each token was when `tokens`, int64 [rows], were drawn from
+    fp32 logits [rows, vocab] with `top` fp32 [rows], each row's maximum. Where the temperature is
+    0, the row's token has all of it."""
+    found = torch.zeros_like(logits).scatter_(1, tokens[:, None], 1.0)
+    rows = np.flatnonzero(params.temperature > 0)
+    if len(rows):
+        index = torch.from_numpy(rows).to(logits.device)
+        temperature, top_k, top_p, min_p = (
+            torch.from_numpy(column[rows]).to(logits.device)
+            for column in (
+                params.temperature, params.top_k.astype(np.int64), params.top_p, params.min_p,
+            )
+        )  # fmt: skip
+        scaled = _scaled(logits[index], top[index], temperature)
+        weights = _kept_weights(scaled, Limits(top_k, top_p, min_p))[:, : logits.shape[1]]
+        found[index] = weights / weights.sum(dim=-1, keepdim=True)
+    return found
+
+
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(values, ids) [rows, count] of the largest logits, falling; lower ids first of equals."""
     if count >= logits.shape[1]:

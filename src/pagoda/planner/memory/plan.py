@@ -206,6 +206,9 @@ def captured_bytes(
     gathered = 2 * 4 * spec.vocab_size if ranks > 1 else 0
     between = outputs + gathered + 20 * spec.hidden_size + layers + splits
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
+    if spec.drafts:  # a head's passes are captured as well, with outputs of their own
+        outputs += outputs + width * spec.hidden_size
+        graphs += len(sizes) * _GRAPH_LAYER_BYTES
     return max(size.tokens for size in sizes) * (outputs + 2 * between) + graphs
 
 

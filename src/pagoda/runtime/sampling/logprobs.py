@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and most likely tokens, from raw logits."""
+"""Log-probabilities of chosen and most likely tokens."""
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,27 @@ def token_logprobs(
     for start in range(0, len(logits), chunk):
         part = slice(start, start + chunk)
         result += _chunk_logprobs(logits[part], token_ids[part], counts[part])
+    return result
+
+
+def drawn_logprobs(
+    logits: torch.Tensor,
+    top: torch.Tensor,
+    token_ids: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int32],
+    params: ops.DrawParams,
+) -> list[TokenLogprobs]:
+    """As `token_logprobs`, of fp32 logits [rows, vocab] as they were drawn from, each row's maximum
+    in fp32 `top` [rows]: -inf for what temperature, min-p, top-k and top-p left out."""
+    result = []
+    for row, entry in enumerate(token_logprobs(logits, token_ids, counts)):
+        one = slice(row, row + 1)
+        drawn = to_tensor(token_ids[one], logits.device)
+        of_row = ops.DrawParams._make(column[one] for column in params)
+        shares = ops.draw_shares(logits[one], top[one], drawn, of_row)[0].log()
+        listed = to_tensor(np.array([entry.token_id, *entry.top_ids], np.int64), logits.device)
+        chosen, *others = shares[listed].tolist()
+        result.append(TokenLogprobs(entry.token_id, chosen, entry.rank, entry.top_ids, others))
     return result
 
 

@@ -17,7 +17,9 @@ class Needs:
     """Bits of a row's `flags`: what it needs beyond the largest logit. A step does only what some
     row of it needs."""
 
-    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR = (1 << i for i in range(7))
+    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR, SHARES = (
+        1 << i for i in range(8)
+    )
 
 
 PARAMS = np.dtype(
@@ -82,6 +84,8 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= Needs.GRAMMAR
     if any(numbers[name] != value for name, value in _NO_PENALTIES.items()):
         flags |= Needs.PENALTIES
+    if sampling.logprobs_after_sampling:
+        flags |= Needs.SHARES
     for name, flag in (("logprobs", Needs.LOGPROBS), ("prompt_logprobs", Needs.PROMPT_LOGPROBS)):
         count = getattr(sampling, name)
         if count is not None:

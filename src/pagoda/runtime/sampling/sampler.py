@@ -13,7 +13,7 @@ from pagoda.kernels import ops
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.sampling.grammar import apply_grammars
-from pagoda.runtime.sampling.logprobs import token_logprobs
+from pagoda.runtime.sampling.logprobs import drawn_logprobs, token_logprobs
 from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.penalties import apply_penalties
 from pagoda.runtime.sampling.rules import apply_rules
@@ -71,12 +71,13 @@ def sample(
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
     `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
-    log-probabilities are kept aside; rules, penalties, grammars change the logits; then greedy, or
-    top-n-sigma, temperature, min-p, top-k, top-p and the draw. A step does only what one of its
-    rows needs.
+    log-probabilities are kept aside (unless those of the draw are wanted); rules, penalties,
+    grammars change the logits; then greedy, or top-n-sigma, temperature, min-p, top-k, top-p and
+    the draw. A step does only what one of its rows needs.
     """
     flags = states.params["flags"][rows]
-    reporting = np.flatnonzero(flags & Needs.LOGPROBS)
+    wanted = flags & (Needs.LOGPROBS | Needs.SHARES)
+    reporting = np.flatnonzero(wanted == Needs.LOGPROBS)
     raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
     best, broken = choose(logits, rows, positions, states, greedy, times)
     top, chosen = best.arrays
@@ -85,6 +86,18 @@ def sample(
         counts = states.params["logprobs"][rows[reporting]]
         entries = token_logprobs(raw, chosen[reporting], counts)
         logprobs = dict(zip(reporting.tolist(), entries, strict=True))
+    drawn = np.flatnonzero(wanted == Needs.LOGPROBS | Needs.SHARES)
+    if len(drawn):
+        index = to_tensor(drawn, logits.device)
+        params = states.params[rows[drawn]]
+        logprobs |= zip(
+            drawn.tolist(),
+            drawn_logprobs(
+                logits[index], best.values[index], chosen[drawn], params["logprobs"],
+                _draw_params(params, positions[drawn]),
+            ),
+            strict=True,
+        )  # fmt: skip
     return Sampled(chosen, row_faults(top) | broken, logprobs)
 
 
@@ -115,10 +128,14 @@ def choose(
         best = FirstMax(*ops.first_max(logits))
     if needs & Needs.RANDOM:
         keep_near_top(logits, best.values, params["top_n_sigma"])
-        columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
-        drawn = ops.DrawParams(**columns, position=positions)
-        ops.draw(best.ids, logits, best.values, drawn)
+        ops.draw(best.ids, logits, best.values, _draw_params(params, positions))
     return best, broken
+
+
+def _draw_params(params: np.ndarray, positions: Ints) -> ops.DrawParams:
+    """Of records of `states.params`."""
+    columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
+    return ops.DrawParams(**columns, position=positions)
 
 
 def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:

@@ -1,17 +1,23 @@
 """What guesses tokens on the device, behind those that a step sampled."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from pagoda.kernels import ops
+from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import DraftHead
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.sampling.sampler import choose
 from pagoda.runtime.states import Ints, RequestStates, Scheduled
+from pagoda.runtime.steps.captured import CapturedSteps, Outputs
 from pagoda.runtime.steps.inputs import StepArrays, build_batch, step_arrays
 from pagoda.runtime.steps.prepared import PreparedStep
+from pagoda.runtime.steps.program import Computed
 
 
 class Drafter(Protocol):
@@ -39,6 +45,24 @@ class HeadDrafter:
         self, head: DraftHead, cache: CacheMemory, states: RequestStates, device: torch.device
     ):
         self._head, self._cache, self._states, self._device = head, cache, states, device
+        self._captured: CapturedSteps | None = None
+        self._read = torch.empty(0)
+        """The hidden states that a captured pass reads, [tokens, hidden]."""
+
+    def capture(self, make: Callable[..., CapturedSteps], most_tokens: int) -> CapturedSteps:
+        """Have passes of up to `most_tokens` captured: what `make` makes of one, and of its name.
+        Who calls says when each size is."""
+
+        def compute(batch: ForwardBatch) -> Outputs:
+            read = self._read[: batch.num_tokens]
+            hidden_states = self._head.forward(batch, batch.token_ids, read)
+            logits = self._head.compute_logits(hidden_states)
+            return Outputs(hidden_states, logits, *ops.first_max(logits))
+
+        shape = most_tokens, self._head.hidden_size
+        self._read = torch.zeros(shape, dtype=self._head.dtype, device=self._device)
+        self._captured = make(compute, what="a draft head's passes")
+        return self._captured
 
     def draft(
         self, step: PreparedStep, hidden_states: torch.Tensor, accepted: Ints, num_drafts: int
@@ -53,21 +77,23 @@ class HeadDrafter:
             plan.starts - (np.cumsum(lens) - lens), lens
         )
         following = self._states.token_ids[np.repeat(plan.rows, lens), positions + 1]
-        hidden_states = self._run(step.arrays, following, self._head.read(hidden_states))
+        seen = self._run(step.arrays, following, self._head.read(hidden_states))
         going = np.flatnonzero(accepted > 0)
         last = places.first[going] + accepted[going] - 1
         rows = plan.rows[places.requests[going]]
         ends = places.positions[last] + 1
-        chosen = hidden_states[to_tensor(places.hidden_rows[last], self._device)]
-        return self._guess(rows, ends, chosen, num_drafts)
+        chosen = to_tensor(places.hidden_rows[last], self._device)
+        logits = None if seen.logits is None else seen.logits[chosen]
+        return self._guess(rows, ends, Computed(seen.hidden_states[chosen], logits), num_drafts)
 
     def _guess(
-        self, rows: Ints, ends: Ints, hidden_states: torch.Tensor, num_drafts: int
+        self, rows: Ints, ends: Ints, seen: Computed, num_drafts: int
     ) -> dict[int, list[int]]:
-        """Tokens at positions `ends` and behind, by the head's hidden states in front of these."""
+        """Tokens at positions `ends` and behind, by what the head made of those in front."""
         drafts: dict[int, list[int]] = {row: [] for row in rows.tolist()}
         token_ids = self._states.token_ids
         for place in range(num_drafts):
+            hidden_states = seen.hidden_states
             if place:
                 rows, ends, hidden_states = self._with_room(rows, ends, hidden_states, place)
             if not len(rows):
@@ -75,8 +101,10 @@ class HeadDrafter:
             if place:
                 before = ends + place - 2
                 following = token_ids[rows, before + 1]
-                hidden_states = self._run(self._one_each(rows, before), following, hidden_states)
-            logits = self._head.compute_logits(hidden_states)
+                seen = self._run(self._one_each(rows, before), following, hidden_states)
+            logits = seen.logits
+            if logits is None:
+                logits = self._head.compute_logits(seen.hidden_states)
             best, _ = choose(logits, rows, ends + place, self._states)
             guessed = best.arrays[1]
             token_ids[rows, ends + place] = guessed
@@ -112,7 +140,17 @@ class HeadDrafter:
 
     def _run(
         self, arrays: StepArrays, following: np.ndarray, hidden_states: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Computed:
+        """What the head makes of a step's tokens; logits only where they cost nothing more."""
+        captured, count = self._captured, arrays.num_tokens
+        is_plain = arrays.positions.ndim == 1 and not arrays.media
+        if captured is not None and is_plain and captured.fits(count, arrays.num_reqs, count):
+            arrays = replace(arrays, token_ids=following)
+
+            def fill(token_ids: torch.Tensor) -> None:
+                self._read[:count].copy_(hidden_states)
+
+            return captured.run(arrays, np.arange(count), fill)
         batch = build_batch(arrays, self._cache, self._device)
         token_ids = to_tensor(following.astype(np.int64), self._device)
-        return self._head.forward(batch, token_ids, hidden_states)
+        return Computed(self._head.forward(batch, token_ids, hidden_states), None)

@@ -7,7 +7,7 @@ from typing import Any
 from pagoda.base.errors import RequestError
 from pagoda.engine.aside.jobs import RenderPair
 from pagoda.engine.served.model import ServedModel
-from pagoda.server.bodies.prompts import encode, split_prompts, tokenize
+from pagoda.server.bodies.prompts import Pieces, encode, split_pieces, tokenize
 from pagoda.server.media import has_media
 from pagoda.server.messages import render_prompt
 from pagoda.server.protocol.pooling import InputBody, PoolingBody
@@ -26,12 +26,13 @@ class PooledText:
 async def input_texts(
     served: ServedModel, body: PoolingBody, given: Any, param: str
 ) -> list[PooledText]:
-    """A text, texts, token ids or lists of them, truncated as the body says."""
+    """A text, texts, token ids or lists of them, mixed or not, truncated as the body says."""
     texts = []
-    for item in split_prompts(given, param, MAX_TEXTS):
-        ids = await _text_ids(served, body, item, param) if isinstance(item, str) else item
-        if not isinstance(item, str):
-            ids = cut(ids, most_tokens(served, body), body)
+    for pieces in split_pieces(given, param, MAX_TEXTS):
+        if len(pieces) == 1 and isinstance(pieces[0], str):
+            ids = await _text_ids(served, body, pieces[0], param)
+        else:
+            ids = await _mixed_ids(served, body, pieces, param)
         texts.append(PooledText(ids))
         await asyncio.sleep(0)  # a thousand texts take a second, and others want theirs
     return texts
@@ -145,3 +146,22 @@ async def _text_ids(served: ServedModel, body: PoolingBody, text: str, param: st
         return await encode(served, text, add_special_tokens=special, truncates=False, param=param)
     ids = await tokenize(served, text, add_special_tokens=False)
     return single_ids(served, body, ids).ids if special else cut(ids, most, body)
+
+
+async def _mixed_ids(
+    served: ServedModel, body: PoolingBody, pieces: Pieces, param: str
+) -> list[int]:
+    """Ids as they were sent; special tokens go around them where text comes first."""
+    ids: list[int] = []
+    cuts = most_tokens(served, body) is not None
+    for piece in pieces:
+        if isinstance(piece, int):
+            ids.append(piece)
+        else:
+            ids += await encode(
+                served, piece, add_special_tokens=False, truncates=cuts, param=param
+            )
+            await asyncio.sleep(0)
+    if isinstance(pieces[0], str) and body.add_special_tokens is not False:
+        return single_ids(served, body, ids).ids
+    return cut(ids, most_tokens(served, body), body)

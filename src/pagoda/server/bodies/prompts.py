@@ -14,6 +14,10 @@ MAX_PROMPTS = 1024
 _CHARACTERS_PER_TOKEN = 8
 
 
+Pieces = list[str | int]
+"""One prompt: texts and token ids, one after the other."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     ids: list[int]
@@ -41,6 +45,51 @@ def split_prompts(
         "lists.",
         param,
     )
+
+
+def split_pieces(given: Any, param: str, most: int = MAX_PROMPTS) -> list[Pieces]:
+    """Every form of prompts that llama-server takes, as a list of prompts; RequestError for
+    anything else."""
+    if isinstance(given, list) and not _is_mixed(given):
+        if not given or len(given) > most:
+            raise RequestError(
+                f"{param} has {len(given)} items; send 1 to {most} in one request.", param
+            )
+        return [_pieces(item, param) for item in given]
+    return [_pieces(given, param)]
+
+
+def _is_mixed(items: list[Any]) -> bool:
+    """One prompt of ids, mixed with texts or not; a list of texts alone is several."""
+    kinds = set(map(type, items))
+    return kinds <= {int, str} and int in kinds
+
+
+def _pieces(item: Any, param: str) -> Pieces:
+    if isinstance(item, str):
+        return [item]
+    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str):
+        if item.get("multimodal_data"):
+            raise RequestError("multimodal_data is not supported; leave it out.", "multimodal_data")
+        return [item["prompt_string"]]
+    if isinstance(item, dict) and isinstance(item.get("content"), list):
+        return [_text_of_parts(item["content"], param)]
+    if isinstance(item, list) and item and set(map(type, item)) <= {int, str}:
+        return item
+    raise RequestError(
+        f"{param} must be a string, a list of token ids and strings, an object with prompt_string "
+        "or with content of text parts, or a list of such prompts.",
+        param,
+    )
+
+
+def _text_of_parts(parts: list[Any], param: str) -> str:
+    texts = [
+        part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"
+    ]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{param}: content takes parts of type 'text' here.", param)
+    return "".join(map(str, texts))
 
 
 def _is_ids(items: list[Any]) -> bool:

@@ -14,27 +14,43 @@ from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.header import header_list
 from pagoda.server.protocol.common import GenerationBody, ResponseFormat
 
+# Fields that say what `structured_outputs` says.
+_OTHER_NAMES = ("response_format", "grammar", "json_schema")
+
 
 def wanted_structure(
     body: GenerationBody, default: StructuredOutputsParams | None = None
 ) -> StructuredOutputsParams | None:
-    """`response_format` or `structured_outputs`, or the server's `default` where the body has
-    neither. Raises RequestError for both, or a wrong one."""
-    if body.response_format is None and body.structured_outputs is None:
-        return default
-    asked = _of_format(body.response_format)
-    if body.structured_outputs is None:
-        return asked
-    if asked is not None:
-        raise RequestError(
-            "response_format and structured_outputs exclude each other; send one.",
-            "structured_outputs",
-        )
+    """What one of the body's fields asks for, or the server's `default` where it has none of them.
+    Raises RequestError for several, or a wrong one."""
+    asked = {
+        "response_format": _of_format(body.response_format),
+        "structured_outputs": _of_outputs(body.structured_outputs),
+        "grammar": StructuredOutputsParams(grammar=body.grammar) if body.grammar else None,
+        "json_schema": _of_schema(body.json_schema),
+    }
+    asked = {name: wanted for name, wanted in asked.items() if wanted is not None}
+    if len(asked) > 1:
+        told = f"{' and '.join(asked)} exclude each other; send one."
+        raise RequestError(told, next(reversed(asked)))
+    if asked:
+        return next(iter(asked.values()))
+    # A format that is `text` is a choice, too.
+    return default if body.response_format is None else None
+
+
+def _of_outputs(wanted: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    if wanted is None:
+        return None
     try:
-        return msgspec.convert(body.structured_outputs, StructuredOutputsParams)
+        return msgspec.convert(wanted, StructuredOutputsParams)
     except msgspec.ValidationError as error:
         told = str(error).rstrip(".")
         raise RequestError(f"structured_outputs: {told}.", "structured_outputs") from error
+
+
+def _of_schema(schema: dict[str, Any] | bool | None) -> StructuredOutputsParams | None:
+    return None if schema is None else StructuredOutputsParams(json=schema)
 
 
 def _of_format(wanted: ResponseFormat | None) -> StructuredOutputsParams | None:
@@ -130,10 +146,10 @@ async def constrained(body: GenerationBody, served: ServedModel, job: Constrain)
     try:
         return await served.aside.constrain(job)
     except RequestError as error:
-        named = error.param or ""
-        if body.response_format is None or not named.startswith("structured_outputs"):
+        sent = [name for name in _OTHER_NAMES if getattr(body, name)]
+        if not sent or not (error.param or "").startswith("structured_outputs"):
             raise
-        raise RequestError(error.message, "response_format") from error
+        raise RequestError(error.message, sent[0]) from error
 
 
 def report_unenforced(response: Response, constraint: Constraint) -> None:

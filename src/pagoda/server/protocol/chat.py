@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pagoda.server.protocol.common import (
     IGNORED_GENERATION,
     UNSUPPORTED_GENERATION,
+    UNSUPPORTED_STRUCTURE,
     GenerationBody,
     Items,
 )
@@ -124,6 +125,7 @@ class BatchChatRequest(ChatBody):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **ChatBody.UNSUPPORTED,
+        **UNSUPPORTED_STRUCTURE,
         "n": (1,),
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),

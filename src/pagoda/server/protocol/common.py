@@ -32,12 +32,10 @@ Items = Annotated[list[ItemT], _FirstError()]
 UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "ec_transfer_params": (),
-    "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logprob_token_ids": ([],),
@@ -53,6 +51,9 @@ UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "watermarking": (),
 }
+
+# llama-server's, on the routes that do not take them.
+UNSUPPORTED_STRUCTURE: dict[str, tuple[Any, ...]] = {"grammar": ("",), "json_schema": ()}
 
 _PLATFORM = "For OpenAI's own platform; there is nothing to honour on one machine."
 IGNORED_GENERATION: dict[str, str] = {
@@ -150,6 +151,16 @@ class GenerationBody(SamplingFields, TextBody):
         description="One of json, regex, choice, grammar (GBNF or Lark), json_object, "
         "structural_tag.",
     )
+    grammar: str = Field("", description="GBNF or Lark, as llama-server takes it.")
+    json_schema: dict[str, Any] | bool | None = Field(
+        None, description="What the reply is JSON of, as llama-server takes it."
+    )
+    n_predict: int | None = Field(
+        None,
+        ge=-1,
+        description="As llama-server takes it: over `max_tokens`, up to what the context has room "
+        "for; -1 fills it.",
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False
@@ -163,3 +174,8 @@ class GenerationBody(SamplingFields, TextBody):
     timings_per_token: bool = Field(
         False, description="llama-server's `timings` in every chunk, not only the last."
     )
+
+    def default_length(self, of_model: int | None) -> int | None:
+        if self.n_predict is None:
+            return of_model
+        return None if self.n_predict == -1 else self.n_predict

@@ -34,4 +34,4 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool = True
 
     def default_length(self, of_model: int | None) -> int | None:
-        return 16 if of_model is None else of_model
+        return super().default_length(16 if of_model is None else of_model)

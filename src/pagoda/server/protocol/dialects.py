@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from pagoda.server.protocol.common import (
     IGNORED_GENERATION,
     UNSUPPORTED_GENERATION,
+    UNSUPPORTED_STRUCTURE,
     GenerationBody,
 )
 
@@ -25,7 +26,11 @@ _OWN = _NOT_HERE.keys() | {"request_id", "stream", "stream_options"}
 class DialectBody(GenerationBody):
     """Sampling fields are those of the chat API, under the same names."""
 
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED_GENERATION, **_NOT_HERE}
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **UNSUPPORTED_GENERATION,
+        **UNSUPPORTED_STRUCTURE,
+        **_NOT_HERE,
+    }
     IGNORED: ClassVar[Mapping[str, str]] = IGNORED_GENERATION
 
     chat_template_kwargs: dict[str, Any] = {}

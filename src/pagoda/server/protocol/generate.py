@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pagoda.server.protocol.common import (
     UNSUPPORTED_GENERATION,
+    UNSUPPORTED_STRUCTURE,
     Body,
     Items,
     SamplingFields,
@@ -23,6 +24,7 @@ class SamplingParamsBody(SamplingFields):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **UNSUPPORTED_GENERATION,
+        **UNSUPPORTED_STRUCTURE,
         "extra_args": ({},),
         "prompt_logprob_token_ids": ([],),
         "skip_reading_prefix_cache": (False,),

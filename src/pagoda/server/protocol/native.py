@@ -15,10 +15,13 @@ from pagoda.server.protocol.replies import PromptProgress, Timings
 _MIXED = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1}
 _OBJECT = {
     "type": "object",
-    "properties": {"prompt_string": {"type": "string"}},
-    "required": ["prompt_string"],
+    "properties": {
+        "prompt_string": {"type": "string"},
+        "content": {"type": "array", "items": {"type": "object"}},
+    },
+    "anyOf": [{"required": ["prompt_string"]}, {"required": ["content"]}],
 }
-# Looked at once, by `nativeparams.split`: lists may have a million ids.
+# Looked at once, by `split_pieces`: lists may have a million ids.
 NativePrompt = Annotated[
     Any,
     WithJsonSchema(
@@ -60,7 +63,6 @@ class NativeBody(with_numbers(TextBody, native_number)):  # type: ignore[misc]  
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "lora": ([],),
         "multimodal_data": ([],),
-        "post_sampling_probs": (False,),
         "reasoning_budget_tokens": (-1,),
         **{absent.native: absent.neutral for absent in ABSENT},
     }
@@ -111,6 +113,9 @@ class NativeBody(with_numbers(TextBody, native_number)):  # type: ignore[misc]  
         [], description="`[[token or text, bias], ...]` or an object; false bans."
     )
     n_probs: int = Field(0, ge=0, description="Log-probabilities of so many tokens.")
+    post_sampling_probs: bool = Field(
+        False, description="Probabilities in their place, as the samplers left them for the draw."
+    )
     cache_prompt: bool = Field(True, description="False reuses nothing that is in the cache.")
     return_tokens: bool = False
     return_progress: bool = Field(
@@ -150,14 +155,18 @@ class InfillRequest(NativeBody):
 
 
 class TokenProb(msgspec.Struct, kw_only=True):
+    """With `post_sampling_probs` a probability in place of its logarithm."""
+
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | UnsetType = UNSET
+    prob: float | UnsetType = UNSET
 
 
 class TokenProbs(TokenProb, kw_only=True):
-    top_logprobs: list[TokenProb]
+    top_logprobs: list[TokenProb] | UnsetType = UNSET
+    top_probs: list[TokenProb] | UnsetType = UNSET
 
 
 class NativeChunk(msgspec.Struct, kw_only=True):

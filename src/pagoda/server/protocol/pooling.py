@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema
 
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.server.protocol.common import Items, QueuedBody
-from pagoda.server.protocol.completions import Prompt
+from pagoda.server.protocol.native import NativePrompt
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 # Checked by `texts_of`: a union's errors would name branches instead of the field.
@@ -40,7 +40,7 @@ class PoolingBody(QueuedBody):
 class InputBody(PoolingBody):
     """Texts one by one."""
 
-    input: Prompt | None = None
+    input: NativePrompt | None = None
     messages: Items[ChatMessage] | None = Field(
         None, min_length=1, description="A conversation in place of `input`."
     )
@@ -83,17 +83,28 @@ class ScoreRequest(PoolingBody):
 
 class RerankRequest(PoolingBody):
     query: str
-    documents: Items[str | dict[str, Any]] = Field(min_length=1, description="Texts, or {text}.")
+    documents: Items[str | dict[str, Any]] | None = Field(
+        None, min_length=1, description="Texts, or {text}."
+    )
+    texts: Items[str] | None = Field(
+        None,
+        min_length=1,
+        description="In place of documents, as Text Embeddings Inference has it: the reply is a "
+        "list then.",
+    )
     top_n: int | None = Field(None, ge=0, description="So many of the best; 0 gives all.")
     return_documents: bool = True
     max_tokens_per_doc: int | None = Field(None, ge=1)
+    return_text: bool = Field(False, description="With texts: each result has its text.")
+    raw_scores: bool = Field(False, description="With texts: scores as the model gave them.")
+    truncate: bool = Field(False, description="With texts: long ones are cut to fit.")
 
 
 class NativeEmbeddingRequest(PoolingBody):
     """A body of llama-server's /embedding."""
 
-    content: Prompt | None = None
-    input: Prompt | None = None
+    content: NativePrompt | None = None
+    input: NativePrompt | None = None
     embd_normalize: int = Field(
         2, ge=-1, description="-1: not, 0: largest is 32760, 1: sum, 2: length, else that norm."
     )

@@ -77,6 +77,14 @@ class Ranking(_List, kw_only=True):
     usage: PoolingUsage
 
 
+class RankedText(msgspec.Struct, kw_only=True):
+    """Text Embeddings Inference's; a list of these is its reply."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
 class NativeEmbedding(msgspec.Struct, kw_only=True):
     """llama-server's; a list of these is its reply."""
 

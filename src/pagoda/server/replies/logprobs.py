@@ -1,5 +1,6 @@
 """Log-probabilities in the forms that the dialects of OpenAI, vLLM and llama-server give them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -61,13 +62,27 @@ class LogprobFormatter:
             for entry in entries
         ]
 
+    def drawn(self, entries: Sequence[TokenLogprobs]) -> list[TokenProbs]:
+        """With what each token was drawn."""
+        return [
+            TokenProbs(
+                **self._token(entry.token_id),
+                prob=math.exp(entry.logprob),
+                top_probs=[
+                    TokenProb(**self._token(token), prob=math.exp(logprob))
+                    for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                ],
+            )
+            for entry in entries
+        ]
+
     def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {**self._token(token_id), "logprob": max(logprob, _FLOOR)}
+
+    def _token(self, token_id: int) -> dict[str, Any]:
         return {
-            "id": token_id,
-            "token": self.token(token_id),
-            "bytes": self._bytes(token_id),
-            "logprob": max(logprob, _FLOOR),
-        }
+            "id": token_id, "token": self.token(token_id), "bytes": self._bytes(token_id),
+        }  # fmt: skip
 
     def completion(
         self, entries: Iterable[TokenLogprobs | int], offset: int

@@ -13,6 +13,7 @@ from pagoda.server.protocol.native import (
     NativeChunk,
     NativeCompletion,
     StopType,
+    TokenProbs,
 )
 from pagoda.server.protocol.replies import PromptProgress
 from pagoda.server.replies.events import ReplyEvent, ReplyReader, ReplyStream
@@ -117,15 +118,20 @@ class NativeReply(Reply):
                 time_ms=timer.prompt_seconds * 1000,
             )
         if body.n_probs:
-            chunk.completion_probabilities = self._formatter.native(event.logprobs)
+            chunk.completion_probabilities = self._probabilities(event)
         return chunk
 
     def _choice(self, event: ReplyEvent) -> NativeCompletion:
         tokens = event.token_ids if self._body.return_tokens else []
         reply = self._final(event, event.text, tokens)
         if self._body.n_probs:
-            reply.completion_probabilities = self._formatter.native(event.logprobs)
+            reply.completion_probabilities = self._probabilities(event)
         return reply
+
+    def _probabilities(self, event: ReplyEvent) -> list[TokenProbs]:
+        if self._body.post_sampling_probs:
+            return self._formatter.drawn(event.logprobs)
+        return self._formatter.native(event.logprobs)
 
     def _final(self, event: ReplyEvent, text: str, token_ids: list[int]) -> NativeCompletion:
         """At the end of a choice, which has this to tell."""

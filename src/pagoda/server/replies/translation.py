@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from pagoda.base.errors import PagodaError, RequestError
-from pagoda.config.modality import Modality, modality_of_part
-from pagoda.engine.served.model import ServedModel
+from pagoda.config.modality import Modality
 from pagoda.server.errors import ApiError, to_api_error
-from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart
+from pagoda.server.protocol.chat import ChatCompletionRequest, ChatMessage
 
 T = TypeVar("T")
 Part = dict[str, Any]
@@ -83,23 +82,6 @@ def wrong_kind(item: Mapping[str, Any], path: str, taken: str) -> RequestError:
     kind = str(item.get("type"))[:64]
     return RequestError(f"{path} has the type {kind!r}, which is not supported here; send {taken}.",
                         f"{path}.type")  # fmt: skip
-
-
-def words_for_pictures(chat: ChatCompletionRequest, served: ServedModel) -> list[str]:
-    """Put words in the place of media in tools' results that the model cannot take: an agent that
-    looks at a picture once would have no next turn. The kinds that were left out."""
-    left_out: list[str] = []
-    for message in chat.messages:
-        if message.role != "tool" or not isinstance(message.content, list):
-            continue
-        for index, part in enumerate(message.content):
-            found = None if isinstance(part, str) else modality_of_part(part.type)
-            if found is None or found.kind in served.modalities:
-                continue
-            left_out.append(found.kind)
-            words = f"[{found.kind}] (This model takes no {found.words}: it was left out.)"
-            message.content[index] = ContentPart(**text_part(words))
-    return left_out
 
 
 def report_ignored(response: Response, ignored: list[str]) -> None:

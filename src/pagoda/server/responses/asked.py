@@ -13,11 +13,12 @@ from pagoda.engine.constraint import Constraint
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.context import ReplyHead, context_of
 from pagoda.server.media import MediaLoader
+from pagoda.server.messages import unseen_media
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.response_objects import ResponseObject
 from pagoda.server.protocol.responses import CountInputRequest, ResponsesRequest
 from pagoda.server.replies.chat_job import ChatJob, chat_job
-from pagoda.server.replies.translation import errors_about, unless_refused, words_for_pictures
+from pagoda.server.replies.translation import errors_about, unless_refused
 from pagoda.server.requestlog import log_request
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.fit import drop_oldest
@@ -63,7 +64,7 @@ async def asked_of(
     items = await responses.resolve(input_items(body))
     with errors_about(NAMES):
         chat, toolbox, ignored = chat_request(body, earlier, items, connection.url.path)
-        ignored = ignored + words_for_pictures(chat, served)
+        ignored = ignored + unseen_media(chat.messages, served)
         if body.truncation == "auto":
             await unless_refused(chat, lambda: drop_oldest(chat, served, media))
     return Asked(chat, toolbox, ignored, items, media)

@@ -15,6 +15,7 @@ from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
 from pagoda.server.errors import ApiError
+from pagoda.server.messages import unseen_media
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from pagoda.server.protocol.anthropic_replies import EVENTS, AnthropicReply, TokenCount
@@ -27,7 +28,6 @@ from pagoda.server.replies.translation import (
     errors_about,
     report_ignored,
     unless_refused,
-    words_for_pictures,
 )
 from pagoda.server.requestlog import log_request
 
@@ -44,7 +44,7 @@ async def create_message(request: Request) -> Response:
     served = await context.served(request, body.model)
     with errors_about(NAMES):
         chat, ignored = chat_request(body, request.url.path)
-        ignored = ignored + words_for_pictures(chat, served)
+        ignored = ignored + unseen_media(chat.messages, served)
         job = await _job(chat, served, context)
     log_request(context.config, job.head.id, job.generation)
     reply = MessageReply(job, body, request.scope.get(REQUEST_ID))
@@ -63,7 +63,6 @@ async def count_tokens(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
         chat, _ = chat_request(body, request.url.path)
-        words_for_pictures(chat, served)
         shown = await unless_refused(chat, lambda: render_chat(chat, served))
         prompt = await chat_prompt(chat, served, chat.messages, shown)
     return json_reply(TokenCount(len(prompt.ids)))
@@ -78,7 +77,6 @@ async def render_message(request: Request) -> Response:
     served = await context_of(request).served(request, body.model)
     with errors_about(NAMES):
         chat, _ = chat_request(body, request.url.path)
-        words_for_pictures(chat, served)
         shown = await unless_refused(chat, lambda: rendered_chat(chat, served, _head(chat, served)))
     return json_reply(shown)
 

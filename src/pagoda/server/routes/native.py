@@ -11,10 +11,10 @@ from starlette.responses import Response
 from pagoda.base.errors import RequestError
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.body import read_body
-from pagoda.server.bodies.prompts import MAX_PROMPTS, Prompt
+from pagoda.server.bodies.prompts import MAX_PROMPTS, Prompt, split_pieces
 from pagoda.server.context import context_of, reply_head
 from pagoda.server.errors import ApiError
-from pagoda.server.nativeparams import native_grammar, native_params, prompt_ids, split
+from pagoda.server.nativeparams import native_grammar, native_params, prompt_ids
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.chat import ChatCompletionRequest
 from pagoda.server.protocol.native import (
@@ -58,7 +58,7 @@ async def create_native_completion(request: Request) -> Response:
     """Not OpenAI's, which is /v1/completions."""
     body = await read_body(request, NativeCompletionRequest)
     served = await context_of(request).served(request, body.model)
-    prompts = split(body.prompt)
+    prompts = split_pieces(body.prompt, "prompt")
     if len(prompts) * body.n_cmpl > MAX_PROMPTS:
         raise RequestError(f"prompts times n_cmpl must be at most {MAX_PROMPTS}.", "n_cmpl")
     ids = []

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from pagoda.server.protocol.vectors import (
     Classification,
     Classifications,
     RankedDocument,
+    RankedText,
     Ranking,
     Score,
     Scores,
@@ -89,7 +91,17 @@ async def score(request: Request) -> Response:
     return await answer(request, context, reply)
 
 
-_RERANK = describe(RerankRequest, Ranking)
+def _described() -> dict[str, Any]:
+    extra = describe(RerankRequest, Ranking)
+    texts = describe(None, RankedText, many=True)
+    told, listed = (
+        one["responses"]["200"]["content"]["application/json"] for one in (extra, texts)
+    )
+    told["schema"] = {"anyOf": [told["schema"], listed["schema"]]}
+    return extra
+
+
+_RERANK = _described()
 
 
 @router.post("/rerank", openapi_extra=_RERANK)
@@ -98,28 +110,38 @@ _RERANK = describe(RerankRequest, Ranking)
 @router.post("/reranking", openapi_extra=_RERANK)
 @router.post("/v1/reranking", openapi_extra=_RERANK)
 async def rerank(request: Request) -> Response:
-    """Jina's, Cohere's and llama-server's: documents by relevance, the best first."""
+    """Jina's, Cohere's and llama-server's: documents by relevance, the best first. With `texts`
+    Text Embeddings Inference's."""
     body = await read_body(request, RerankRequest)
+    if (body.documents is None) == (body.texts is None):
+        raise RequestError("Send one of documents and texts.", "documents")
+    given, name = (body.documents, "documents") if body.texts is None else (body.texts, "texts")
+    if body.texts is not None:
+        body.use_activation = False if body.raw_scores else body.use_activation
+        if body.truncate and body.truncate_prompt_tokens is None:
+            body.truncate_prompt_tokens = -1
     context = context_of(request)
     served = await context.served(request, body.model)
     scorer = Scorer(served, body)
     head = reply_head(request, "rerank", body.request_id, body.model or served.names[0])
-    _check_count(len(body.documents), "documents")
+    texts = [_text(item) for item in given or ()]
+    _check_count(len(texts), name)
     query = await bare_ids(served, [body.query], "query")
-    documents = await bare_ids(served, [_text(item) for item in body.documents], "documents")
-    documents = [ids[: body.max_tokens_per_doc] for ids in documents]
+    ids = [ids[: body.max_tokens_per_doc] for ids in await bare_ids(served, texts, name)]
 
-    async def reply() -> Ranking:
-        found, usage = await scorer.score(context, head, query, documents)
-        results = [
-            RankedDocument(index=index, relevance_score=value) for index, value in enumerate(found)
-        ]
+    async def reply() -> Ranking | list[RankedText]:
+        found, usage = await scorer.score(context, head, query, ids)
         # sorted keeps the order of equals.
-        results = sorted(results, key=lambda result: -result.relevance_score)
-        results = results[: body.top_n or None]
+        best = sorted(enumerate(found), key=lambda pair: -pair[1])[: body.top_n or None]
+        if body.texts is not None:
+            ranked = [RankedText(index=index, score=value) for index, value in best]
+            for one in ranked:
+                one.text = texts[one.index] if body.return_text else UNSET
+            return ranked
+        results = [RankedDocument(index=index, relevance_score=value) for index, value in best]
         if body.return_documents:
             for result in results:
-                result.document = {"text": _text(body.documents[result.index])}
+                result.document = {"text": texts[result.index]}
         return Ranking(
             id=head.id, created=head.created, model=head.model, results=results, usage=usage
         )

@@ -1,8 +1,9 @@
 """How the models of a family write tool calls, as a grammar."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.text.grammar.rules import Rules, either, repeated
 
@@ -33,6 +34,15 @@ def json_arguments(rules: Rules, tool: CallSpec) -> str:
     return rules.json({"type": "object", **tool.parameters}, tool.options)
 
 
+class WrittenCall(NamedTuple):
+    """A call as it stands in a conversation."""
+
+    name: str
+    arguments: str
+    """JSON of an object, unless a model wrote it wrong."""
+    call_id: str | None = None
+
+
 @dataclass(frozen=True)
 class CallForm:
     """The text around the parts of a call: `before`, then for each call `head` NAME `middle`
@@ -50,6 +60,21 @@ class CallForm:
     """With what `before` and `head` begin and no other text does: where it comes in a reply, a call
     follows. Empty where nothing tells."""
     arguments: Arguments = json_arguments
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the arguments are a JSON object."""
+        return self.arguments is json_arguments
+
+    def written(self, calls: Sequence[WrittenCall]) -> str:
+        """Calls as a model writes them, for forms of JSON. Their ids are left out where the form
+        has no object around a call."""
+        return self.before + self.between.join(map(self._written, calls)) + self.after
+
+    def _written(self, call: WrittenCall) -> str:
+        has_place = call.call_id is not None and self.tail.startswith("}")
+        marked = f', "id": {json.dumps(call.call_id, ensure_ascii=False)}' if has_place else ""
+        return f"{self.head}{call.name}{self.middle}{call.arguments}{marked}{self.tail}"
 
     def calls(self, rules: Rules, tools: Sequence[CallSpec], *, several: bool) -> str:
         """One call or more, and nothing else."""

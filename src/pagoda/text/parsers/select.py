@@ -8,6 +8,7 @@ from pagoda.base.registry import Registry
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.harmony import Harmony
 from pagoda.text.parsers.tagged import Markup
+from pagoda.text.template.spelled import shows_tools
 
 AnyMarkup = Markup | Harmony
 _HERE = "pagoda.text.parsers"
@@ -70,15 +71,22 @@ def parser_for(
 ) -> ParserFamily:
     """The family of a chat template; the flags' values override either half of it.
 
+    A model whose template shows no tools is told how to call them, and calls as `hermes` does.
     Raises ConfigError for a name that is not known, and for halves that do not fit together.
     """
     detected = detect(template_source)
-    thinking, calling = (
-        _known(detected if name == "auto" else name, flag)
-        for name, flag in ((reasoning, "--reasoning-parser"), (tool_calls, "--tool-call-parser"))
+    thinking = _known(detected if reasoning == "auto" else reasoning, "--reasoning-parser")
+    calling = _known(
+        _calling(detected, template_source) if tool_calls == "auto" else tool_calls,
+        "--tool-call-parser",
     )
     name = thinking if thinking == calling else f"{thinking}+{calling}"
     return _joined(FAMILIES.get(thinking), FAMILIES.get(calling), name).family(name)
+
+
+def _calling(detected: str, template_source: str | None) -> str:
+    is_told = template_source is not None and detected in ("none", "generic")
+    return "hermes" if is_told and not shows_tools(template_source or "") else detected
 
 
 def _known(name: str, flag: str) -> str:

@@ -3,16 +3,24 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
 
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.base.log import get_logger
+from pagoda.text.grammar.calls import CallForm
 from pagoda.text.template.content_format import ContentFormat, detect_content_format
 from pagoda.text.template.messages import template_messages
 from pagoda.text.template.sandbox import compile_template, render
 from pagoda.text.template.sources import template_sources
+from pagoda.text.template.spelled import (
+    shows_calls,
+    shows_tools,
+    with_description,
+    with_spelled_calls,
+)
 from pagoda.text.tokenizer import Tokenizer
 from pagoda.weights.files import ModelFiles
 
@@ -68,6 +76,9 @@ class ChatTemplate:
             role.search(sources.get("default", "")) for role in _ROLES
         )
         """Whether it says how a reranker reads a query and a document."""
+        self.shows_tools = any(map(shows_tools, sources.values()))
+        """Whether the model is told of tools by its template."""
+        self._shows_calls = self.shows_tools or any(map(shows_calls, sources.values()))
         self._short_ids = any(_SHORT_IDS in text for text in sources.values())
 
     @property
@@ -75,16 +86,31 @@ class ChatTemplate:
         """`string` or `openai`."""
         return self._formats["default"].name
 
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a system turn reaches the prompt: some templates refuse it, others drop it."""
+        probe = "words of the system"
+        turns = [{"role": "system", "content": probe}, {"role": "user", "content": "hi"}]
+        try:
+            return probe in self.render(turns)
+        except RequestError:
+            return False
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        call_form: CallForm | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation, with BOS if the template writes one.
+
+        Tools that the template has no place for are described in the system turn, with `call_form`
+        for their calls; likewise calls and results of earlier turns. Without a form of JSON
+        arguments they are handed to the template all the same.
 
         `variables` are the request's own (`chat_template_kwargs`). With `continue_final_message`
         the prompt ends where the last message's content ends, for the model to go on; it excludes
@@ -105,6 +131,8 @@ class ChatTemplate:
         }
         shared.setdefault("documents", None)
         try:
+            if call_form is not None and call_form.is_json:
+                messages = self._spelled(messages, tools, call_form)
             try:
                 return self._render(name, messages, shared, continue_final_message, True)
             except TypeError:
@@ -125,6 +153,20 @@ class ChatTemplate:
         return self.render(
             [{"role": "query", "content": query}, {"role": "document", "content": document}]
         )
+
+    def _spelled(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        form: CallForm,
+    ) -> Sequence[Mapping[str, Any]]:
+        if not all(isinstance(message, Mapping) for message in messages):
+            return messages  # which is an error, and said where messages are shaped
+        if not self._shows_calls:
+            messages = with_spelled_calls(messages, form)
+        if tools and not self.shows_tools:
+            messages = with_description(messages, tools, form, takes_system=self._takes_system)
+        return messages
 
     def _render(
         self,
