@@ -93,8 +93,9 @@ def test_the_parser_flags_reach_the_parser(smollm2_gguf):
     def family(**flags):
         return load_text_side(ModelConfig(model=str(smollm2_gguf), **flags)).parser.name
 
-    assert family() == "none"
-    assert family(reasoning_parser="qwen3") == "hermes+none"
+    assert family() == "none+hermes"
+    assert family(reasoning_parser="deepseek_r1") == "deepseek_r1+hermes"
+    assert family(tool_call_parser="none") == "none"
     assert family(tool_call_parser="mistral") == "none+mistral"
     with pytest.raises(ConfigError, match="no output parser 'think' "):
         family(reasoning_parser="think")

@@ -60,8 +60,8 @@ def _shown_part(part: Any, role: str, served: ServedModel) -> Any:
 
 
 def _is_unseen(modality: Modality, role: str, served: ServedModel) -> bool:
-    """Of a tool's result the model is told what it cannot take: an agent that looks at a picture
-    once would have no next turn."""
+    """Whether words stand for it: a tool's result that the model cannot take would end an agent's
+    session, since it is in every later request."""
     return role in ("tool", "function") and modality.kind not in served.modalities
 
 

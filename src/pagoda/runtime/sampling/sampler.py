@@ -133,7 +133,7 @@ def choose(
 
 
 def _draw_params(params: np.ndarray, positions: Ints) -> ops.DrawParams:
-    """Of records of `states.params`."""
+    """The columns of records of `states.params` that say how to draw."""
     columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
     return ops.DrawParams(**columns, position=positions)
 
