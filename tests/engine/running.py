@@ -1,7 +1,11 @@
 """Requests through an engine in this process, step by step."""
 
-from pagoda.core.messages import AddRequest, RequestDelta
+from collections.abc import Sequence
+
+from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
+from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
+from tests.models.tiny import random_ids
 
 
 def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]]:
@@ -14,6 +18,24 @@ def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]
             deltas[delta.req_id].append(delta)
         core.scheduler.check_integrity()
     return deltas
+
+
+def replies(
+    core: EngineCore, sampling: Sequence[SamplingParams], lengths: Sequence[int]
+) -> dict[str, tuple[list[int], list[TokenLogprobs]]]:
+    """Tokens and logprobs of several requests at once, with random prompts of these lengths."""
+    asked = [
+        AddRequest(req_id=f"r{i}", prompt_token_ids=random_ids(length, seed=i), sampling=params)
+        for i, (length, params) in enumerate(zip(lengths, sampling, strict=True))
+    ]
+    said = {}
+    for req_id, deltas in run(core, *asked).items():
+        assert all(delta.error is None for delta in deltas)
+        said[req_id] = (
+            [token for delta in deltas for token in delta.token_ids],
+            [entry for delta in deltas for entry in delta.logprobs or []],
+        )
+    return said
 
 
 def tokens(deltas: list[RequestDelta]) -> list[int]:

@@ -18,6 +18,7 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.core.step_time import StepCost, StepTimes
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from tests.engine import running
 from tests.engine.conftest import write_byte_tokenizer
 from tests.models import tiny
 
@@ -78,18 +79,7 @@ def start(folder, draft=None, *, eager=False, quantization="none", **cache):
 
 
 def replies(core, sampling: list[SamplingParams]):
-    """Of several at once, prompts in chunks."""
-    for i, (length, params) in enumerate(zip(LENGTHS, sampling, strict=True)):
-        prompt = tiny.random_ids(length, seed=i)
-        core.handle(AddRequest(req_id=f"r{i}", prompt_token_ids=prompt, sampling=params))
-    said = {f"r{i}": ([], []) for i in range(len(LENGTHS))}
-    while core.has_work():
-        for delta in core.step():
-            assert delta.error is None
-            said[delta.req_id][0].extend(delta.token_ids)
-            said[delta.req_id][1].extend(delta.logprobs or [])
-        core.scheduler.check_integrity()
-    return said
+    return running.replies(core, sampling, LENGTHS)
 
 
 def sampling(temperature: float, most: int = 30, **changes) -> list[SamplingParams]:

@@ -17,6 +17,7 @@ from pagoda.core.speculation.drafted import DraftedProposer
 from pagoda.core.step_time import StepCost, StepTimes
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from tests.engine import running
 from tests.models import tiny, tiny_eagle3, tiny_gguf
 
 LENGTHS = (5, 40, 90, 17)
@@ -65,17 +66,7 @@ def start(folder, method, head=None, model=None, report=lambda message: None, **
 
 
 def replies(core, sampling: list[SamplingParams]):
-    for i, (length, params) in enumerate(zip(LENGTHS, sampling, strict=True)):
-        prompt = tiny.random_ids(length, seed=i)
-        core.handle(AddRequest(req_id=f"r{i}", prompt_token_ids=prompt, sampling=params))
-    said = {f"r{i}": ([], []) for i in range(len(LENGTHS))}
-    while core.has_work():
-        for delta in core.step():
-            assert delta.error is None
-            said[delta.req_id][0].extend(delta.token_ids)
-            said[delta.req_id][1].extend(delta.logprobs or [])
-    core.scheduler.check_integrity()
-    return said
+    return running.replies(core, sampling, LENGTHS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,12 +4,12 @@ import pytest
 
 from pagoda.config.engine import DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda.config.speculation import SpeculationConfig
-from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.speculation.suffix import SuffixProposer
 from pagoda.core.step_time import StepCost, StepTimes
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
+from tests.engine import running
 from tests.models import tiny, tiny_mtp
 
 FAMILIES = {
@@ -40,17 +40,7 @@ def guesses_are_cheap(monkeypatch):
 
 
 def replies(core, sampling: list[SamplingParams]):
-    for i, (length, params) in enumerate(zip(LENGTHS, sampling, strict=True)):
-        prompt = tiny.random_ids(length, seed=i)
-        core.handle(AddRequest(req_id=f"r{i}", prompt_token_ids=prompt, sampling=params))
-    said = {f"r{i}": ([], []) for i in range(len(LENGTHS))}
-    while core.has_work():
-        for delta in core.step():
-            assert delta.error is None
-            said[delta.req_id][0].extend(delta.token_ids)
-            said[delta.req_id][1].extend(delta.logprobs or [])
-    core.scheduler.check_integrity()
-    return said
+    return running.replies(core, sampling, LENGTHS)
 
 
 def start(folder, method: str):
