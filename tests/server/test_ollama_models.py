@@ -10,6 +10,7 @@ import pytest
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.server import ServerConfig
 from pagoda.engine.served.model_entry import ModelEntry
+from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
 from pagoda.weights.files import open_model
 from tests.server.conftest import RunningServer
@@ -238,3 +239,14 @@ def test_a_model_that_sees_gets_pictures(start: Start) -> None:
             "/api/chat", model="fake", messages=[{**message, "images": [wrong]}], stream=False
         )
         assert "image" in error_of(reply)
+
+
+def test_a_model_whose_template_shows_no_tools_calls_them_all_the_same(start: Start) -> None:
+    """As smollm2: it is told of them in words, and was not trained for them."""
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    parser = parser_for(plain)
+    server = start(FakeClient(), chat_template=ChatTemplate({"default": plain}, {}), parser=parser)
+    assert "tools" in whole(server.post("/api/show", model="fake"))["capabilities"]
+    shown = whole(server.http.get("/api/v0/models"))["data"]
+    (model,) = [model for model in shown if model["id"] == "fake"]
+    assert model["capabilities"] == []

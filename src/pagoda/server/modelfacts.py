@@ -97,9 +97,15 @@ class ShownModel:
 
     @property
     def calls_tools(self) -> bool:
+        """Whether it can: a model whose template shows no tools is told of them in words."""
         served = self.entry.served
-        parser = parser_for(self.template) if served is None else served.parser
-        return self.writes and parser.form.calls is not None and "tools" in self.template
+        parser = parser_for(self.template or None) if served is None else served.parser
+        return self.writes and parser.form.calls is not None
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether its template shows them, as that of a model which was trained for them does."""
+        return self.calls_tools and "tools" in self.template
 
     @property
     def thinks(self) -> bool:

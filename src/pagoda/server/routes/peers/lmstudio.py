@@ -67,7 +67,7 @@ def _model(model: ShownModel) -> StudioModel:
         loaded_instances=[] if load is None else [StudioInstance(model.name, load)],
         max_context_length=model.context_length,
         format="gguf" if facts.format == "gguf" else None,
-        capabilities=StudioAbilities(model.sees, model.calls_tools) if model.writes else UNSET,
+        capabilities=StudioAbilities(model.sees, model.knows_tools) if model.writes else UNSET,
     )
 
 
@@ -86,7 +86,7 @@ def _card(model: ShownModel) -> StudioCard:
         state="loaded" if loaded else "not-loaded",
         max_context_length=model.context_length,
         loaded_context_length=model.context_length if loaded else UNSET,
-        capabilities=["tool_use"] if model.calls_tools else [],
+        capabilities=["tool_use"] if model.knows_tools else [],
     )
 
 
