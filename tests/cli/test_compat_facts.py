@@ -67,7 +67,7 @@ def known() -> Known:
         f"{method} {route.path}"
         for router in routers
         for route in router.routes
-        for method in route.methods
+        for method in getattr(route, "methods", ())  # a WebSocket's has none
     }
     fields = {name for body in bodies() for name in body.model_fields}
     return Known(set(parser._option_string_actions), routes - set(UNSERVED), fields)

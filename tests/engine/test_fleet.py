@@ -14,6 +14,7 @@ from pagoda.base.errors import (
     SourceError,
 )
 from pagoda.config.engine import EngineConfig
+from pagoda.engine.served import entries
 from pagoda.engine.served import fleet as fleets
 from pagoda.engine.served.entries import find_models, model_entries
 from pagoda.engine.served.fleet import Fleet
@@ -199,7 +200,7 @@ async def test_what_failed_is_not_tried_for_each_request(monkeypatch):
 
 
 def test_what_can_be_no_model_is_said_at_the_start(monkeypatch):
-    monkeypatch.setattr(fleets, "parse_ref", parse_ref)
+    monkeypatch.setattr(entries, "parse_ref", parse_ref)
     with pytest.raises(SourceError, match="no file or folder 'nosuch'"):
         model_entries(EngineConfig(), ["nosuch"], [], {})
 
