@@ -97,9 +97,9 @@ TEMPLATE_FORMS = Fact(
     has=("--chat-template",),
 )
 THOUGHT = Fact(
-    "the model ends its thought itself; --reasoning-budget 0 asks it for none",
-    has=("--chat-template-kwargs",),
-    lacks=("thinking_token", "reasoning_budget"),
+    "each request bounds its thought by `thinking_token_budget`; --reasoning-budget 0 "
+    "switches it off",
+    has=("--chat-template-kwargs", "thinking_token_budget"),
 )
 SERVER_TOOLS = Fact(
     "no tools are called by the server; clients name theirs in `tools`, and `pagoda agent` "
