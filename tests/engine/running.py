@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
-from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs
+from pagoda.core.messages import AddRequest, RequestDelta, TokenLogprobs, is_progress
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from tests.models.tiny import random_ids
 
 
 def run(core: EngineCore, *requests: AddRequest) -> dict[str, list[RequestDelta]]:
-    """Until all have ended: the deltas of each."""
+    """Until all have ended: the deltas of each, but how far prompts are."""
     for req in requests:
         core.handle(req)
     deltas: dict[str, list[RequestDelta]] = {req.req_id: [] for req in requests}
     while core.has_work():
         for delta in core.step():
-            deltas[delta.req_id].append(delta)
+            if not is_progress(delta):
+                deltas[delta.req_id].append(delta)
         core.scheduler.check_integrity()
     return deltas
 

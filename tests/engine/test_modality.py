@@ -25,7 +25,7 @@ from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_medi
 from pagoda.engine.startup import start_engine
 from pagoda.layers.vision import Grid, Slices
 from pagoda.models import llama
-from pagoda.server.anthropic.translate import _part
+from pagoda.server.anthropic.blocks import part_of
 from pagoda.server.context import ReplyHead
 from pagoda.server.metrics import Metrics
 from pagoda.server.protocol.chat import ChatCompletionRequest
@@ -158,7 +158,7 @@ def test_scripts_hand_it_over_as_others() -> None:
 
 def test_dialects_spell_it_by_the_table() -> None:
     source = {"type": "base64", "media_type": "tone/raw", "data": "AAAA"}
-    part = _part({"type": "tone", "source": source}, "messages.0")
+    part = part_of({"type": "tone", "source": source}, "messages.0")
     assert part == {"type": "tone_url", "tone_url": {"url": "data:tone/raw;base64,AAAA"}}
     assert modality_in("responses", "input_image") is MODALITIES["image"]
     assert modality_in("responses", "text") is None

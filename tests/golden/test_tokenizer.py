@@ -46,4 +46,4 @@ def test_chat(tokenizer: Tokenizer, smollm2_gguf: Path):
     expected = next(case["ids"] for case in CASES if case["text"] == prompt)
     assert tokenizer.encode(prompt) == expected
     assert template.content_format == "string"
-    assert parser_for(template.source).name == "none"
+    assert parser_for(template.source).name == "none+hermes"
