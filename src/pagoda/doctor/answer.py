@@ -3,7 +3,7 @@ how many tokens fit, how fast it will be, and with which flags."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
@@ -16,15 +16,13 @@ from pagoda.doctor.remedies.condensed import condensed
 from pagoda.doctor.speeds import Speeds, speeds_of
 from pagoda.doctor.subject import Subject, with_eagle3_head
 from pagoda.doctor.users import Users
+from pagoda.doctor.ways import Guesses
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
 from pagoda.planner.memory.pool import cache_is_chosen
 from pagoda.planner.parallel import machine_part, most_ranks
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
-
-if TYPE_CHECKING:
-    from pagoda.doctor.guesses import Guesses
 
 # Of the context behind which decoding is foretold, where nothing says how long it will be.
 _USUAL_CONTEXT = 1024
@@ -71,7 +69,7 @@ class Answer:
     """Why it does not fit."""
     speeds: Speeds | None = None
     users: UsersAnswer | None = None
-    guesses: "Guesses | None" = None
+    guesses: Guesses | None = None
     """None where it does not fit or writes no text."""
     findings: tuple[Finding, ...] = ()
     """What is to be known besides, and what loading it will be like here."""

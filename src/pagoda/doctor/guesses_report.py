@@ -3,7 +3,7 @@
 from typing import Any
 
 from pagoda.base.units import format_bytes
-from pagoda.doctor.guesses import Guesses, Way
+from pagoda.doctor.ways import Guesses, Way
 from pagoda.planner.devices.guess_speed import CHANCE, tokens_of_step
 from pagoda.planner.devices.speed import Range
 
