@@ -239,3 +239,14 @@ def test_passes_are_captured_behind_the_steps_that_need_them(
     steps, passes = drafting.runner._captured
     assert steps._graphs and passes._graphs
     assert steps.budget is passes.budget
+
+
+def test_passes_of_a_head_that_failed_are_captured_no_more(engine, one_layer, make_request):
+    expected = engine().run(*requests(make_request, temperature=0.0))
+    drafting = engine(KnowingHead(one_layer), device=FakeGpu())
+    steps, passes = drafting.runner._captured
+    drafting.runner.draft_head.failing = True
+    assert drafting.run(*requests(make_request, temperature=0.0)) == expected
+    while drafting.runner.work_ahead():
+        pass
+    assert drafting.runner._captured == [steps] and steps._graphs and not passes._graphs

@@ -389,6 +389,9 @@ class ModelRunner:
             return self._drafter.draft(step, computed.hidden_states, accepted, num_drafts)
         except Exception:
             self._drafter = None
+            for passes in self._captured[1:]:
+                passes.drop()
+            del self._captured[1:]  # or what fails would be captured while nobody waits
             logger.exception("Nothing is guessed any more, which costs speed only: it failed.")
             return {}
         finally:
