@@ -30,11 +30,11 @@ from pagoda.cli.talk.source import Source
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-USAGE = "[MODEL] [--url URL] [-p TEXT | -q TEXT] [flags]"
+USAGE = "[MODEL] [--base-url URL] [-p TEXT | -q TEXT] [flags]"
 EPILOG = (
-    "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
-    "default model runs in this terminal. Text piped in, and -q's behind it, is one message; its "
-    "reply goes to stdout."
+    "Without MODEL and --base-url, a server on this machine's port 8000 answers; without a server "
+    "the default model runs in this terminal. Text piped in, and -q's behind it, is one message; "
+    "its reply goes to stdout."
 )
 
 
