@@ -1,6 +1,7 @@
 """`pagoda chat` and `complete` against a server: one shot, and on a terminal."""
 
 import asyncio
+import base64
 import contextlib
 import fcntl
 import os
@@ -32,7 +33,7 @@ def pagoda(*words, stdin=""):
 
 
 def test_quick_prints_one_reply(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "hello there", "--max-tokens", "1")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "hello there", "--max-tokens", "1")
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["hello"], "")
     body = fake_server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "hello there"}]
@@ -40,7 +41,7 @@ def test_quick_prints_one_reply(fake_server):
 
 
 def test_piped_text_is_one_message(fake_server):
-    line = ["chat", "--url", fake_server.url + "/v1", "--system-prompt", "be brief"]
+    line = ["chat", "--base-url", fake_server.url + "/v1", "--system-prompt", "be brief"]
     done = pagoda(*line, stdin="two\nlines")
     assert done.stdout.split() == ["two", "lines"]
     assert fake_server.bodies[0]["messages"] == [
@@ -50,19 +51,21 @@ def test_piped_text_is_one_message(fake_server):
 
 
 def test_the_newline_of_echo_is_no_part_of_a_message(fake_server):
-    pagoda("chat", "--url", fake_server.url, stdin="two words\n")
+    pagoda("chat", "--base-url", fake_server.url, stdin="two words\n")
     assert fake_server.bodies[0]["messages"] == [{"role": "user", "content": "two words"}]
 
 
 @pytest.mark.parametrize("words", [(), ("-p", ""), ("-q", "  ")])
 def test_an_empty_message_is_not_sent(words, fake_server):
-    done = pagoda("chat", "--url", fake_server.url, *words)
+    done = pagoda("chat", "--base-url", fake_server.url, *words)
     assert done.returncode != 0 and "nothing to answer" in done.stderr
     assert fake_server.bodies == []
 
 
 def test_piped_text_stands_before_the_question_about_it(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n")
+    done = pagoda(
+        "chat", "--base-url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n"
+    )
     assert done.returncode == 0
     assert fake_server.bodies[0]["messages"] == [
         {"role": "user", "content": "a file\nof words\n\nWhat is it?"}
@@ -70,23 +73,33 @@ def test_piped_text_stands_before_the_question_about_it(fake_server):
 
 
 def test_thought_is_no_part_of_a_piped_answer(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "think twice")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "think twice")
     assert done.stdout.split() == ["think", "twice"]
     assert "hmm let me see" in done.stderr
 
 
 def test_a_refused_request_is_one_line(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "boom")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "boom")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "pagoda chat: The server answered 400: boom is not allowed\n"
 
 
 def test_an_error_inside_the_stream_keeps_what_came(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "one midway two")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "one midway two")
     assert done.returncode == 1
     assert done.stdout.split() == ["one"]
     assert done.stderr == "pagoda chat: the engine died\n"
+
+
+@pytest.mark.parametrize("name", ["chat", "complete", "run-batch", "bench", "launch"])
+def test_url_is_another_spelling_of_base_url(name):
+    """Help shows one of the two."""
+    words = ["bench", "serve"] if name == "bench" else [name]
+    printed = pagoda(*words, "--help").stdout
+    assert "--base-url" in printed and "--url" not in printed
+    given = pagoda(*words, "--url", "x", "--no-such-flag")
+    assert "unknown flag --no-such-flag" in given.stderr or "required" in given.stderr
 
 
 def test_no_server_is_one_line():
@@ -96,7 +109,7 @@ def test_no_server_is_one_line():
 
 
 def test_a_model_the_server_does_not_have(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "--model-name", "other", "-q", "hi")
+    done = pagoda("chat", "--base-url", fake_server.url, "--model-name", "other", "-q", "hi")
     assert "has no model 'other'; it has fake-model." in done.stderr
 
 
@@ -114,7 +127,7 @@ def test_a_model_of_a_server_is_never_replaced_by_one_of_our_own(monkeypatch):
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_named_server_is_never_replaced_by_a_model_of_our_own(command, fake_server):
     port = str(fake_server.server_address[1])
-    for where in (["--port", port], ["--url", fake_server.url]):
+    for where in (["--port", port], ["--base-url", fake_server.url]):
         done = pagoda(command, "smollm2", *where, "-q", "hi")
         error = f"The server at {fake_server.url}/v1 has no model 'smollm2'; it has fake-model."
         assert (done.returncode, done.stdout) == (1, "")
@@ -149,10 +162,10 @@ def test_another_kind_of_server_is_one_line(answer):
 
 def test_the_key_comes_from_flag_or_environment(fake_server, monkeypatch):
     fake_server.api_key = "sk"
-    assert "a key is needed" in pagoda("chat", "--url", fake_server.url, "-q", "hi").stderr
-    assert pagoda("chat", "--url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
+    assert "a key is needed" in pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stderr
+    assert pagoda("chat", "--base-url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
     monkeypatch.setenv("PAGODA_API_KEY", "sk")
-    assert pagoda("chat", "--url", fake_server.url, "-q", "hi").stdout
+    assert pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stdout
 
 
 @pytest.mark.parametrize("model", [[], ["fake-model"], ["org/fake"]])
@@ -176,7 +189,7 @@ def test_text_in_the_model_s_place_is_answered_with_a_hint(command):
 
 
 def test_complete_goes_on_with_the_text(fake_server):
-    done = pagoda("complete", "--url", fake_server.url, "-q", "one two", "--temperature", "0")
+    done = pagoda("complete", "--base-url", fake_server.url, "-q", "one two", "--temperature", "0")
     assert done.stdout == "one two \n"
     body = fake_server.bodies[0]
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 128)
@@ -184,7 +197,7 @@ def test_complete_goes_on_with_the_text(fake_server):
 
 def test_complete_takes_llama_clis_words(fake_server):
     line = "-p 'one two' -n 7 --temp 0 --repeat-penalty 1.5 --jinja -no-cnv"
-    done = pagoda("complete", "--url", fake_server.url, *shlex.split(line))
+    done = pagoda("complete", "--base-url", fake_server.url, *shlex.split(line))
     assert done.stdout == "one two \n"
     body = fake_server.bodies[0]
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 7)
@@ -194,15 +207,19 @@ def test_complete_takes_llama_clis_words(fake_server):
 
 
 def test_a_prompt_without_a_terminal_is_one_message(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-p", "hello there", "-n", "-1")
+    done = pagoda("chat", "--base-url", fake_server.url, "-p", "hello there", "-n", "-1")
     assert done.stdout.split() == ["hello", "there"]
     assert "max_tokens" not in fake_server.bodies[0]
 
 
 def test_complete_keeps_thought_apart(fake_server):
-    done = pagoda("complete", "--url", fake_server.url, "-q", "<think> hm </think> yes")
+    done = pagoda("complete", "--base-url", fake_server.url, "-q", "<think> hm </think> yes")
     assert done.stdout.strip() == "yes"
     assert done.stderr.strip() == "hm"
+
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(8)
+"""As far as a chat looks at it."""
 
 
 class Terminal:
@@ -259,7 +276,7 @@ class Terminal:
 def chatting(fake_server, *words):
     # NO_CPR: this terminal does not answer where its cursor is.
     env = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    program = Terminal(["chat", "--url", fake_server.url, *words], env)
+    program = Terminal(["chat", "--base-url", fake_server.url, *words], env)
     try:
         program.wait_for("/help lists the commands")
         yield program
@@ -404,6 +421,56 @@ def test_several_lines(terminal, fake_server):
     terminal.send("third\r")
     terminal.wait_for(r"\[3 tokens")
     assert fake_server.bodies[0]["messages"][0]["content"] == "first\nsecond\nthird"
+
+
+def test_three_quotes_make_a_block(terminal, fake_server):
+    terminal.send('"""first\r')
+    terminal.send("/bye\r\r")
+    terminal.send('second"""\r')
+    terminal.wait_for(r"\[3 tokens")
+    assert fake_server.bodies[0]["messages"][0]["content"] == "first\n/bye\n\nsecond"
+    terminal.send("/bye\r")
+    assert terminal.exit_status() == 0
+
+
+def test_dropped_pictures(fake_server, tmp_path):
+    fake_server.inputs = ["text", "image"]
+    for name in ("my pic.png", "b.png"):
+        (tmp_path / name).write_bytes(PICTURE)
+    with chatting(fake_server) as terminal:
+        terminal.wait_for("› ")
+        terminal.send(f"'{tmp_path}/my pic.png' \r")
+        terminal.wait_for("With the next message: my pic.png")
+        terminal.send("\x1b[200~" + f"file://{tmp_path}/b.png" + "\x1b[201~ what boom\r")
+        terminal.wait_for("boom is not allowed")
+        terminal.wait_for("With the next message: my pic.png .*, b.png .*; /image none")
+        terminal.send("what is it\r")
+        terminal.wait_for(r"\[3 tokens")
+        terminal.send("/image nothing.png\r")
+        terminal.wait_for("nothing.png cannot be opened")
+        terminal.send("thanks\r")
+        terminal.wait_for(r"\[1 tokens")
+    first, _, last = fake_server.bodies[-1]["messages"]
+    pictures = [part["image_url"]["url"] for part in first["content"][:-1]]
+    assert pictures == ["data:image/png;base64," + base64.b64encode(PICTURE).decode()] * 2
+    assert first["content"][-1] == {"type": "text", "text": "what is it"}
+    assert last["content"] == "thanks"
+
+
+def test_pictures_for_a_model_that_reads_text_alone(fake_server, tmp_path):
+    fake_server.inputs = ["text"]
+    path = tmp_path / "a.png"
+    path.write_bytes(PICTURE)
+    with chatting(fake_server) as terminal:
+        for line in (f"/image {path}", f"{path}", f"'{path}' what is it"):
+            terminal.wait_for("› ")
+            terminal.send(f"{line}\r")
+            terminal.wait_for("fake-model reads text alone")
+        terminal.send(f"open {path} please\r")
+        terminal.wait_for(r"\[3 tokens")
+    assert [turn["content"] for turn in fake_server.bodies[0]["messages"]] == [
+        f"open {path} please"
+    ]
 
 
 def test_commands(terminal, fake_server, tmp_path):

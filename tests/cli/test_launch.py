@@ -122,6 +122,15 @@ def test_print_without_a_server_says_which_would_be_started(home, capsys):
     assert CLIENTS["claude"].install in printed
 
 
+def test_the_docs_know_every_program():
+    text = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    for name, client in CLIENTS.items():
+        assert f"| `{name}` | {client.title}" in text or f"| `{name}` | GitHub" in text
+        assert f"`{client.install}`" in text
+        assert all(f"`{file}`" in text for file in client.files)
+    assert "https://" not in text
+
+
 def setup_of(name, **changes) -> Setup:
     facts = {"context": 100_000, "api_key": "sk-1"} | changes
     target = Target("http://127.0.0.1:9", "some-model", Path("/own"), **facts)

@@ -1,5 +1,6 @@
 """The /commands of `pagoda chat`."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -171,7 +172,7 @@ def context_used(chat: Conversation) -> str:
 def _path(argument: str) -> Path:
     if not argument:
         raise ConfigError("Name a file.")
-    return Path(argument).expanduser()
+    return Path(os.path.expanduser(argument))  # `~nobody` stays as it is
 
 
 COMMANDS = {

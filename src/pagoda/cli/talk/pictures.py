@@ -1,6 +1,7 @@
 """Pictures on their way into a chat: typed behind /image, or dropped onto the terminal as paths."""
 
 import base64
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +23,10 @@ _BEGINNINGS: dict[str, Callable[[bytes], bool]] = {
 }
 _BEGINNING = 12
 _MAX_BYTES = 32 << 20
-# As terminals paste a file that is dropped: in quotes, with backslashes, or as a URL. A quote
-# inside of single ones is '\''.
-_WORD = re.compile(
-    r"""(?<!\S)
-    (?: '(?:[^']|'\\'')*' | "(?:[^"\\]|\\.)*" | (?:\\.|[^\s'"\\])(?:\\.|[^\s\\])* )
-    (?!\S)""",
-    re.VERBOSE,
-)
+# A word as a shell reads it, which is how terminals paste a file that is dropped onto them.
+_PIECES = r"""'([^']*)' | "((?:[^"\\]|\\.)*)" | \\(.) | ([^\s'"\\]+)"""
+_WORD = re.compile(rf"(?<!\S) (?:{_PIECES})++ (?!\S)", re.VERBOSE)
+_PIECE = re.compile(_PIECES, re.VERBOSE)
 _ROOTED = ("/", "~/", "file://")
 BEGINNINGS = (*_ROOTED, "'", '"')
 """Of a message that begins with a dropped file."""
@@ -80,48 +77,40 @@ def check_sight(source: Source) -> None:
 
 
 def paths_of(text: str) -> list[Path]:
-    """The paths that a text consists of: one as it stands, or words in any of a shell's forms."""
-    whole = Path(text).expanduser()
-    if _exists(whole):
+    """The paths that a text consists of: one as it stands, or a shell's words."""
+    whole = Path(os.path.expanduser(text))
+    if _exists(whole) or _WORD.sub("", text).strip():
         return [whole]
-    return [path_of(word) for word in _WORD.findall(text)]
-
-
-def path_of(word: str) -> Path:
-    """A word's path, without the quotes, backslashes or URL's form it may have."""
-    if word.startswith("'"):
-        plain = word[1:-1].replace("'\\''", "'")
-    elif word.startswith('"'):
-        plain = re.sub(r'\\(["\\$`])', r"\1", word[1:-1])
-    elif word.startswith("file://"):
-        return Path(unquote(urlsplit(word).path))
-    else:
-        plain = re.sub(r"\\(.)", r"\1", word)
-    if plain.startswith("file://"):
-        return path_of(plain)
-    return Path(plain).expanduser()
+    return [_path_of(match[0]) for match in _WORD.finditer(text)]
 
 
 def dropped_pictures(text: str) -> tuple[list[Path], str]:
     """Paths of pictures in a message, from the root or the home folder on, and its text without
     them. Other files' paths stay in the text."""
-    whole = Path(text).expanduser()
+    whole = Path(os.path.expanduser(text))
     if text.startswith(_ROOTED) and _is_picture(whole):
         return [whole], ""
     found: list[Path] = []
 
     def take(match: re.Match[str]) -> str:
         word = match[0]
-        if not word.lstrip("'\"").startswith(_ROOTED):
-            return word
-        path = path_of(word)
-        if not _is_picture(path):
+        if not word.lstrip("'\"").startswith(_ROOTED) or not _is_picture(path := _path_of(word)):
             return word
         found.append(path)
         return ""
 
     rest = _WORD.sub(take, text)
     return found, rest.strip() if found else text
+
+
+def _path_of(word: str) -> Path:
+    """A word's path, without quotes and backslashes, and without the form of a URL."""
+    plain = ""
+    for quoted, doubly, escaped, bare in _PIECE.findall(word):
+        plain += quoted + re.sub(r'\\(["\\$`])', r"\1", doubly) + escaped + bare
+    if plain.startswith("file://"):
+        return Path(unquote(urlsplit(plain).path))
+    return Path(os.path.expanduser(plain))
 
 
 def _kind(data: bytes) -> str | None:
