@@ -19,6 +19,8 @@ def configure(target: Target) -> Setup:
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
         "CLAUDE_CODE_ENABLE_GATEWAY_MODEL_DISCOVERY": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        # The picker would offer the model with a context of a million tokens.
+        "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",
     }
     if target.context:
         # It takes the model for one of 200,000 tokens otherwise.
