@@ -4,11 +4,13 @@ in tests/clients."""
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pagoda.base import runfile
 from pagoda.cli.clients import server
 from pagoda.cli.clients.client import Setup, Target
 from pagoda.cli.clients.program import run_program
@@ -110,8 +112,25 @@ def test_print_does_nothing(name, home, fake_server, capsys):
     assert main(["launch", name, *where, "--print", "--", "-x"]) == 0
     printed = capsys.readouterr().out
     assert fake_server.url in printed and "fake-model" in printed and printed.count(" -x\n") == 1
-    assert "sk-secret" not in printed and "PAGODA_API_KEY" in printed
+    assert "sk-secret" not in printed and "$PAGODA_API_KEY" in printed
     assert home.files() == before and not home.notes.exists()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_shell_runs_what_is_printed(name, home, fake_server, monkeypatch, capsys):
+    client = CLIENTS[name]
+    home.install(client.program)
+    fake_server.api_key = "sk-secret"
+    monkeypatch.setenv("PAGODA_API_KEY", "sk-secret")
+    line = ["launch", name, "--base-url", fake_server.url, "--", "a b", "it's"]
+    assert main(line) == 7
+    launched = home.noted
+    main([*line[:-3], "--print", *line[-3:]])
+    command = capsys.readouterr().out.partition("# The command:\n")[2].partition("\n\n")[0]
+    assert subprocess.run(["/bin/sh", "-c", command]).returncode == 7
+    assert home.noted["argv"] == launched["argv"]
+    own = launched["env"].items() - os.environ.items()
+    assert own <= home.noted["env"].items()
 
 
 def test_print_without_a_server_says_which_would_be_started(home, capsys):
@@ -319,6 +338,20 @@ def test_a_server_is_started_and_found_again(home, stub, port, capsys):
     assert home.noted["env"]["ANTHROPIC_MODEL"] == "claude-some"
     assert main(line) == 7 and len(stub) == 1 and stub[0].poll() is None
     assert "ends it" not in capsys.readouterr().err
+
+
+def test_a_server_on_another_port_is_found(home, fake_server, capsys):
+    home.install("copilot")
+    port = int(fake_server.url.rpartition(":")[2])
+    runfile.register(port)
+    runfile.register(9)  # of this process, too, and nothing listens there
+    assert [server.port for server in runfile.running()] == [9, port]
+    for words in ([], ["--model", "org/fake"]):
+        assert main(["launch", "copilot", *words]) == 7
+        assert home.noted["env"]["COPILOT_PROVIDER_BASE_URL"] == f"{fake_server.url}/v1"
+    capsys.readouterr()
+    assert main(["launch", "copilot", "--model", "other", "--print"]) == 0
+    assert "pagoda serve other --port 8000" in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_start(home, stub, port, capsys):

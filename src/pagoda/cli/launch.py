@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--port", type=int, metavar="N",
-        help=f"where the server runs, or is to run, on this machine (default: {_DEFAULT_PORT})",
+        help="where the server runs, or is to run, on this machine (default: where one runs, else "
+        f"{_DEFAULT_PORT})",
     )  # fmt: skip
     add_base_url(parser, "a server that runs elsewhere")
     parser.add_argument("--api-key", metavar="KEY", help="key for the server; also PAGODA_API_KEY")
@@ -62,25 +63,34 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--base-url and --port both say where the server is; give one of them.")
     if args.undo:
         return _undo(client)
+    if shutil.which(client.program) is None and not args.print:
+        raise ConfigError(_missing(client))
+    if args.port is None and not args.base_url:
+        from pagoda.cli.clients.server import find_port
+
+        args.port = find_port(_DEFAULT_PORT, args.model, _key(args))
     if args.print:
         return _print(client, args)
+    models, started = _server(args)
+    try:
+        return _run(client, args, models)
+    finally:
+        if started is not None:
+            _say(f"The server goes on; `pagoda stop {started.port}` ends it (log: {started.log}).")
+
+
+def _run(client: Client, args: argparse.Namespace, models: "Models") -> int:
     from pagoda.cli.clients.program import folder_of, run_program, write_files
 
-    if shutil.which(client.program) is None:
-        raise ConfigError(_missing(client))
-    models, started = _server(client, args)
     target = _target(client, args, models)
     _warn_of_short_context(client, target)
     setup = client.configure(target)
     write_files(folder_of(client), setup)
     _say(f"{client.title} works with {target.model} at {target.url}.")
-    status = run_program([client.program, *setup.words, *args.client_arguments], setup)
-    if started is not None:
-        _say(f"The server goes on; `pagoda stop {started.port}` ends it (log: {started.log}).")
-    return status
+    return run_program([client.program, *setup.words, *args.client_arguments], setup)
 
 
-def _server(client: Client, args: argparse.Namespace) -> "tuple[Models, StartedServer | None]":
+def _server(args: argparse.Namespace) -> "tuple[Models, StartedServer | None]":
     """The server that runs, once its model is loaded, or one that is started here."""
     from pagoda.cli.clients.server import StartedServer, wait_ready
 
@@ -91,7 +101,7 @@ def _server(client: Client, args: argparse.Namespace) -> "tuple[Models, StartedS
             return models, None
         if args.base_url:
             raise ConfigError(f"Nothing answers at {root}; is the server running?")
-        started = StartedServer(_model(args), _port(args), key)
+        started = StartedServer(_model(args), args.port, key)
         _say(f"Starting a server for {_model(args)} on port {started.port}; log: {started.log}")
         try:
             models = wait_ready(root, key, started, progress.show)
@@ -134,7 +144,7 @@ def _warn_of_short_context(client: Client, target: Target) -> None:
 
 def _print(client: Client, args: argparse.Namespace) -> int:
     """What `run` would do, with the variable's name in the place of a key."""
-    from pagoda.cli.clients.program import as_typed
+    from pagoda.cli.clients.program import KEY_VARIABLE, as_typed
     from pagoda.cli.clients.server import Models, ask
 
     found = ask(_root(args), _key(args))
@@ -146,7 +156,7 @@ def _print(client: Client, args: argparse.Namespace) -> int:
         print(f"# No server runs; this would be started:\npagoda {as_typed(_serve(args), {})}")
     target = _target(client, args, found if isinstance(found, Models) else None)
     if target.api_key:
-        target = dataclasses.replace(target, api_key="$PAGODA_API_KEY")
+        target = dataclasses.replace(target, api_key=KEY_VARIABLE)
     setup = client.configure(target)
     for name, text in setup.files.items():
         print(f"\n# {target.folder / name}\n{text}", end="")
@@ -182,17 +192,13 @@ def _missing(client: Client) -> str:
 def _serve(args: argparse.Namespace) -> list[str]:
     from pagoda.cli.clients.server import serve_words
 
-    return serve_words(_model(args), _port(args))
+    return serve_words(_model(args), args.port)
 
 
 def _root(args: argparse.Namespace) -> str:
     from pagoda.cli.clients.server import root_of
 
-    return root_of(args.base_url or f"127.0.0.1:{_port(args)}")
-
-
-def _port(args: argparse.Namespace) -> int:
-    return _DEFAULT_PORT if args.port is None else int(args.port)
+    return root_of(args.base_url or f"127.0.0.1:{args.port}")
 
 
 def _model(args: argparse.Namespace) -> str:

@@ -65,6 +65,6 @@ class Client:
     files: tuple[str, ...] = ()
     """All that `configure` may write."""
     prefers: str = ""
-    """Of a model's names it wants one that contains this."""
+    """The client wants that one of a model's names which contains this."""
     editor: Callable[[Target], str] | None = None
     """What to type where it runs as an editor's extension."""

@@ -11,6 +11,8 @@ from pagoda.base import env
 from pagoda.base.whole import write_whole
 from pagoda.cli.clients.client import Client, Setup
 
+KEY_VARIABLE = "$PAGODA_API_KEY"
+"""What is shown in the place of a key."""
 _KEYS_OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
@@ -65,6 +67,11 @@ def _signals_for(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def as_typed(words: list[str], environment: dict[str, str]) -> str:
-    """A command for a shell, a variable or a flag on each line."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    """A command for a shell, each variable on a line; KEY_VARIABLE is one, everything else text."""
+    variables = [f"{name}={_quoted(value)}" for name, value in environment.items()]
     return " \\\n  ".join([*variables, shlex.join(words)])
+
+
+def _quoted(value: str) -> str:
+    pieces = (shlex.quote(piece) if piece else "" for piece in value.split(KEY_VARIABLE))
+    return f'"{KEY_VARIABLE}"'.join(pieces) if value else "''"

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from pagoda.base import env
+from pagoda.base import env, runfile
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.bench.sse import ServerError, error_message, transport_message
 
@@ -35,10 +35,13 @@ class Models:
     cards: tuple[dict[str, Any], ...]
     catalog: tuple[dict[str, Any], ...]
 
+    def fitting(self, model: str | None) -> list[dict[str, Any]]:
+        return [card for card in self.cards if model in (None, card["id"], card.get("root"))]
+
     def choose(self, model: str | None, prefers: str = "") -> dict[str, Any]:
         """The card of `model` (None: the first), under the name of it that contains `prefers`
         where it has one. Raises ConfigError for a model that is not served."""
-        fitting = [card for card in self.cards if model in (None, card["id"], card.get("root"))]
+        fitting = self.fitting(model)
         if not fitting:
             names = ", ".join(card["id"] for card in self.cards) or "none"
             raise ConfigError(
@@ -94,6 +97,20 @@ def ask(root: str, api_key: str | None) -> Models | Loading | None:
             f"{root} answers, but not as an OpenAI-compatible server; --port N or --base-url says "
             "where one is."
         ) from error
+
+
+def find_port(default: int, model: str | None, api_key: str | None) -> int:
+    """The port of a running server of this user's that has `model` (None: any); `default` where
+    there is none, or where one runs there."""
+    ports = [server.port for server in runfile.running()]
+    for port in ports if default not in ports else ():
+        try:
+            found = ask(root_of(f"127.0.0.1:{port}"), api_key)
+        except ServerError:  # its business is another one
+            continue
+        if isinstance(found, Models) and found.fitting(model):
+            return port
+    return default
 
 
 class StartedServer:

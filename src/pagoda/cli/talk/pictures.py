@@ -29,7 +29,7 @@ _WORD = re.compile(rf"(?<!\S) (?:{_PIECES})++ (?!\S)", re.VERBOSE)
 _PIECE = re.compile(_PIECES, re.VERBOSE)
 _ROOTED = ("/", "~/", "file://")
 BEGINNINGS = (*_ROOTED, "'", '"')
-"""Of a message that begins with a dropped file."""
+"""How a message begins that begins with a dropped file."""
 
 
 @dataclass(frozen=True)
