@@ -354,6 +354,13 @@ def test_a_server_on_another_port_is_found(home, fake_server, capsys):
     assert "pagoda serve other --port 8000" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "²"])
+def test_what_is_no_port(port, home, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "codex", "--port", port])
+    assert ended.value.code == 2 and "port" in capsys.readouterr().err
+
+
 def test_a_server_that_does_not_start(home, stub, port, capsys):
     home.install("codex")
     assert main(["launch", "codex", "--port", str(port), "--model", "broken"]) == 1

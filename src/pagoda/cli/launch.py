@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model (default: the running server's first, else smollm2)",
     )  # fmt: skip
     parser.add_argument(
-        "--port", type=int, metavar="N",
+        "--port", type=_port, metavar="N",
         help="where the server runs, or is to run, on this machine (default: where one runs, else "
         f"{_DEFAULT_PORT})",
     )  # fmt: skip
@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--undo", action="store_true", help="remove the settings that were written for the client"
     )
     parser.add_argument(_ARGUMENTS, type=json.loads, default=[], help=argparse.SUPPRESS)
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and 0 < int(text) < 1 << 16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text!r}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -100,14 +100,16 @@ def ask(root: str, api_key: str | None) -> Models | Loading | None:
 
 
 def find_port(default: int, model: str | None, api_key: str | None) -> int:
-    """The port of a running server of this user's that has `model` (None: any); `default` where
-    there is none, or where one runs there."""
+    """The port of a running server of this user's that has `model` (None: any), or that loads on
+    the port `default`; that port, too, where there is none."""
     ports = [server.port for server in runfile.running()]
-    for port in ports if default not in ports else ():
+    for port in sorted(ports, key=lambda port: port != default):
         try:
             found = ask(root_of(f"127.0.0.1:{port}"), api_key)
-        except ServerError:  # its business is another one
+        except ServerError:  # it wants another key, or speaks TLS
             continue
+        if isinstance(found, Loading) and port == default:
+            return port
         if isinstance(found, Models) and found.fitting(model):
             return port
     return default
