@@ -147,6 +147,7 @@ def test_the_docs_know_every_program():
         assert f"| `{name}` | {client.title}" in text or f"| `{name}` | GitHub" in text
         assert f"`{client.install}`" in text
         assert all(f"`{file}`" in text for file in client.files)
+        assert f" {client.prompt_tokens:,}" in text
     assert "https://" not in text
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import shlex
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_other_words_stay_text(folder):
     for text in (
         f"read {notes}", f"open {missing}", f"{folder}", "no path", "it's 'so' \"so\" \\ /", "/",
         "plain.png", "file://", "'", f"glued{folder / 'plain.png'}", "/" + "x" * 5000,
-        "~nobody-at-all/x", "it's a\\",
+        "~nobody-at-all/x", "it's a\\", "file://[x", "file://[/x",
     ):  # fmt: skip
         assert dropped_pictures(text) == ([], text)
 
@@ -89,10 +90,11 @@ def test_a_picture_is_read_whole(kind, tmp_path):
 def test_what_cannot_be_sent(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("words")
     (tmp_path / "big").write_bytes(picture())
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr("pagoda.cli.talk.pictures._MAX_BYTES", 10)
     for name, said in (
         ("text", "is no picture that can be sent"), ("big", "at most 10 B are sent"),
-        ("none", "No such file"), ("", "Is a directory"),
+        ("none", "No such file"), ("", "is no file"), ("pipe", "is no file"),
     ):  # fmt: skip
         monkeypatch.setattr("pagoda.cli.talk.pictures._MAX_BYTES", 10 if name == "big" else 10**6)
         with pytest.raises(ConfigError, match=said):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
@@ -53,6 +53,8 @@ def read_picture(path: Path) -> Picture:
     """Raises ConfigError for what is no picture, or one that is too large to send."""
     try:
         size = path.stat().st_size
+        if not path.is_file():  # a pipe would keep the chat waiting
+            raise ConfigError(f"{path} is no file.")
         data = path.read_bytes() if size <= _MAX_BYTES else b""
     except OSError as error:
         raise ConfigError(f"{path} cannot be opened: {error.strerror or error}.") from error
@@ -109,7 +111,8 @@ def _path_of(word: str) -> Path:
     for quoted, doubly, escaped, bare in _PIECE.findall(word):
         plain += quoted + re.sub(r'\\(["\\$`])', r"\1", doubly) + escaped + bare
     if plain.startswith("file://"):
-        return Path(unquote(urlsplit(plain).path))
+        _host, slash, path = plain.removeprefix("file://").partition("/")
+        return Path(unquote(slash + path))
     return Path(os.path.expanduser(plain))
 
 
