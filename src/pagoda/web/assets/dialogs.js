@@ -3,6 +3,7 @@
 import { key } from "./api.js";
 import { ask } from "./ask.js";
 import { byId, download, toast } from "./dom.js";
+import { samplerFields } from "./samplers.js";
 import { deleteChat, exportJson, importJson, listChats, saveSettings, settings } from "./store.js";
 import { t } from "./words.js";
 
@@ -45,18 +46,9 @@ export function setUpSettings(changed) {
       changed();
     });
   }
-  for (const field of dialog.querySelectorAll("[data-sampling]")) {
-    const name = field.dataset.sampling;
-    field.value = settings.sampling[name] ?? "";
-    field.addEventListener("change", () => {
-      delete settings.sampling[name];
-      if (field.value !== "" && field.reportValidity())
-        settings.sampling[name] = Number(field.value);
-      saveSettings();
-    });
-  }
   byId("open-settings").addEventListener("click", () => {
     byId("forget-key").hidden = !key.get();
+    byId("samplers").replaceChildren(...samplerFields(settings.sampling, saveSettings));
     dialog.showModal();
   });
   byId("forget-key").addEventListener("click", () => {
