@@ -332,6 +332,7 @@ export class MarkdownStream {
     this.writer = new Writer(root, 0);
     this.tail = ""; // text of the blocks that may still change
     this.draft = { nodes: [], code: null, list: null }; // what shows them
+    this.hasNotes = false;
   }
 
   append(text) {
@@ -342,7 +343,6 @@ export class MarkdownStream {
   end() {
     this.settle(true);
     this.tail = "";
-    linkNotes(this.writer.root);
   }
 
   /** Write each block that a whole line follows for good, the others as a draft. */
@@ -361,6 +361,7 @@ export class MarkdownStream {
       this.keep(block);
       at = block.end;
     }
+    if (this.hasNotes) linkNotes(this.writer.root);
     this.tail = lines.slice(at).join("\n");
     this.sketch(lines, at);
   }
@@ -370,7 +371,7 @@ export class MarkdownStream {
     this.discard();
     if (!code) this.writer.write(block, false);
     else this.writer.list = null;
-    if (block.type === "footnote") linkNotes(this.writer.root);
+    this.hasNotes ||= block.type === "footnote";
     this.draft.list = this.writer.list;
   }
 
