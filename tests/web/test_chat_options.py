@@ -78,6 +78,19 @@ def test_a_chat_has_its_own_system_prompt_and_sampling(visit) -> None:
     assert bodies[2]["temperature"] == 0.25 and "stop" not in bodies[2]
 
 
+def test_options_of_a_chat_without_messages_survive_a_reload(visit) -> None:
+    visitor = visit(client := FakeClient()).open()
+    options(visitor).locator("[data-option=system]").fill("Be brief.")
+    close(visitor)
+    visitor.page.reload()
+    visitor.page.locator("#open-options.set").wait_for()
+    visitor.send("hi")
+    visitor.reply()
+    assert prompt_of(client).startswith("system: Be brief.\n")
+    visitor.page.click("#new-chat")
+    assert visitor.page.locator("#open-options.set").count() == 0
+
+
 def test_every_number_of_the_sampler_has_a_field() -> None:
     text = SAMPLERS.read_text()
     fields = set(re.findall(r'{ name: "(\w+)", word', text))

@@ -2,7 +2,7 @@
 
 import { Composer } from "./composer.js";
 import { byId, el, icon, newId, toast } from "./dom.js";
-import { emptyDraft } from "./drafts.js";
+import { emptyDraft, loadOptions, saveOptions } from "./drafts.js";
 import { MessageView } from "./messages.js";
 import { Meter } from "./meter.js";
 import { Pairs } from "./pairs.js";
@@ -59,7 +59,8 @@ export class ChatPane {
     if (id !== this.chat.id) {
       const wasDeleted = isDeleted(this.chat.id);
       this.views.clear();
-      this.chat = this.running(id)?.chat ?? loadChat(id) ?? newChat();
+      this.pairs.shown.clear();
+      this.chat = this.running(id)?.chat ?? loadChat(id) ?? newChat(loadOptions());
       this.composer.open(this.chat.leaf ? id : NEW, wasDeleted);
       this.toBottom();
     }
@@ -175,6 +176,7 @@ export class ChatPane {
     const named = content || files?.[0]?.name || t("newChat");
     this.chat.title ||= named.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
     this.composer.open(this.chat.id);
+    saveOptions({});
     if (this.second) this.replyTwice(node.id, [this.page.model(), this.second]);
     else this.reply(node.id);
   }
@@ -221,6 +223,11 @@ export class ChatPane {
     this.views.set(node.id, { key: viewKey(node, all), view });
     if (run.chat.id === this.chat.id) this.refresh();
     this.page.changed();
+  }
+
+  saveOptions() {
+    if (this.chat.leaf) this.save(this.chat);
+    else saveOptions(this.chat.options);
   }
 
   save(chat) {

@@ -44,11 +44,12 @@ export function setUpSettings(changed) {
       settings[name] = field.value;
       saveSettings();
       changed();
+      if (name === "language") showSamplers();
     });
   }
   byId("open-settings").addEventListener("click", () => {
     byId("forget-key").hidden = !key.get();
-    byId("samplers").replaceChildren(...samplerFields(settings.sampling, saveSettings));
+    showSamplers();
     dialog.showModal();
   });
   byId("forget-key").addEventListener("click", () => {
@@ -59,6 +60,10 @@ export function setUpSettings(changed) {
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   byId("close-settings").addEventListener("click", () => dialog.close());
   setUpData(changed);
+}
+
+function showSamplers() {
+  byId("samplers").replaceChildren(...samplerFields(settings.sampling, saveSettings));
 }
 
 function setUpData(changed) {

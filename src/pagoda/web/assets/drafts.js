@@ -1,8 +1,10 @@
-// What was typed or attached and not sent yet, by chat. In this tab's sessionStorage: it survives a
+// What was typed, attached or chosen and not sent yet, by chat. In this tab's sessionStorage: it survives a
 // reload, and two tabs that write to one chat each keep their own.
 
 const TEXT = "pagoda.draft.";
 const ATTACHED = "pagoda.attached.";
+// Of a chat that has no message yet; others keep their own.
+const OPTIONS = "pagoda.options";
 
 // Attachments may be larger than the storage, and are kept here while the page is open.
 const attached = new Map();
@@ -40,6 +42,16 @@ function store(name, value) {
     if (value) sessionStorage.setItem(name, value);
   } catch {
     // It is lost with the page.
+  }
+}
+
+export const saveOptions = (options) => store(OPTIONS, JSON.stringify(options));
+
+export function loadOptions() {
+  try {
+    return JSON.parse(sessionStorage.getItem(OPTIONS)) ?? {};
+  } catch {
+    return {};
   }
 }
 

@@ -62,7 +62,7 @@ function showOptions() {
 function setUpOptions() {
   byId("open-options").addEventListener("click", () => {
     const changed = () => {
-      if (pane.chat.leaf) pane.save(pane.chat);
+      pane.saveOptions();
       showOptions();
     };
     openOptions(pane.chat, { model: () => picker.name, choose: chooseModel, changed });

@@ -82,10 +82,13 @@ class Options {
     } catch {
       return; // one that is not there says so when it is asked
     }
-    if (!model.capabilities.includes("thinking")) return;
+    // What was set for another model can be taken back.
+    const { thinking, budget } = this.chat.options;
+    if (!model.capabilities.includes("thinking") && !thinking && !budget) return;
     const choices = [""];
     if (model.template.includes("enable_thinking")) choices.push("on", "off");
     if (model.template.includes("reasoning_effort")) choices.push("low", "medium", "high");
+    if (thinking && !choices.includes(thinking)) choices.push(thinking);
     const fields = el("div", { class: "fields" }, this.budget());
     if (choices.length > 1) fields.prepend(this.switch(choices));
     root.replaceChildren(el("h3", {}, t("thinkingTitle")), fields);
@@ -112,7 +115,7 @@ class Options {
       },
       ...choices.map((value) => el("option", { value }, t(words[value]))),
     );
-    select.value = choices.includes(options.thinking) ? options.thinking : "";
+    select.value = options.thinking ?? "";
     return el("label", {}, el("span", {}, t("thinkingSwitch")), select);
   }
 

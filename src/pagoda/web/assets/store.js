@@ -116,7 +116,8 @@ export function searchChats(query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return listChats().filter(({ id, title }) => {
     const nodes = words.length ? Object.values(loadChat(id)?.nodes ?? {}) : [];
-    const text = [title, ...nodes.map((node) => node.content)].join("\n").toLowerCase();
+    const names = nodes.flatMap((node) => (node.files ?? []).map(({ name }) => name));
+    const text = [title, ...names, ...nodes.map((node) => node.content)].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }
@@ -148,14 +149,15 @@ export function importJson(text) {
 
 /** The shown path as Markdown; `names` maps roles to headings. */
 export function exportMarkdown(chat, names) {
-  const parts = path(chat).map(({ role, content, reasoning, tool_calls: calls }) => {
+  const parts = path(chat).map(({ role, content, reasoning, files, tool_calls: calls }) => {
+    const attached = (files ?? []).map(({ name }) => `[${name}]\n\n`).join("");
     const thought = reasoning ? `> ${reasoning.trim().replaceAll("\n", "\n> ")}\n\n` : "";
     const called = (calls ?? [])
       .map(
         (call) => `\n\n\`${call.function.name}\`\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``,
       )
       .join("");
-    return `## ${names[role] ?? role}\n\n${thought}${content}${called}\n`;
+    return `## ${names[role] ?? role}\n\n${thought}${attached}${content}${called}\n`;
   });
   return `# ${chat.title}\n\n${parts.join("\n")}`;
 }

@@ -6,9 +6,9 @@
 
 import { newId } from "./dom.js";
 
-export function newChat() {
+export function newChat(options = {}) {
   const now = Date.now();
-  return { id: newId(), title: "", options: {}, created: now, updated: now, leaf: null, nodes: {} };
+  return { id: newId(), title: "", options, created: now, updated: now, leaf: null, nodes: {} };
 }
 
 /** Add a message under `parent` and show it. */
