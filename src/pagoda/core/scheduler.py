@@ -153,6 +153,7 @@ class Scheduler:
         plan.freed, self._freed = self._freed, []
         if self.speculator is not None:
             finished.have_drafted(self.speculator.num_drafts, self.kv)
+        plan.copies = self.kv.host.take_orders()
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -200,6 +201,7 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
+        self.kv.host.copied(plan.copies, result.copied)
         count_step(self._stats, int(size.tokens))
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)

@@ -249,7 +249,8 @@ class EngineCore:
                 raise EngineDeadError(f"Two steps in a row failed: {text}") from error
         results = [RequestResult(req_id=req_id, error=text) for req_id in plan.req_ids]
         try:
-            deltas = self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results))
+            nothing = StepResult(step_id=plan.step_id, results=results, copied=False)
+            deltas = self.scheduler.commit(plan, nothing)
             self.scheduler.check_integrity()
         except Exception as broken:
             log.exception("The scheduler does not add up.")

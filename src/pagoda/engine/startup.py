@@ -307,6 +307,7 @@ def _make_runner(
             spec,
             list(resolution.plan.groups),
             num_slabs=resolution.plan.num_slabs,
+            num_host_slabs=resolution.plan.num_host_slabs,
             device=device,
             max_num_reqs=config.scheduler.max_num_seqs,
             max_num_samples=config.max_num_samples,
@@ -347,6 +348,7 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
     return RankSetup(
         resolution.config,
         num_slabs=resolution.plan.num_slabs,
+        num_host_slabs=resolution.plan.num_host_slabs,
         packed=resolution.packed,
         attention=resolution.attention,
         captured_bytes=resolution.plan.captured,
@@ -371,6 +373,7 @@ def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
         resolution.plan.groups,
         resolution.plan.num_slabs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_host_slabs=resolution.plan.num_host_slabs,
     )
     return Scheduler(limits, cache, make_speculator(config.speculation))
 

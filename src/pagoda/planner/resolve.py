@@ -26,7 +26,13 @@ from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import plan as memory
 from pagoda.planner.memory.offload import resolve_offload
 from pagoda.planner.memory.plan import MemoryPlan
-from pagoda.planner.memory.pool import check_chosen_pool, pool_limit, with_pool
+from pagoda.planner.memory.pool import (
+    check_chosen_pool,
+    check_host_memory,
+    pool_limit,
+    with_host_slabs,
+    with_pool,
+)
 from pagoda.planner.memory.storage import quantization_reason
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import encoder_bytes, resolve_media
@@ -138,6 +144,8 @@ def resolve(
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
+    if cache.enable_prefix_caching:
+        plan = with_host_slabs(config, plan)
     if draft is not None:
         plan = with_draft_memory(plan, draft, chosen, facts)
     captures = attention.captured and not config.device.enforce_eager
@@ -147,6 +155,7 @@ def resolve(
             plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, sizes, ranks)
         )
     gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
+    check_host_memory(config, plan, facts)
     chosen = replace(chosen, device=replace(device, offload_gib=gib))
     limit = pool_limit(config, plan, facts)
     if plan.groups:
@@ -378,4 +387,5 @@ def _empty_plan(
         groups=tuple(kv_groups(own, layout, config.cache.kv_cache_dtype)),
         max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
+        on_host=facts.device == "cpu",
     )

@@ -22,12 +22,8 @@ class TraceConfig(Options):
     system_tokens: int = option(
         6000, "Tokens of system prompt and tools, which sessions share.", bounds=(1, 1 << 20)
     )
-    result_tokens: int = option(
-        600, "Tokens of a tool's result, on average.", bounds=(1, 1 << 20)
-    )
-    reply_tokens: int = option(
-        96, "Tokens of a reply, half of them thoughts.", bounds=(4, 1 << 16)
-    )
+    result_tokens: int = option(600, "Tokens of a tool's result, on average.", bounds=(1, 1 << 20))
+    reply_tokens: int = option(96, "Tokens of a reply, half of them thoughts.", bounds=(4, 1 << 16))
     seed: int = option(0, "Another seed makes other texts in another order.")
 
 
