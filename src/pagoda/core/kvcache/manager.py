@@ -1,7 +1,7 @@
 """Block tables over shared memory, and the prefixes they share."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -74,6 +74,9 @@ class KVCacheManager:
             raise CapacityError(
                 f"The KV cache has {num_slabs} blocks; it needs two at least. Give it more memory."
             )
+        self.on_cached: Callable[[CachedBlock, bytes], object] = lambda block, parent: None
+        """Told of each block that is computed and in the prefix cache, with the hash of the one
+        before it (empty where there is none)."""
         self._open: dict[int, BlockTables] = {}
         attention = attention_groups(groups)
         self._num_attention = len(attention)
@@ -351,7 +354,7 @@ class KVCacheManager:
         for index in range(tables.num_cached, last):
             for group, table in enumerate(tables.tables):
                 if table[index] != NULL_BLOCK:
-                    self._cache.insert(group, hashes[index], table[index])
+                    self._insert(group, hashes, index, table[index])
         tables.num_cached = max(tables.num_cached, last)
         if self._windows:
             self._free_passed(tables, num_computed)
@@ -369,7 +372,7 @@ class KVCacheManager:
                 waiting.append(kept)
                 continue
             if index < len(hashes):
-                self._cache.insert(group, hashes[index], kept.block)
+                self._insert(group, hashes, index, kept.block)
             self._pools.release(group, (kept.block,))
             tables.held[group] -= 1
             if kept.rolling and kept.block in self._cache.hash_of[group]:
@@ -377,6 +380,11 @@ class KVCacheManager:
                     self._forget_state(*tables.latest)
                 tables.latest = (hashes[index], kept.block)
         tables.kept = waiting
+
+    def _insert(self, group: int, hashes: Sequence[bytes], index: int, block: int) -> None:
+        self._cache.insert(group, hashes[index], block)
+        parent = hashes[index - 1] if index else b""
+        self.on_cached(CachedBlock(group, hashes[index], block), parent)
 
     def _forget_state(self, block_hash: bytes, block: int) -> None:
         """Unless somebody uses it, or it is something else by now."""
@@ -434,6 +442,11 @@ class KVCacheManager:
             CachedBlock(group, self._cache.hash_of[group][block], block)
             for group, block in self._pools.in_order_of_use()
         ]
+
+    def is_worth_keeping(self, block: CachedBlock) -> bool:
+        """Whether a block is still cached as what it was, and not the first to be evicted."""
+        cached = self._cache.block_of(block.group, block.hash) == block.block
+        return cached and not self._pools.is_expendable(block.group, block.block)
 
     def adopt(self, group: int, block_hash: bytes) -> int | None:
         """A free block that is in the prefix cache under a hash from now on, for the caller to

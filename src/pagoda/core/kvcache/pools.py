@@ -99,6 +99,9 @@ class BlockPools:
                     self._expendable[group, block] = None
                 self._leave(group, block)
 
+    def is_expendable(self, group: int, block: int) -> bool:
+        return (group, block) in self._expendable
+
     def forget(self, group: int, blocks: Sequence[int], *, worthless: bool = False) -> None:
         """Evict free blocks; they are reused next. `worthless` as of `PrefixCache.evict`."""
         self._cache.evict(group, blocks, worthless=worthless)
