@@ -232,8 +232,8 @@ class CacheConfig(Options):
     )
     kv_disk: str | None = option(
         None,
-        "Folder where cached prefixes are kept when the engine stops, for its next start. They "
-        "tell what was asked, so keep it to yourself.",
+        "Folder where cached prefixes are kept for the next start. They tell what was asked, so "
+        "keep it to yourself.",
     )
     kv_disk_size: int = option(
         4 << 30, "Most that this folder may hold, such as 10G.",

@@ -144,8 +144,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 2]),
         special=st.sampled_from([None] * 6 + SPECIAL),
         priority=st.integers(0, 2),
+        session=st.sampled_from([None, None, "one", "two"]),
+        agent=st.sampled_from([None, None, "sub"]),
     )
-    def add(self, text, lengths, max_tokens, min_tokens, special, priority):
+    def add(
+        self, text, lengths, max_tokens, min_tokens, special, priority, session, agent
+    ):  # fmt: skip
         """Requests that share a text, as many as there are lengths."""
         pool = special == "pool"
         for length in lengths:
@@ -166,6 +170,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 adapter="adapter" if special == "adapter" else None,
                 media=[MediaItem(f"image-{priority}", 2, 5, "")] if special == "media" else [],
                 priority=priority,
+                session=session,
+                agent=agent,
             )
             try:
                 self.scheduler.add(message)

@@ -87,6 +87,8 @@ class Player:
             prompt_token_ids=turn.prompt,
             sampling=SamplingParams(max_tokens=len(turn.reply)),
             eos_token_ids=[END_OF_TURN],
+            session=agent.session if self.with_keys else None,
+            agent=agent.name if self.with_keys else None,
         )
         self._scheduler.add(request)
 

@@ -443,6 +443,13 @@ class KVCacheManager:
             for group, block in self._pools.in_order_of_use()
         ]
 
+    def expend(self, hashes: Sequence[bytes]) -> None:
+        """Nobody will ask for these blocks of a text: they go before others, the last first."""
+        for group, pool in enumerate(self._pools.pools):
+            found = (self._cache.block_of(group, block_hash) for block_hash in reversed(hashes))
+            free = [block for block in found if block and not pool.ref_counts[block]]
+            self._pools.expend(group, free)
+
     def is_worth_keeping(self, block: CachedBlock) -> bool:
         """Whether a block is still cached as what it was, and not the first to be evicted."""
         cached = self._cache.block_of(block.group, block.hash) == block.block

@@ -87,17 +87,23 @@ class BlockPools:
 
     def release(self, group: int, blocks: Sequence[int], *, expendable: bool = False) -> None:
         """One holder less for each block; null blocks are passed over. What is `expendable` goes
-        before any other cached block does."""
+        before any other cached block does, where groups share the memory."""
         pool, cached = self.pools[group], self._cache.hash_of[group]
-        if not self._shared:
-            pool.release(blocks, () if expendable else cached)
-            return
         pool.release(blocks, cached)
+        if not self._shared:
+            return
         for block in blocks:
             if block != NULL_BLOCK and pool.ref_counts[block] == 0:
                 if expendable and block in cached:
                     self._expendable[group, block] = None
                 self._leave(group, block)
+
+    def expend(self, group: int, blocks: Sequence[int]) -> None:
+        """Have cached blocks that nobody holds go before any others, the first of them first."""
+        if self._shared:
+            self._expendable.update(dict.fromkeys((group, block) for block in blocks))
+        else:
+            self.pools[group].reuse_first(blocks, self._cache.hash_of[group])
 
     def is_expendable(self, group: int, block: int) -> bool:
         return (group, block) in self._expendable
