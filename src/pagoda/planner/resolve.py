@@ -28,7 +28,6 @@ from pagoda.planner.memory.offload import resolve_offload
 from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.memory.pool import (
     check_chosen_pool,
-    check_host_memory,
     pool_limit,
     with_host_slabs,
     with_pool,
@@ -144,8 +143,7 @@ def resolve(
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
-    if cache.enable_prefix_caching:
-        plan = with_host_slabs(config, plan)
+    plan = with_host_slabs(config, plan)
     if draft is not None:
         plan = with_draft_memory(plan, draft, chosen, facts)
     captures = attention.captured and not config.device.enforce_eager
@@ -155,7 +153,6 @@ def resolve(
             plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, sizes, ranks)
         )
     gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
-    check_host_memory(config, plan, facts)
     chosen = replace(chosen, device=replace(device, offload_gib=gib))
     limit = pool_limit(config, plan, facts)
     if plan.groups:

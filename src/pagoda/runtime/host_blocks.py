@@ -12,19 +12,22 @@ from pagoda.runtime.device import Device
 
 
 class HostBlocks:
-    """Slots that lie as the pool's blocks do (`SlabLayout`); memory is taken when one is first
-    written.
+    """Slots that lie as the pool's blocks do (`SlabLayout`). On a CPU they take memory when they
+    are first written.
 
-    On a GPU it is pinned, all at once, and copies are queued behind the steps before: nothing waits
-    for them.
+    On a GPU the memory is pinned, all of it at the start, and copies are queued behind the steps
+    before: nothing waits for them.
     """
 
     def __init__(
         self, cache: CacheMemory, groups: Sequence[GroupSpec], num_slabs: int, device: Device
     ):
-        self._cache, self._groups, self._device = cache, list(groups), device
+        self._cache, self._device = cache, device
         self._layout = SlabLayout(groups, num_slabs)
-        self._rows: list[torch.Tensor] | None = None
+        self._memory: tuple[torch.Tensor, torch.Tensor] | None = None
+        """As the host sees it, and as the device does; both hold it."""
+        if num_slabs and device.name != "cpu":
+            self._memory = device.host_memory(self._layout.nbytes)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Do copies in their order."""
@@ -38,16 +41,14 @@ class HostBlocks:
 
     def discard(self) -> None:
         """Give the memory back, and with it what it held."""
-        self._rows = None
+        self._memory = None
 
     def _slots(self) -> list[torch.Tensor]:
         """By group, uint8 [slots, bytes of one]."""
-        if self._rows is None:
-            memory, _ = self._device.host_memory(self._layout.nbytes)
-            counts = [self._layout.num_ids(group) for group in range(len(self._groups))]
-            sizes = self._layout.block_bytes
-            self._rows = [
-                memory[: count * size].view(count, size)
-                for count, size in zip(counts, sizes, strict=True)
-            ]
-        return self._rows
+        if self._memory is None:
+            self._memory = self._device.host_memory(self._layout.nbytes)
+        rows = []
+        for group, size in enumerate(self._layout.block_bytes):
+            count = self._layout.num_ids(group)
+            rows.append(self._memory[0][: count * size].view(count, size))
+        return rows

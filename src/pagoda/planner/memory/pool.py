@@ -35,7 +35,9 @@ def with_pool(
 
 
 def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
+    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left, or
+    offloaded KV does not fit."""
+    _check_host_memory(config, plan, facts)
     if config.cache.kv_cache_memory_bytes is not None:
         if config.cache.num_gpu_blocks_override is not None:
             raise ConfigError(
@@ -85,7 +87,7 @@ def check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts
 
 def with_host_slabs(config: EngineConfig, plan: MemoryPlan) -> MemoryPlan:
     """The plan with the memory of the host that is asked for, each rank's part of it."""
-    if not plan.groups:
+    if not plan.groups or not config.cache.enable_prefix_caching:
         return plan
     asked = config.cache.kv_offloading_size * (1 << 30) / config.parallel.tensor_parallel_size
     slabs = int(asked // plan.slab_bytes)
@@ -97,7 +99,7 @@ def with_host_slabs(config: EngineConfig, plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, num_host_slabs=slabs)
 
 
-def check_host_memory(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
+def _check_host_memory(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
     """CapacityError where a GPU's host has too little memory for offloaded KV; on a CPU that is a
     part of what `pool_limit` counts."""
     if facts.host_memory is None or not plan.num_host_slabs or plan.on_host:
