@@ -15,7 +15,7 @@ class _Agent(NamedTuple):
     first: int
     """How many of its first prompt's blocks were cached before it came: others have them, too."""
     known: BlockHashes
-    """Of its last request."""
+    """The blocks of its last request."""
 
 
 class Sessions:
