@@ -92,6 +92,18 @@ def test_neighbours_and_a_shortage_of_memory_change_nothing(model):
     assert stats.blocks_free == stats.blocks_total
 
 
+def test_prefixes_come_back_from_the_hosts_memory(model):
+    """The pool has room for one prompt, and others came between."""
+    reference, folder = model
+    core = start(folder, slabs=24 if "qwen" in folder.name else 40, kv_offloading_size=0.05)
+    prompts = [tiny.random_ids(100, seed=seed) for seed in range(5, 9)]
+    for number, prompt in enumerate(prompts):
+        run(core, request(f"first {number}", prompt))
+    (deltas,) = run(core, request("again", prompts[0])).values()
+    assert cached(deltas) == 96
+    assert tokens(deltas) == expected(reference, prompts[0])
+
+
 def test_prefixes_come_back_from_disk(model, tmp_path):
     reference, folder = model
     prompt = tiny.random_ids(100, seed=5)

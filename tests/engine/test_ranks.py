@@ -59,7 +59,7 @@ RESOLVED = ResolvedConfig(
 def config_of(folder: Path, ranks: int = 1, slabs: int = 120, **model: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(str(folder), **{"dtype": "float32", "max_model_len": 240, **model}),
-        cache=CacheConfig(num_gpu_blocks_override=slabs),
+        cache=CacheConfig(num_gpu_blocks_override=slabs, kv_offloading_size=0.1),
         # Steps are the same however fast the machine is.
         scheduler=Scheduling(max_num_batched_tokens=64, max_num_seqs=6, max_step_ms=0),
         parallel=ParallelConfig(ranks),
@@ -142,6 +142,15 @@ def test_chunks_and_prefix_hits(hybrid, pair):
     assert {name: tokens(deltas[name]) for name in prompts} == replies
     (again,) = run(pair, request("again", prompts["r5"])).values()
     assert cached(again) >= 96 and tokens(again) == replies["r5"]
+
+
+def test_prefixes_come_back_from_the_hosts_memory(hybrid, pair):
+    """The pool has room for one of these prompts, on each rank its part."""
+    prompts = [tiny.random_ids(100, seed=seed) for seed in range(30, 34)]
+    for number, prompt in enumerate(prompts):
+        run(pair, request(f"first {number}", prompt))
+    (again,) = run(pair, request("from the host", prompts[0])).values()
+    assert cached(again) == 96 and tokens(again) == expected(hybrid[0], prompts[0])
 
 
 def test_sampling_as_on_one_rank(pair, alone):

@@ -35,19 +35,21 @@ class Store:
 
 def write_kv(folder: Path, text: str) -> None:
     cache, memory = make()
+    prefixes = KvDisk(folder / "kv" / "model", 1 << 20).open(cache, memory)
+    prefixes.restore()
     compute(cache, memory, text[0], 5)
-    KvDisk(folder / "kv" / "model.kv", 1 << 20).save(cache, memory)
+    prefixes.close()
 
 
 def read_kv(folder: Path) -> str:
     cache, memory = make()
-    KvDisk(folder / "kv" / "model.kv", 1 << 20).restore(cache, memory)
+    KvDisk(folder / "kv" / "model", 1 << 20).open(cache, memory).restore()
     found = []
     for text in ("old", "new"):
         hashes = [f"{text[0]}{index:031d}".encode() for index in range(5)]
         if check(cache, memory, text[0], hashes):
             found.append(text)
-    return found[0] if found else "none"
+    return found[-1] if found else "none"
 
 
 def write_settings(folder: Path, text: str) -> None:

@@ -12,6 +12,8 @@ from tests.faults.crash import KINDS, LOSSES
 from tests.faults.stores import BY_NAME
 
 ROOT = Path(__file__).parents[2]
+NEVER_CALLED = {("kv-disk", "rename")}
+"""Its files are only ever appended to."""
 
 
 def test_a_crash_at_every_call_leaves_old_or_new_contents(tmp_path, monkeypatch):
@@ -35,4 +37,5 @@ def test_a_crash_at_every_call_leaves_old_or_new_contents(tmp_path, monkeypatch)
         store.write(folder, "new")
         assert store.read(folder) == "new"
     for name in BY_NAME:
-        assert all(reached[f"{name} {kind}"] >= len(LOSSES) for kind in KINDS), name
+        kinds = [kind for kind in KINDS if (name, kind) not in NEVER_CALLED]
+        assert all(reached[f"{name} {kind}"] >= len(LOSSES) for kind in kinds), name

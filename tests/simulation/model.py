@@ -1,6 +1,5 @@
 """Models of known outputs, as the engine process runs them: in simulated time, with faults."""
 
-import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -104,8 +103,6 @@ class SimRunner(FakeRunner):
         self._clock.busy += 0.1
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> np.ndarray:
-        if blocks and self._faults.disk_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
         size = self.groups[group].block_size
         rows = [
             b"".join(self.kv.get((group, block, i), bytes(_DIGEST_BYTES)) for i in range(size))

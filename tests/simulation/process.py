@@ -1,6 +1,7 @@
 """An engine process that is played: the real loop, core and scheduler, as events of the loop."""
 
 import asyncio
+import errno
 import random
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from pagoda.core.messages import (
 )
 from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
-from pagoda.engine.kv_disk import KvDisk
+from pagoda.engine.kv_disk import KeptPrefixes
+from pagoda.engine.kv_journal import Bytes, Journal, record_of
 from pagoda.engine.processes.activity import Activity
 from pagoda.engine.processes.child import LaunchOptions, exit_cause
 from pagoda.engine.processes.main import EngineLoop
@@ -53,6 +55,22 @@ class StartFaultError(Exception):
     """The engine cannot start, because the seed says so."""
 
 
+class SimJournal(Journal):
+    """Writes at once: when a thread would is nothing that a seed says."""
+
+    def __init__(self, stem: Path, max_bytes: int, faults: Faults):
+        super().__init__(stem, max_bytes)
+        self._faults = faults
+
+    def put(self, group: int, block_hash: bytes, parent: bytes, data: Bytes) -> None:
+        self._append(record_of(group, block_hash, parent, data))
+
+    def _write(self, data: bytes) -> None:
+        if self._faults.disk_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._write(data)
+
+
 class SimChild:
     """As `EngineChild`, with the process in it."""
 
@@ -69,6 +87,7 @@ class SimChild:
         self.ready = False
         self.core: EngineCore | None = None
         self.runner: SimRunner | None = None
+        self._journal: SimJournal | None = None
         self.folder: Path = world.make_folder(self.pid)
         self.num_sent = 0
         self.dies_at_message: int | None = None
@@ -212,25 +231,18 @@ class SimChild:
         scheduler, runner = self._plan.make()
         self.runner = SimRunner(runner, self._plan, self._world.clock, self.faults)
         executor = LocalExecutor if self._plan.steps_in_flight == 1 else DeviceExecutor
+        prefixes = None
+        if self._plan.keeps_kv:
+            stem = self._world.folder / "kept" / self._plan.name
+            self._journal = SimJournal(stem, _KV_BYTES, self.faults)
+            prefixes = KeptPrefixes(self._journal, scheduler.kv, self.runner)
+            self._world.trace.add(self.name, f"restored {prefixes.restore()} blocks")
         self.core = EngineCore(
             scheduler,
             executor(self.runner),
             grammars=SimGrammars(self._world.clock),  # type: ignore[arg-type]  # a fake
-            on_shutdown=self._keep,
+            prefixes=prefixes,
         )
-        if self._plan.keeps_kv:
-            restored = self._disk().restore(scheduler.kv, self.runner)
-            self._world.trace.add(self.name, f"restored {restored} blocks")
-
-    def _disk(self) -> KvDisk:
-        return KvDisk(self._world.folder / "kept" / f"{self._plan.name}.kv", _KV_BYTES)
-
-    def _keep(self) -> None:
-        if self._plan.keeps_kv and self.core is not None and self.runner is not None:
-            try:
-                self._disk().save(self.core.scheduler.kv, self.runner)
-            except OSError:  # as the real one, which logs it
-                self._world.trace.add(self.name, "kept nothing")
 
     async def _compute(self, work: Callable[[], object]) -> None:
         """Do it now; to the others it is done when its time has passed."""
@@ -261,6 +273,8 @@ class SimChild:
         if self.returncode is not None:
             return
         self.returncode = code
+        if self._journal is not None:
+            self._journal.close()
         lost = self._outputs.sender_died(self._chance.choice((0, 0, 1, 3)) if code < 0 else 0)
         self._world.trace.add(self.name, f"ends with {code}, {lost} messages lost")
         self._task.cancel()

@@ -6,8 +6,8 @@ import importlib
 from pagoda.base.errors import ConfigError
 
 USAGE = (
-    "{serve,latency,throughput,speculation,startup,serving-cost,host-overhead,llama-bench,micro,"
-    "gpu} [flags]"
+    "{serve,latency,throughput,speculation,startup,serving-cost,host-overhead,agents,llama-bench,"
+    "micro,gpu} [flags]"
 )
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
@@ -19,6 +19,7 @@ KINDS = {
     "startup": "Time the way from the command to the first token.",
     "serving-cost": "CPU time per token of the server, the model left out.",
     "host-overhead": "What the engine does for a decode step, the model left out.",
+    "agents": "Prompts of agents that are computed again, the model left out.",
     "llama-bench": "Prompt and generation speed, as llama-bench prints them.",
     "micro": "Each native kernel against what this machine can do at best.",
     "gpu": "Models of real sizes on this GPU, beside what it can do at best.",

@@ -116,10 +116,10 @@ ONE_STEP = Fact(
 )
 ADMISSION = Fact("admission keeps its own reserve", has=("pagoda.core.admission",))
 RECOMPUTED = Fact("preempted requests are computed again", lacks=("swap", "preemption_mode"))
-KV_ON_DEVICE = Fact(
-    "KV blocks stay on the device while it serves; --kv-disk keeps them between starts",
-    has=("--kv-disk",),
-    lacks=("kv_offload", "cache_ram"),
+KV_OFFLOADING = Fact(
+    "--kv-offloading-size says how many GiB of the host's memory evicted blocks have",
+    has=("--kv-offloading-size",),
+    lacks=("cache_ram", "offloading_backend"),
 )
 AFFINITY = Fact(
     "--threads says how many there are, and they stay inside the process's affinity",

@@ -226,10 +226,16 @@ class CacheConfig(Options):
         None, "Number of KV blocks, for tests.", bounds=_AT_LEAST_1
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
+    kv_offloading_size: float = option(
+        0.0,
+        "GiB of the host's memory, of all GPUs together, for cached blocks that make room in the "
+        "KV pool.",
+        bounds=_AT_LEAST_0,
+    )
     kv_disk: str | None = option(
         None,
-        "Folder where cached prefixes are kept when the engine stops, for its next start. They "
-        "tell what was asked, so keep it to yourself.",
+        "Folder where cached prefixes are kept for the next start. They tell what was asked, so "
+        "keep it to yourself.",
     )
     kv_disk_size: int = option(
         4 << 30, "Most that this folder may hold, such as 10G.",

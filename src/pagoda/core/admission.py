@@ -109,7 +109,7 @@ class Admission:
         taken = self._take(req, hit, num_tokens)
         if num_tokens and not taken and alone:
             # Cached blocks can lie so that nothing fits between them; without, any request fits.
-            self._kv.reset_prefix_cache()
+            self._kv.empty_pool()
             hit = self._kv.match_prefix([], 0)
             taken = self._take(req, hit, num_tokens)
         if num_tokens and not taken:
@@ -127,7 +127,8 @@ class Admission:
         if not num_tokens:
             return 0
         message, tables = req.message, req.tables
-        self._kv.attach(tables, hit)
+        if not self._kv.attach(tables, hit):
+            return 0
         self._kv.want_states(tables, message.prompt_token_ids, message.eos_token_ids, hit)
         num_tokens = self._kv.until_kept(tables, hit.num_tokens, num_tokens)
         if self._kv.allocate(tables, hit.num_tokens + num_tokens) is None:

@@ -59,6 +59,11 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     adapter: str | None = None
     media: list[MediaItem] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
+    session: str | None = None
+    """Requests of one conversation or task say the same; None: nothing is known. It changes only
+    what of the cache is evicted first."""
+    agent: str | None = None
+    """Which subagent of the session asks; None: the main one."""
     priority: int = 0
     """Lower is served earlier under the priority policy."""
     arrival_time: float = 0.0

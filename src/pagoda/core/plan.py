@@ -38,6 +38,17 @@ class NewBlocks(msgspec.Struct, gc=False):
     """Block 0 stands where a sliding window no longer reaches."""
 
 
+class BlockCopy(msgspec.Struct, array_like=True, gc=False):
+    """A block that is copied between the KV pool and the host's memory."""
+
+    group: int
+    block: int
+    """In the pool."""
+    slot: int
+    """In the host's memory, which is laid out as the pool."""
+    to_host: bool
+
+
 class StepPlan(msgspec.Struct, kw_only=True):
     """The requests of a step in columns: hundreds of streams are planned, run and committed without
     an object for each of them.
@@ -81,6 +92,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     num_drafts: int = 0
     """Tokens that the runner is to guess behind those that it samples, where something of the
     model's own guesses."""
+    copies: list[BlockCopy] = msgspec.field(default_factory=list)
+    """To be done in this order, before anything is computed."""
     encode: list[MediaItem] = msgspec.field(default_factory=list)
     """What `encode_for` needs next, to be worked on behind the requests for about as long as they
     took; whatever is not finished is asked for again."""
@@ -143,5 +156,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     """By row: what the runner guesses behind the last token of its result."""
     draft_seconds: float = 0.0
     """How long the runner took for these, and for reading what the guesses follow from."""
+    copied: bool = True
+    """Whether the plan's copies were done."""
     encoded: list[str] = msgspec.field(default_factory=list)
     """Content hashes of the plan's media items that a step can take up now."""

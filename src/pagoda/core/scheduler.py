@@ -26,6 +26,7 @@ from pagoda.core.planning import Finished, PlanBuilder
 from pagoda.core.progress import Progress
 from pagoda.core.queue import Members, RequestQueue, RunningQueue, check_queues
 from pagoda.core.request import FinishReason, Request, RequestStatus
+from pagoda.core.sessions import Sessions
 from pagoda.core.shares import Shares
 from pagoda.core.sharing import PrefixesInFlight
 from pagoda.core.speculation.speculator import Speculator
@@ -61,6 +62,7 @@ class Scheduler:
         self._running = RunningQueue()
         self._waiting = RequestQueue()
         self._sharing = PrefixesInFlight()
+        self._sessions = Sessions()
         self._admission = Admission(limits, kv, self._sharing)
         self.progress = Progress(kv, self._sharing, self._requests)
         self.speculator = speculator
@@ -100,6 +102,10 @@ class Scheduler:
         )
         check_capacity(req, self.limits, self.kv)
         req.num_cached_tokens = self._admission.num_cached(req)
+        if hashes is not None:
+            num_cached = req.num_cached_tokens // self.kv.block_size
+            for done in self._sessions.arrive(message, hashes, num_cached):
+                self.kv.expend(done)
         self._requests[req.req_id] = req
         self._waiting.push(req)
 
@@ -153,6 +159,7 @@ class Scheduler:
         plan.freed, self._freed = self._freed, []
         if self.speculator is not None:
             finished.have_drafted(self.speculator.num_drafts, self.kv)
+        plan.copies = self.kv.host.take_orders()
         self._in_flight[plan.step_id] = finished
         return plan
 
@@ -200,6 +207,7 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
+        self.kv.host.copied(plan.copies, result.copied)
         count_step(self._stats, len(plan.req_ids), int(size.tokens))
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)

@@ -23,6 +23,7 @@ from pagoda.core.messages import (
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.executor import Executor, StartedStep
+from pagoda.engine.kv_disk import KeptPrefixes
 
 log = get_logger(__name__)
 
@@ -55,16 +56,15 @@ class EngineCore:
         executor: Executor,
         *,
         grammars: Grammars | None = None,
-        on_shutdown: Callable[[], object] = lambda: None,
         when_idle: Callable[[], bool] = lambda: False,
+        prefixes: KeptPrefixes | None = None,
     ):
-        """`on_shutdown` is called when no step runs any more, before the executor goes;
-        `when_idle` is as the method of that name."""
+        """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
-        self._on_shutdown = on_shutdown
         self._when_idle = when_idle
+        self._prefixes = prefixes
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = executor.steps_in_flight
@@ -116,12 +116,17 @@ class EngineCore:
             deltas = self._commit(self._in_flight.popleft())
         if self._deltas:
             deltas.others[:0], self._deltas = self._deltas, []
+        if self._prefixes is not None:
+            self._prefixes.write_back(False)
         self._step_seconds += time.perf_counter() - begun
         return deltas
 
     def when_idle(self) -> bool:
         """With no request there: work for a while for later steps; whether more is to be done."""
-        return not self._asleep and self._when_idle()
+        if self._asleep:
+            return False
+        writes = self._prefixes is not None and self._prefixes.write_back(True)
+        return writes or self._when_idle()
 
     @property
     def compiles(self) -> bool:
@@ -140,7 +145,8 @@ class EngineCore:
     def shutdown(self) -> None:
         while self._in_flight:
             self._in_flight.popleft().started.wait()
-        self._on_shutdown()
+        if self._prefixes is not None:
+            self._prefixes.close()
         self.executor.shutdown()
 
     def _sleep(self) -> None:
@@ -249,7 +255,8 @@ class EngineCore:
                 raise EngineDeadError(f"Two steps in a row failed: {text}") from error
         results = [RequestResult(req_id=req_id, error=text) for req_id in plan.req_ids]
         try:
-            deltas = self.scheduler.commit(plan, StepResult(step_id=plan.step_id, results=results))
+            nothing = StepResult(step_id=plan.step_id, results=results, copied=False)
+            deltas = self.scheduler.commit(plan, nothing)
             self.scheduler.check_integrity()
         except Exception as broken:
             log.exception("The scheduler does not add up.")

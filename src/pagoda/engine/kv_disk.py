@@ -1,47 +1,41 @@
-"""Cached prefixes that outlive the engine: a file per model, written when the engine stops and read
-when it starts.
+"""Cached prefixes that outlive the engine: written while it serves, read when it starts.
 
-The file: blocks one after the other, then their index as msgpack, the index's CRC-32 and length (4
-and 8 bytes, little endian) and MAGIC. Blocks are named by the hash of their tokens (and of the
-salt before them); the file is named by a hash of the model and of all that its KV depends on.
+Blocks are named by the hash of their tokens (and of the salt before them); a model's files by a
+hash of the model and of all that its KV depends on.
 """
 
 import hashlib
 import os
-import zlib
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple, Protocol
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
-from pagoda.base.units import format_bytes
-from pagoda.base.whole import remove_partials, whole_file
 from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
-from pagoda.core.kvcache.spec import KVLayout
+from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout
+from pagoda.engine.kv_journal import MAGIC, Bytes, Entry, Journal
 from pagoda.planner.resolved import ResolvedModel
 from pagoda.weights.files import ModelFiles
 
 log = get_logger(__name__)
 
-MAGIC = b"PAGODAK2"
-_LENGTH_BYTES = 8
-_CHECK_BYTES = 4
 # Blocks copied at once: some MB, whatever the model.
 _CHUNK = 64
+# While requests run, blocks are copied once so many bytes or blocks wait, and at most so many bytes
+# between two steps: on a GPU a copy waits for the step before.
+_LEAST_BYTES, _MANY, _MOST_BYTES = 4 << 20, 256, 32 << 20
+# States and windows are written once so many steps have passed: most make room for the next ones of
+# their reply before.
+_SETTLED_STEPS = 256
+_MOST_WAITING = 1 << 16
 # Of each weight file so many pieces are hashed, beside its size: reading all of it takes as long
 # as loading it.
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
-_MAX_INDEX = 1 << 28
-
-Bytes = npt.NDArray[np.uint8]
+_NO_PARENT = bytes(32)
 
 
 class BlockStore(Protocol):
@@ -53,72 +47,144 @@ class BlockStore(Protocol):
     def write_blocks(self, group: int, blocks: Sequence[int], data: Bytes) -> None: ...
 
 
-class _Index(msgspec.Struct):
-    block_bytes: list[int]
-    """Bytes of a block of each group."""
-    groups: list[int]
-    hashes: list[bytes]
-    checksums: list[int]
-    """CRC-32 of each block."""
-
-
 @dataclass(frozen=True)
 class KvDisk:
-    """Where and how much. `path` is the model's file, of at most `max_bytes`, in a folder that is
-    kept to as much."""
+    """Where and how much: files whose names begin as `stem`, in a folder that is kept to
+    `max_bytes`."""
 
-    path: Path
+    stem: Path
     max_bytes: int
 
-    def save(self, cache: KVCacheManager, store: BlockStore) -> int:
-        """Write the cached blocks, the most useful ones first; how many."""
-        blocks = _first_bytes(cache.cached_blocks(), store, self.max_bytes)
-        if not blocks:
-            return 0
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        index = _Index([], [], [], [])
-        with whole_file(self.path, 0o600) as file:
-            for chunk in _chunks(blocks):
-                data = store.read_blocks(chunk[0].group, [one.block for one in chunk])
-                file.write(data.tobytes())
-                index.groups += [one.group for one in chunk]
-                index.hashes += [one.hash for one in chunk]
-                index.checksums += [zlib.crc32(row) for row in data]
-            index.block_bytes = [
-                store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))
-            ]
-            file.write(_encoded(index))
-        _trim(self.path.parent, self.path, self.max_bytes)
-        log.info("Kept %d cached blocks in %s.", len(blocks), self.path)
-        return len(blocks)
+    def open(self, cache: KVCacheManager, store: BlockStore) -> "KeptPrefixes":
+        return KeptPrefixes(Journal(self.stem, self.max_bytes), cache, store)
 
-    def restore(self, cache: KVCacheManager, store: BlockStore) -> int:
-        """Put the blocks of the file into the prefix cache, as far as there is room; how many.
 
-        A file that is damaged, or of another layout, is passed over and said so; without memory to
-        copy the blocks none is taken.
-        """
+class _Waiting(NamedTuple):
+    step: int
+    block: CachedBlock
+    parent: bytes
+
+
+class KeptPrefixes:
+    """The link between a prefix cache and its files."""
+
+    def __init__(self, journal: Journal, cache: KVCacheManager, store: BlockStore):
+        self._journal, self._cache, self._store = journal, cache, store
+        self._sizes = [store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))]
+        self._settled: deque[_Waiting] = deque(maxlen=_MOST_WAITING)
+        """Blocks to write, of layers that keep all of a text."""
+        self._unsettled: deque[_Waiting] = deque(maxlen=_MOST_WAITING)
+        """Those of others."""
+        self._step = 0
+        cache.on_cached = self._note
+
+    def restore(self) -> int:
+        """Put blocks into the prefix cache, those written last and what stands before them, as far
+        as there is room; how many. Blocks that are damaged are passed over; without memory to copy
+        them none is taken."""
         try:
-            data = np.memmap(self.path, np.uint8, "r")
-        except (FileNotFoundError, ValueError):  # none yet, or an empty one
-            return 0
-        except OSError as error:
-            log.warning("The kept KV blocks cannot be read: %s.", error)
-            return 0
-        try:
-            index, starts = _read_index(data)
-            sizes = [store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))]
-            if index.block_bytes != sizes:
-                raise ValueError("its blocks have other sizes")
-            return _adopt_all(data, index, starts, cache, store)
+            return self._adopt(self._chosen(self._journal.read()))
         except MemoryError:
             # A block that was taken may not have its bytes yet.
-            cache.reset_prefix_cache()
+            self._cache.reset_prefix_cache()
             log.warning("The kept KV blocks are not used: there is no memory to copy them.")
             return 0
-        except (ValueError, msgspec.MsgspecError) as error:
-            log.warning("The kept KV blocks in %s are not used: %s.", self.path, error)
-            return 0
+
+    def write_back(self, idle: bool) -> bool:
+        """Copy blocks that were cached since for the disk, some MB at a time; whether more wait.
+        Called between steps."""
+        self._step += not idle
+        while self._unsettled and (idle or self._is_old(self._unsettled[0])):
+            self._settled.append(self._unsettled.popleft())
+        if not self._settled or not self._journal.has_room:
+            return False
+        first = islice(self._settled, _MANY)
+        if not idle and len(self._settled) < _MANY and self._nbytes(first) < _LEAST_BYTES:
+            return False
+        taken, nbytes = [], 0
+        while self._settled and nbytes < _MOST_BYTES:
+            one = self._settled.popleft()
+            nbytes += self._sizes[one.block.group]
+            taken.append(one)
+        try:
+            self._put(taken)
+        except MemoryError:
+            log.debug("There was no memory to copy %d blocks for the disk.", len(taken))
+        return bool(self._settled)
+
+    def close(self) -> None:
+        """Write what is not written yet, and wait until it is."""
+        self._cache.on_cached = lambda block, parent: None
+        self._settled += self._unsettled
+        self._unsettled.clear()
+        while self._settled and not self._journal.is_broken:
+            self.write_back(True)
+            self._journal.wait_for_room()
+        self._journal.close()
+
+    def _nbytes(self, waiting: Iterable[_Waiting]) -> int:
+        return sum(self._sizes[one.block.group] for one in waiting)
+
+    def _is_old(self, one: _Waiting) -> bool:
+        return one.step + _SETTLED_STEPS <= self._step
+
+    def _note(self, block: CachedBlock, parent: bytes) -> None:
+        if self._journal.is_broken or self._journal.has(block.group, block.hash):
+            return
+        spec = self._cache.groups[block.group]
+        keeps_all = isinstance(spec, KVGroupSpec) and spec.window is None
+        waiting = self._settled if keeps_all else self._unsettled
+        waiting.append(_Waiting(self._step, block, parent or _NO_PARENT))
+
+    def _put(self, waiting: Sequence[_Waiting]) -> None:
+        good = [
+            one
+            for one in waiting
+            if self._cache.is_worth_keeping(one.block)
+            and not self._journal.has(one.block.group, one.block.hash)
+        ]
+        for group, mine in groupby(good, key=lambda one: one.block.group):
+            some = list(mine)
+            for first in range(0, len(some), _CHUNK):
+                chunk = some[first : first + _CHUNK]
+                rows = self._store.read_blocks(group, [one.block.block for one in chunk])
+                for one, row in zip(chunk, rows, strict=True):
+                    self._journal.put(group, one.block.hash, one.parent, row)
+
+    def _chosen(self, entries: Sequence[Entry]) -> list[Entry]:
+        """What there is room for, the most useful first: the text that was written last, from its
+        start on, and so forth."""
+        by_hash: dict[bytes, list[Entry]] = {}
+        for entry in entries:
+            if entry.group < len(self._sizes) and len(entry.data) == self._sizes[entry.group]:
+                by_hash.setdefault(entry.hash, []).append(entry)
+        if entries and not by_hash:
+            log.warning("The kept KV blocks are not used: they have other sizes.")
+        room = self._cache.free_bytes
+        chosen: list[Entry] = []
+        while by_hash:
+            chain, block_hash = [], next(reversed(by_hash))
+            while block_hash in by_hash:
+                chain.append(by_hash.pop(block_hash))
+                block_hash = chain[-1][0].parent
+            for entry in (entry for some in reversed(chain) for entry in some):
+                room -= self._cache.layout.block_bytes[entry.group]
+                if room < 0:
+                    return chosen
+                chosen.append(entry)
+        return chosen
+
+    def _adopt(self, chosen: Sequence[Entry]) -> int:
+        """The most useful blocks last: they are evicted last."""
+        adopted = 0
+        for entry in reversed(chosen):
+            if not entry.is_whole:
+                continue
+            block = self._cache.adopt(entry.group, entry.hash)
+            if block is not None:
+                self._store.write_blocks(entry.group, [block], entry.data[None])
+                adopted += 1
+        return adopted
 
 
 def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str) -> str:
@@ -127,8 +193,8 @@ def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernel
 
 
 def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> KvDisk:
-    """The file of a model, and of the one that drafts for it. `contents` as `block_contents` has
-    it.
+    """Where the blocks of a model go, and of the one that drafts for it. `contents` as
+    `block_contents` has it.
 
     Raises ConfigError for a folder that cannot be used.
     """
@@ -143,8 +209,7 @@ def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> 
         raise ConfigError(f"--kv-disk {folder} cannot be a folder: {error.strerror}.") from error
     if not os.access(path, os.W_OK):
         raise ConfigError(f"--kv-disk {folder} cannot be written to.")
-    remove_partials(path)
-    return KvDisk(path / f"{digest.hexdigest()[:32]}.kv", max_bytes)
+    return KvDisk(path / digest.hexdigest()[:32], max_bytes)
 
 
 def _sample(path: Path, update: Callable[[bytes], None]) -> None:
@@ -154,96 +219,3 @@ def _sample(path: Path, update: Callable[[bytes], None]) -> None:
         for number in range(_SAMPLES):
             file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
             update(file.read(_SAMPLE_BYTES))
-
-
-def _first_bytes(
-    blocks: Iterable[CachedBlock], store: BlockStore, max_bytes: int
-) -> list[CachedBlock]:
-    kept, total = [], 0
-    sizes: dict[int, int] = {}
-    for one in blocks:
-        size = sizes.setdefault(one.group, store.read_blocks(one.group, []).shape[1])
-        total += size
-        if total > max_bytes:
-            break
-        kept.append(one)
-    return kept
-
-
-def _chunks(blocks: Sequence[CachedBlock]) -> Iterable[list[CachedBlock]]:
-    """Runs of blocks of one group."""
-    chunk: list[CachedBlock] = []
-    for one in blocks:
-        if chunk and (one.group != chunk[0].group or len(chunk) == _CHUNK):
-            yield chunk
-            chunk = []
-        chunk.append(one)
-    if chunk:
-        yield chunk
-
-
-def _encoded(index: _Index) -> bytes:
-    """The end of the file."""
-    encoded = msgspec.msgpack.encode(index)
-    check = zlib.crc32(encoded).to_bytes(_CHECK_BYTES, "little")
-    return encoded + check + len(encoded).to_bytes(_LENGTH_BYTES, "little") + MAGIC
-
-
-def _read_index(data: Bytes) -> tuple[_Index, list[int]]:
-    """The index, and where each block begins. Raises ValueError for a damaged file."""
-    tail = len(MAGIC) + _LENGTH_BYTES + _CHECK_BYTES
-    if len(data) < tail or data[-len(MAGIC) :].tobytes() != MAGIC:
-        raise ValueError("it is not whole")
-    ending = data[-tail:].tobytes()
-    length = int.from_bytes(ending[_CHECK_BYTES : -len(MAGIC)], "little")
-    if length > min(_MAX_INDEX, len(data) - tail):
-        raise ValueError("its index is longer than the file")
-    encoded = data[-tail - length : -tail].tobytes()
-    if zlib.crc32(encoded) != int.from_bytes(ending[:_CHECK_BYTES], "little"):
-        raise ValueError("its index is damaged")
-    index = msgspec.msgpack.decode(encoded, type=_Index)
-    count = len(index.hashes)
-    if len(index.groups) != count or len(index.checksums) != count:
-        raise ValueError("its index does not add up")
-    if any(not 0 <= group < len(index.block_bytes) for group in index.groups):
-        raise ValueError("its index does not add up")
-    starts = [0]
-    for group in index.groups:
-        starts.append(starts[-1] + index.block_bytes[group])
-    if starts[-1] != len(data) - tail - length:
-        raise ValueError("its length is not that of its blocks")
-    return index, starts
-
-
-def _adopt_all(
-    data: Bytes, index: _Index, starts: list[int], cache: KVCacheManager, store: BlockStore
-) -> int:
-    """The most useful blocks come first in the file and last here: they are evicted last."""
-    sizes = accumulate(cache.layout.block_bytes[group] for group in index.groups)
-    room = bisect_right(list(sizes), cache.free_bytes)
-    adopted = 0
-    for number in reversed(range(room)):
-        raw = data[starts[number] : starts[number + 1]]
-        if zlib.crc32(raw.tobytes()) != index.checksums[number]:
-            continue
-        group = index.groups[number]
-        block = cache.adopt(group, index.hashes[number])
-        if block is not None:
-            store.write_blocks(group, [block], raw[None])
-            adopted += 1
-    if adopted < len(index.hashes):
-        log.info("%d of %d kept KV blocks were taken.", adopted, len(index.hashes))
-    return adopted
-
-
-def _trim(folder: Path, kept: Path, max_bytes: int) -> None:
-    """Remove the files of other models, the oldest first, until all fit."""
-    files = sorted(folder.glob("*.kv"), key=lambda path: path.stat().st_mtime)
-    total = sum(path.stat().st_size for path in files)
-    for path in files:
-        if total <= max_bytes:
-            return
-        if path != kept:
-            total -= path.stat().st_size
-            path.unlink(missing_ok=True)
-            log.info("Removed the KV blocks of another model (%s).", format_bytes(max_bytes))

@@ -20,7 +20,7 @@ from pagoda.core.messages import EngineReady
 from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
-from pagoda.engine.kv_disk import block_contents, kv_disk
+from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksExecutor, start_ranks
 from pagoda.engine.ranks.link import RankSetup
@@ -147,6 +147,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         start, model, draft_model, device, resolution, grammars=grammars, processors=processors
     )
     scheduler = _make_scheduler(resolution, spec)
+    prefixes = _kept_prefixes(start, resolution, scheduler.kv, runner)
     core = EngineCore(
         scheduler,
         _executor(ranks, runner, device, scheduler),
@@ -154,7 +155,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         when_idle=runner.work_ahead
         if ranks is None
         else partial(ranks.together, runner.work_ahead),
-        on_shutdown=_kept_prefixes(start, resolution, scheduler.kv, runner),
+        prefixes=prefixes,
     )
     ready = EngineReady(
         max_model_len=resolution.config.model.max_model_len,
@@ -256,11 +257,11 @@ def _largest_step(
 
 def _kept_prefixes(
     start: _Start, resolution: Resolution, cache: KVCacheManager, runner: "ModelRunner"
-) -> Callable[[], object]:
-    """Bring back what an earlier engine kept on disk; what keeps it again at the end."""
+) -> KeptPrefixes | None:
+    """What keeps the cache on disk, and has brought back what an earlier engine kept there."""
     config, model = resolution.config.cache, resolution.config.model
     if config.kv_disk is None or not cache.enable_prefix_caching:
-        return lambda: None
+        return None
     with start.phases.timed("read kept KV"):
         native = cpu.native() if resolution.packed else None
         kernels = "torch" if native is None else native.isa
@@ -268,17 +269,11 @@ def _kept_prefixes(
         contents = block_contents(model, config.kv_cache_dtype, layout, kernels)
         drafts = () if start.draft is None else (start.draft.files,)
         disk = kv_disk(config.kv_disk, config.kv_disk_size, contents, start.files, *drafts)
-        count = disk.restore(cache, runner)
+        prefixes = disk.open(cache, runner)
+        count = prefixes.restore()
     if count:
         log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
-
-    def keep() -> None:
-        try:
-            disk.save(cache, runner)
-        except (OSError, MemoryError) as error:
-            log.warning("The cached prefixes could not be kept: %s.", error or "no memory")
-
-    return keep
+    return prefixes
 
 
 def _make_runner(
@@ -307,6 +302,7 @@ def _make_runner(
             spec,
             list(resolution.plan.groups),
             num_slabs=resolution.plan.num_slabs,
+            num_host_slabs=resolution.plan.num_host_slabs,
             device=device,
             max_num_reqs=config.scheduler.max_num_seqs,
             max_num_samples=config.max_num_samples,
@@ -347,6 +343,7 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
     return RankSetup(
         resolution.config,
         num_slabs=resolution.plan.num_slabs,
+        num_host_slabs=resolution.plan.num_host_slabs,
         packed=resolution.packed,
         attention=resolution.attention,
         captured_bytes=resolution.plan.captured,
@@ -371,6 +368,7 @@ def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
         resolution.plan.groups,
         resolution.plan.num_slabs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_host_slabs=resolution.plan.num_host_slabs,
     )
     return Scheduler(limits, cache, make_speculator(config.speculation))
 

@@ -26,7 +26,12 @@ from pagoda.planner.encoder import DTYPE_REASON, resolve_encoder
 from pagoda.planner.memory import plan as memory
 from pagoda.planner.memory.offload import resolve_offload
 from pagoda.planner.memory.plan import MemoryPlan
-from pagoda.planner.memory.pool import check_chosen_pool, pool_limit, with_pool
+from pagoda.planner.memory.pool import (
+    check_chosen_pool,
+    pool_limit,
+    with_host_slabs,
+    with_pool,
+)
 from pagoda.planner.memory.storage import quantization_reason
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import encoder_bytes, resolve_media
@@ -138,6 +143,7 @@ def resolve(
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
+    plan = with_host_slabs(config, plan)
     if draft is not None:
         plan = with_draft_memory(plan, draft, chosen, facts)
     captures = attention.captured and not config.device.enforce_eager
@@ -378,4 +384,5 @@ def _empty_plan(
         groups=tuple(kv_groups(own, layout, config.cache.kv_cache_dtype)),
         max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
+        on_host=facts.device == "cpu",
     )

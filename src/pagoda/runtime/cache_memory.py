@@ -34,12 +34,13 @@ class CacheMemory(LayerCaches):
         layout = SlabLayout(groups, num_slabs)
         memory = device.reserve((layout.nbytes if groups else 0,), torch.uint8)
         self._device, self._memory = device, memory
-        self._rows = []
+        self.rows: list[torch.Tensor] = []
+        """By group, uint8 [blocks, bytes of one]."""
         placed = {}
         for index, group in enumerate(groups):
             count, size = layout.num_ids(index), group.block_bytes
             rows = memory[: count * size].view(count, size)
-            self._rows.append(rows)
+            self.rows.append(rows)
             for layer, pair in zip(group.layers, _layers(rows, group, device), strict=True):
                 placed[layer] = (index, pair)
         layers = sorted(placed)
@@ -66,14 +67,14 @@ class CacheMemory(LayerCaches):
 
     def read(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one]."""
-        rows = self._rows[group]
+        rows = self.rows[group]
         index = to_tensor(np.asarray(blocks, np.int64), rows.device)
         read: Bytes = rows[index].cpu().numpy()
         return read
 
     def write(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
         """Put back what `read` gave, into blocks that nobody reads meanwhile."""
-        rows = self._rows[group]
+        rows = self.rows[group]
         index = to_tensor(np.asarray(blocks, np.int64), rows.device)
         # Copied: a mapped file's pages are read-only, which torch does not know.
         rows[index] = to_tensor(np.array(data), rows.device)

@@ -18,6 +18,7 @@ from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
+from pagoda.runtime.host_blocks import HostBlocks
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
@@ -68,6 +69,8 @@ class ModelRunner:
     max_num_reqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    num_host_slabs: int = 0
+    """As `num_slabs`, of the host's memory for blocks that make room in the pool."""
     seed: int = 0
     grammars: Grammars | None = None
     """None: requests with a grammar are refused."""
@@ -114,6 +117,7 @@ class ModelRunner:
             self.draft_head.reserve(self.max_num_batched_tokens)
         self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
+        self.host_blocks = HostBlocks(self.cache, self.groups, self.num_host_slabs, self.device)
         self.states = RequestStates(
             self._block_sizes(),
             has_states=bool(state_groups(self.groups)),
@@ -224,6 +228,7 @@ class ModelRunner:
         if self.device.name != "cpu" and self._offloaded is None:
             self._offloaded = OffloadedTensors(tensors_of([self.model, self.draft_model]))
         self.cache.discard()
+        self.host_blocks.discard()
 
     def wake_up(self) -> None:
         if self._offloaded is not None:
@@ -349,6 +354,7 @@ class ModelRunner:
         """What is to be computed of a plan; None if nothing is."""
         last, self._step = self._step, None
         self.states.update(plan)
+        self.host_blocks.copy(plan.copies)
         tokens_follow = self._launched is not None and not self._launched.is_done
         if last is not None and last.advance(plan, self.states, tokens_follow):
             step: PreparedStep | None = last

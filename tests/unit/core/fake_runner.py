@@ -109,6 +109,9 @@ class FakeRunner:
     """(group, block, offset) -> digest; of a state, offset 0, that of the last token it saw."""
     memory: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Which (group, block) lies at each piece of the memory that groups share."""
+    host: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    """As `kv`, of slots in the host's memory."""
+    host_memory: dict[int, tuple[int, int]] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     """Media that are half encoded."""
     mute: set[str] = field(default_factory=set)
@@ -127,6 +130,7 @@ class FakeRunner:
             self._check_follows(plan)
         self.last = plan
         self._take_rows(plan)
+        self._copy(plan)
         all_planned = shares(plan)
         good = [planned for planned in all_planned if self._prepare(planned)]
         for planned in good:
@@ -223,19 +227,34 @@ class FakeRunner:
                 written.add(entry)
                 self._store(entry, content[position])
 
-    def _store(self, entry: tuple[int, int, int], content: bytes) -> None:
+    def _copy(self, plan: StepPlan) -> None:
+        for copy in plan.copies:
+            block, slot = (copy.group, copy.block), (copy.group, copy.slot)
+            for offset in range(self.groups[copy.group].block_size):
+                if copy.to_host:
+                    self._store((*slot, offset), self.kv.get((*block, offset)), in_host=True)
+                else:
+                    self._store((*block, offset), self.host.get((*slot, offset)))
+
+    def _store(
+        self, entry: tuple[int, int, int], content: bytes | None, *, in_host: bool = False
+    ) -> None:
         """What lay in the same memory is lost."""
+        kv, memory = (self.host, self.host_memory) if in_host else (self.kv, self.memory)
         group, block, _ = entry
         assert block != 0, "the null block is written"
         unit = gcd(*(spec.block_bytes for spec in self.groups))
         size = self.groups[group].block_bytes // unit
         for place in range(block * size, (block + 1) * size):
-            lost = self.memory.get(place, (group, block))
+            lost = memory.get(place, (group, block))
             if lost != (group, block):
                 for offset in range(self.groups[lost[0]].block_size):
-                    self.kv.pop((*lost, offset), None)
-            self.memory[place] = (group, block)
-        self.kv[entry] = content
+                    kv.pop((*lost, offset), None)
+            memory[place] = (group, block)
+        if content is None:
+            kv.pop(entry, None)
+        else:
+            kv[entry] = content
 
     def _read_state(self, planned: Planned) -> None:
         if not state_groups(self.groups) or not planned.num_computed_tokens:
@@ -333,14 +352,17 @@ def make_scheduler(
     num_layers: tuple[int, ...] = (),
     num_states: int = 0,
     speculator: Speculator | None = None,
+    num_host_blocks: int = 0,
     **limits: object,
 ) -> tuple[Scheduler, FakeRunner]:
-    """A scheduler with `num_blocks` blocks (or slabs) to hold, and a runner for its plans."""
+    """A scheduler with `num_blocks` blocks (or slabs) to hold, and as many in the host's memory as
+    `num_host_blocks` says, and a runner for its plans."""
     groups = make_groups(
         *windows, block_size=block_size, num_layers=num_layers, num_states=num_states
     )
     values = {"max_num_reqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, **limits}
-    kv = KVCacheManager(groups, num_blocks + 1, prefix_caching)
+    host = num_host_blocks + 1 if num_host_blocks else 0
+    kv = KVCacheManager(groups, num_blocks + 1, prefix_caching, host)
     return Scheduler(SchedulerLimits(**values), kv, speculator), FakeRunner(groups)
 
 

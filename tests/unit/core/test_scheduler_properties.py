@@ -89,15 +89,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         chance=st.randoms(use_true_random=False),
         terse=st.booleans(),
         guesses=st.one_of(st.none(), st.integers(0, 99)),
+        num_host_blocks=st.sampled_from([0, 0, 4, 12, 60]),
     )
     def start(
         self, num_blocks, shape, budget, max_num_reqs, policy, chunked, threshold, depth,
-        caching, bound, chance, terse, guesses,
+        caching, bound, chance, terse, guesses, num_host_blocks,
     ):  # fmt: skip
         self.scheduler, self.runner = make_scheduler(
             num_blocks=num_blocks * len(shape["windows"]) + 4 * ("num_states" in shape),
             **shape,
             prefix_caching=caching,
+            num_host_blocks=num_host_blocks,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=budget,
             max_model_len=MAX_MODEL_LEN,
@@ -142,8 +144,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 2]),
         special=st.sampled_from([None] * 6 + SPECIAL),
         priority=st.integers(0, 2),
+        session=st.sampled_from([None, None, "one", "two"]),
+        agent=st.sampled_from([None, None, "sub"]),
     )
-    def add(self, text, lengths, max_tokens, min_tokens, special, priority):
+    def add(
+        self, text, lengths, max_tokens, min_tokens, special, priority, session, agent
+    ):  # fmt: skip
         """Requests that share a text, as many as there are lengths."""
         pool = special == "pool"
         for length in lengths:
@@ -164,6 +170,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 adapter="adapter" if special == "adapter" else None,
                 media=[MediaItem(f"image-{priority}", 2, 5, "")] if special == "media" else [],
                 priority=priority,
+                session=session,
+                agent=agent,
             )
             try:
                 self.scheduler.add(message)

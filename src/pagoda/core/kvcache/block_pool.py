@@ -1,6 +1,6 @@
 """Who holds which of a group's blocks: reference counts, and the free blocks in order of reuse."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 NULL_BLOCK = 0
 """Stands in block tables for positions that nobody reads; never allocated."""
@@ -73,6 +73,16 @@ class BlockPool:
         """Move a free block to the front: nobody wants what it holds."""
         self._unlink(block)
         self._insert(NULL_BLOCK, block)
+
+    def reuse_first(self, blocks: Sequence[int], cached: Container[int]) -> None:
+        """Move free blocks, in their order, before all others that are in `cached`."""
+        place = NULL_BLOCK
+        while self._next[place] != NULL_BLOCK and self._next[place] not in cached:
+            place = self._next[place]
+        for block in blocks:
+            self._unlink(block)
+            self._insert(place, block)
+            place = block
 
     def free_blocks(self) -> list[int]:
         """The free blocks, next to be reused first."""

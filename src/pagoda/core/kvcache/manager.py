@@ -1,14 +1,15 @@
 """Block tables over shared memory, and the prefixes they share."""
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pagoda.base.errors import CapacityError
 from pagoda.core.kvcache.block_pool import NULL_BLOCK
 from pagoda.core.kvcache.checkpoints import MOST_SHARE, REPLY_INTERVAL, wanted_positions
+from pagoda.core.kvcache.host_tier import HostBlock, HostTier
+from pagoda.core.kvcache.integrity import check_blocks
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required
 from pagoda.core.kvcache.pools import BlockPools
 from pagoda.core.kvcache.prefix_cache import PrefixCache
@@ -31,9 +32,12 @@ class PrefixHit:
 
     num_tokens: int
     tables: list[list[int]]
-    """Blocks per group; null where nothing of it will be read."""
+    """Blocks per group; null where nothing of it will be read, and where it is in the host's
+    memory."""
     num_attended: int
     """Tokens that attention alone could have taken."""
+    in_host: list[HostBlock]
+    """What is to be fetched from there."""
 
 
 class KVCacheManager:
@@ -45,8 +49,13 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, groups: Sequence[GroupSpec], num_slabs: int, enable_prefix_caching: bool = True
+        self,
+        groups: Sequence[GroupSpec],
+        num_slabs: int,
+        enable_prefix_caching: bool = True,
+        num_host_slabs: int = 0,
     ):
+        """`num_host_slabs`: memory of the host for what is evicted, 0 for none."""
         if len({group.block_size for group in groups}) > 1:
             raise ValueError("All KV groups must have the same block size.")
         if len(state_groups(groups)) > 1:
@@ -57,10 +66,17 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching and bool(groups)
         self._cache = PrefixCache(self.groups)
         self._pools = BlockPools(self.groups, self.layout, self._cache)
+        self.host = HostTier(self.groups, num_host_slabs)
+        if num_host_slabs and self.enable_prefix_caching:
+            self._cache.on_evict = self.host.keep
+            self._cache.is_elsewhere = lambda group, at: self.host.slot_of(group, at) is not None
         if groups and not self._pools.num_slabs:
             raise CapacityError(
                 f"The KV cache has {num_slabs} blocks; it needs two at least. Give it more memory."
             )
+        self.on_cached: Callable[[CachedBlock, bytes], object] = lambda block, parent: None
+        """Told of each block that is computed and in the prefix cache, with the hash of the one
+        before it (empty where there is none)."""
         self._open: dict[int, BlockTables] = {}
         attention = attention_groups(groups)
         self._num_attention = len(attention)
@@ -118,14 +134,20 @@ class KVCacheManager:
         """The longest cached prefix of whole blocks, of at most `max_tokens` tokens."""
         found = self._cache.match(hashes, max_tokens // self.block_size)
         size = self.block_size
-        return PrefixHit(found.num_blocks * size, found.tables, found.num_attended * size)
+        in_host = []
+        for group, index in found.elsewhere:
+            slot = self.host.slot_of(group, hashes[index])
+            assert slot is not None  # nothing was evicted since
+            in_host.append(HostBlock(group, index, slot))
+        return PrefixHit(found.num_blocks * size, found.tables, found.num_attended * size, in_host)
 
     def why_missed(self, hashes: Sequence[bytes], hit: PrefixHit) -> Miss | None:
         """Why the block behind a hit was not found; None where all whole blocks were."""
         index = hit.num_tokens // self.block_size
         if index >= len(hashes):
             return None
-        return "evicted" if self._cache.was_evicted(hashes[index]) else "new"
+        evicted = any(one.was_evicted(hashes[index]) for one in (self._cache, self.host))
+        return "evicted" if evicted else "new"
 
     def bytes_shared(self, hit: PrefixHit) -> int:
         """Bytes of the hit's blocks that somebody holds already, so that they cost nothing."""
@@ -136,8 +158,11 @@ class KVCacheManager:
             total += size * sum(pool.ref_counts[block] > 0 for block in table)
         return total
 
-    def attach(self, tables: BlockTables, hit: PrefixHit) -> None:
-        """Start empty tables with the blocks of a hit."""
+    def attach(self, tables: BlockTables, hit: PrefixHit) -> bool:
+        """Start empty tables with the blocks of a hit; False, with nothing changed, where there is
+        no room for those that are in the host's memory.
+
+        Those are in the prefix cache once a step has copied them, and `advance` says so."""
         for group, blocks in enumerate(hit.tables):
             self._pools.share(group, blocks)
             tables.held[group] += len(blocks) - blocks.count(NULL_BLOCK)
@@ -145,10 +170,33 @@ class KVCacheManager:
                 tables.tables[group].extend(blocks)
             elif blocks:
                 tables.started_from = blocks[-1]
-        tables.num_cached = hit.num_tokens // self.block_size
+        first = min((one.place for one in hit.in_host), default=1 << 62)
+        tables.num_cached = min(hit.num_tokens // self.block_size, first)
         tables.capacity = hit.num_tokens
-        tables.next_advance = hit.num_tokens + self.block_size
+        tables.next_advance = hit.num_tokens + (0 if hit.in_host else self.block_size)
         self._open[id(tables)] = tables
+        return self._fetch(tables, hit.in_host)
+
+    def _fetch(self, tables: BlockTables, blocks: Sequence[HostBlock]) -> bool:
+        """Have blocks copied from the host's memory into new ones of the tables."""
+        self.host.hold(blocks)  # else what makes room for them might take their place
+        fits = all(self._fetch_one(tables, one) for one in blocks)
+        self.host.let_go(blocks)
+        if not fits:
+            self.free(tables)
+        return fits
+
+    def _fetch_one(self, tables: BlockTables, one: HostBlock) -> bool:
+        found = self._pools.allocate(one.group, 1)
+        if found is None:
+            return False
+        self.host.fetch(one.group, one.slot, found[0])
+        tables.held[one.group] += 1
+        if one.group < self._num_attention:
+            tables.tables[one.group][one.place] = found[0]
+        else:
+            tables.started_from = found[0]
+        return True
 
     def has_room(self, tables: BlockTables, num_tokens: int) -> bool:
         """Whether `allocate` would succeed, as far as the free bytes tell."""
@@ -205,8 +253,9 @@ class KVCacheManager:
     def want_states(
         self, tables: BlockTables, prompt: Sequence[int], turn_ends: Collection[int], hit: PrefixHit
     ) -> None:
-        """Choose behind which of a prompt's tokens states are kept."""
-        if not self.has_states or not self.enable_prefix_caching:
+        """Choose behind which of a prompt's tokens states are kept, and what is in a window
+        there."""
+        if not (self.has_states or self._windows) or not self.enable_prefix_caching:
             return
         tables.prompt_len = len(prompt)
         positions = wanted_positions(prompt, turn_ends, self.block_size, hit.num_attended)
@@ -223,7 +272,7 @@ class KVCacheManager:
     def until_kept(self, tables: BlockTables, start: int, num_tokens: int) -> int:
         """At most `num_tokens`, so that a step from `start` ends where a state is wanted."""
         place = bisect_right(tables.wanted, start)
-        if place == len(tables.wanted):
+        if not self.has_states or place == len(tables.wanted):
             return num_tokens
         return min(num_tokens, tables.wanted[place] - start)
 
@@ -305,7 +354,7 @@ class KVCacheManager:
         for index in range(tables.num_cached, last):
             for group, table in enumerate(tables.tables):
                 if table[index] != NULL_BLOCK:
-                    self._cache.insert(group, hashes[index], table[index])
+                    self._insert(group, hashes, index, table[index])
         tables.num_cached = max(tables.num_cached, last)
         if self._windows:
             self._free_passed(tables, num_computed)
@@ -323,7 +372,7 @@ class KVCacheManager:
                 waiting.append(kept)
                 continue
             if index < len(hashes):
-                self._cache.insert(group, hashes[index], kept.block)
+                self._insert(group, hashes, index, kept.block)
             self._pools.release(group, (kept.block,))
             tables.held[group] -= 1
             if kept.rolling and kept.block in self._cache.hash_of[group]:
@@ -332,12 +381,17 @@ class KVCacheManager:
                 tables.latest = (hashes[index], kept.block)
         tables.kept = waiting
 
+    def _insert(self, group: int, hashes: Sequence[bytes], index: int, block: int) -> None:
+        self._cache.insert(group, hashes[index], block)
+        parent = hashes[index - 1] if index else b""
+        self.on_cached(CachedBlock(group, hashes[index], block), parent)
+
     def _forget_state(self, block_hash: bytes, block: int) -> None:
         """Unless somebody uses it, or it is something else by now."""
         group = self._num_attention
         known = self._cache.hash_of[group].get(block) == block_hash
         if known and not self._pools.pools[group].ref_counts[block]:
-            self._pools.forget(group, (block,))
+            self._pools.forget(group, (block,), worthless=True)
 
     def _limit_kept(self) -> None:
         """Let the state that was used least lately go where they take too much."""
@@ -359,16 +413,26 @@ class KVCacheManager:
             first = passed
             while first > 0 and table[first - 1] != NULL_BLOCK:
                 first -= 1
-            self._pools.release(group, table[first:passed][::-1])
+            for index in range(passed - 1, first - 1, -1):
+                wanted = self._is_wanted(tables, index, window)
+                self._pools.release(group, table[index : index + 1], expendable=not wanted)
             table[first:passed] = [NULL_BLOCK] * (passed - first)
             tables.held[group] -= passed - first
+
+    def _is_wanted(self, tables: BlockTables, index: int, window: int) -> bool:
+        """Whether later requests may go on where a block is inside the window."""
+        start = index * self.block_size
+        place = bisect_right(tables.wanted, start)
+        if place == len(tables.wanted):
+            return False
+        return tables.wanted[place] - window + 1 < start + self.block_size
 
     def free(self, tables: BlockTables) -> None:
         """Give everything back. The end of a prefix is reused before its start."""
         for group, table in enumerate(tables.tables):
             self._pools.release(group, table[::-1])
         if self.has_states:
-            self._pools.release(self._num_attention, _states(tables))
+            self._pools.release(self._num_attention, tables.states)
         tables.reset(self.block_size)
         self._open.pop(id(tables), None)
 
@@ -378,6 +442,18 @@ class KVCacheManager:
             CachedBlock(group, self._cache.hash_of[group][block], block)
             for group, block in self._pools.in_order_of_use()
         ]
+
+    def expend(self, hashes: Sequence[bytes]) -> None:
+        """Nobody will ask for these blocks of a text: they go before others, the last first."""
+        for group, pool in enumerate(self._pools.pools):
+            found = (self._cache.block_of(group, block_hash) for block_hash in reversed(hashes))
+            free = [block for block in found if block and not pool.ref_counts[block]]
+            self._pools.expend(group, free)
+
+    def is_worth_keeping(self, block: CachedBlock) -> bool:
+        """Whether a block is still cached as what it was, and not the first to be evicted."""
+        cached = self._cache.block_of(block.group, block.hash) == block.block
+        return cached and not self._pools.is_expendable(block.group, block.block)
 
     def adopt(self, group: int, block_hash: bytes) -> int | None:
         """A free block that is in the prefix cache under a hash from now on, for the caller to
@@ -395,49 +471,22 @@ class KVCacheManager:
         return found[0]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks that nobody holds; True when no cached block is left."""
+        """Forget all cached blocks that nobody holds, in the host's memory as well; True when no
+        cached block is left."""
+        self.empty_pool()
+        self.host.forget()
+        return not any(self._cache.hash_of)
+
+    def empty_pool(self) -> None:
+        """Have all that nobody holds evicted."""
         for group, cached in enumerate(self._cache.hash_of):
             refs = self._pools.pools[group].ref_counts
             self._pools.forget(group, [block for block in cached if refs[block] == 0])
-        return not any(self._cache.hash_of)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every block is either free or held as often as it is counted."""
-        held: list[Counter[int]] = [Counter() for _ in self.groups]
-        for tables in self._open.values():
-            mine = [*tables.tables, _states(tables)][: len(self.groups)]
-            for group, blocks in enumerate(mine):
-                present = [block for block in blocks if block != NULL_BLOCK]
-                if len(present) != len(set(present)):
-                    raise RuntimeError(f"A block lies twice in the tables of {tables.owner}.")
-                if len(present) != tables.held[group]:
-                    raise RuntimeError(f"{tables.owner} holds {present}, counts {tables.held}.")
-                held[group].update(present)
-            if any(len(table) * self.block_size != tables.capacity for table in tables.tables):
-                raise RuntimeError(f"The tables of {tables.owner} differ from their capacity.")
-        for group, counts in enumerate(held):
-            self._check_group(group, counts)
-        self._pools.check()
-        self._cache.check()
-
-    def _check_group(self, group: int, held: Counter[int]) -> None:
-        pool = self._pools.pools[group]
-        free = pool.free_blocks()
-        if len(free) != pool.num_free or len(set(free)) != len(free):
-            raise RuntimeError(f"{len(free)} blocks in the free list, {pool.num_free} free.")
-        if len(self.groups) == 1 and len(free) + len(held) != self.num_blocks:
-            raise RuntimeError(f"{len(free)} free + {len(held)} held is not {self.num_blocks}.")
-        for block, count in enumerate(pool.ref_counts):
-            if count != held[block]:
-                raise RuntimeError(f"Block {block} has {held[block]} holders but counts {count}.")
-            if count > 1 and block not in self._cache.hash_of[group]:
-                raise RuntimeError(f"Block {block} is shared but not in the prefix cache.")
-
-
-def _states(tables: BlockTables) -> list[int]:
-    """All that are held; null ones among them."""
-    kept = [kept.block for kept in tables.kept]
-    return [tables.started_from, tables.state, *tables.draft_states, *kept]
+        check_blocks(self._open.values(), self.block_size, self._pools, self._cache)
+        self.host.check()
 
 
 def _is_rolling(tables: BlockTables, num_tokens: int) -> bool:

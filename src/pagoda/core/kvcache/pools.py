@@ -28,6 +28,8 @@ class BlockPools:
         """How many blocks of each slab somebody holds."""
         self._idle: list[OrderedDict[int, int]] = [OrderedDict() for _ in groups]
         """A group's slabs that nobody uses, with the time since when."""
+        self._expendable: OrderedDict[tuple[int, int], None] = OrderedDict()
+        """Groups and cached blocks that are hardly worth their memory."""
         self._num_idle = [0] * len(groups)
         """Blocks in them: counted, because every step asks what is free."""
         usable = [
@@ -83,18 +85,32 @@ class BlockPools:
                     self._enter(group, block)
                 pool.share((block,))
 
-    def release(self, group: int, blocks: Sequence[int]) -> None:
-        """One holder less for each block; null blocks are passed over."""
+    def release(self, group: int, blocks: Sequence[int], *, expendable: bool = False) -> None:
+        """One holder less for each block; null blocks are passed over. What is `expendable` goes
+        before any other cached block does, where groups share the memory."""
         pool, cached = self.pools[group], self._cache.hash_of[group]
         pool.release(blocks, cached)
-        if self._shared:
-            for block in blocks:
-                if block != NULL_BLOCK and pool.ref_counts[block] == 0:
-                    self._leave(group, block)
+        if not self._shared:
+            return
+        for block in blocks:
+            if block != NULL_BLOCK and pool.ref_counts[block] == 0:
+                if expendable and block in cached:
+                    self._expendable[group, block] = None
+                self._leave(group, block)
 
-    def forget(self, group: int, blocks: Sequence[int]) -> None:
-        """Evict free blocks; they are reused next."""
-        self._cache.evict(group, blocks)
+    def expend(self, group: int, blocks: Sequence[int]) -> None:
+        """Have cached blocks that nobody holds go before any others, the first of them first."""
+        if self._shared:
+            self._expendable.update(dict.fromkeys((group, block) for block in blocks))
+        else:
+            self.pools[group].reuse_first(blocks, self._cache.hash_of[group])
+
+    def is_expendable(self, group: int, block: int) -> bool:
+        return (group, block) in self._expendable
+
+    def forget(self, group: int, blocks: Sequence[int], *, worthless: bool = False) -> None:
+        """Evict free blocks; they are reused next. `worthless` as of `PrefixCache.evict`."""
+        self._cache.evict(group, blocks, worthless=worthless)
         for block in blocks:
             self.pools[group].reuse_next(block)
         for slab in {self.layout.slab_of(group, block) for block in blocks}:
@@ -136,17 +152,28 @@ class BlockPools:
     def _make_front_usable(self, group: int) -> bool:
         """Have a block that is not cached at the front of the group's free ones."""
         pool, hash_of = self.pools[group], self._cache.hash_of[group]
-        if pool.front != NULL_BLOCK and pool.front not in hash_of:
-            return True
-        slab = self._free_slab(group)
-        if slab is None:
-            slab = self._oldest_idle_slab(group)
+        slab = None
+        while slab is None:
+            if pool.front != NULL_BLOCK and pool.front not in hash_of:
+                return True
+            slab = self._free_slab(group)
+            if slab is None and not self._expendable:
+                slab = self._oldest_idle_slab(group)
+                break
+            if slab is None:
+                self._spend()
         if slab is not None:
             pool.grant(self.layout.blocks_of(group, slab))
             self._rest(group, slab)
         elif pool.front != NULL_BLOCK:
             self._cache.evict(group, (pool.front,))
         return pool.front != NULL_BLOCK
+
+    def _spend(self) -> None:
+        """Let the expendable block go that was used least lately."""
+        (group, block), _ = self._expendable.popitem(last=False)
+        if block in self._cache.hash_of[group]:
+            self.forget(group, (block,), worthless=True)
 
     def _free_slab(self, group: int) -> int | None:
         for place in range(len(self._free) - 1, -1, -1):
@@ -176,6 +203,7 @@ class BlockPools:
 
     def _enter(self, group: int, block: int) -> None:
         """A block has its first holder."""
+        self._expendable.pop((group, block), None)
         slab = self.layout.slab_of(group, block)
         if not self._used[slab]:
             self._wake(group, slab)

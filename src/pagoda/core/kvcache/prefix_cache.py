@@ -1,7 +1,7 @@
 """Where the KV of a hashed block lies."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pagoda.core.kvcache.block_pool import NULL_BLOCK
@@ -16,10 +16,12 @@ class Match(NamedTuple):
 
     num_blocks: int
     tables: list[list[int]]
-    """Blocks of each group; null where nothing of it will be read. Of a recurrent group all but
-    the last are."""
+    """Blocks of each group; null where nothing of it will be read, and where the block is
+    elsewhere. Of a recurrent group all but the last are."""
     num_attended: int
     """How far attention alone could have gone: where states ought to have been kept."""
+    elsewhere: list[tuple[int, int]]
+    """Group and place of the blocks that are in another memory."""
 
 
 class PrefixCache:
@@ -31,6 +33,10 @@ class PrefixCache:
         self.hash_of: list[dict[int, bytes]] = [{} for _ in groups]
         """Hashes of each group's cached blocks."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self.on_evict: Callable[[int, bytes, int], object] = lambda group, block_hash, block: None
+        """Told of each block that is evicted, while it still holds its content."""
+        self.is_elsewhere: Callable[[int, bytes], bool] = lambda group, block_hash: False
+        """Whether a block of a group can be fetched from another memory."""
 
     def insert(self, group: int, block_hash: bytes, block: int) -> None:
         """Remember a block; where another block already has this content, that one stays."""
@@ -40,12 +46,18 @@ class PrefixCache:
     def has(self, group: int, block_hash: bytes) -> bool:
         return block_hash in self._block_of[group]
 
-    def evict(self, group: int, blocks: Iterable[int]) -> None:
-        """Forget what the blocks held; blocks that are not cached are fine."""
+    def block_of(self, group: int, block_hash: bytes) -> int | None:
+        return self._block_of[group].get(block_hash)
+
+    def evict(self, group: int, blocks: Iterable[int], *, worthless: bool = False) -> None:
+        """Forget what the blocks held; blocks that are not cached are fine. What is `worthless`
+        is kept nowhere else."""
         for block in blocks:
             block_hash = self.hash_of[group].pop(block, None)
             if block_hash is not None:
                 del self._block_of[group][block_hash]
+                if not worthless:
+                    self.on_evict(group, block_hash, block)
                 self._evicted[block_hash] = None
                 if len(self._evicted) > _MAX_EVICTED:
                     self._evicted.popitem(last=False)
@@ -73,8 +85,15 @@ class PrefixCache:
                     count = self._last_state(group, hashes, count)
                 elif spec.window is not None:
                     count = self._longest_window(group, hashes, count)
-        tables = [self._table(group, hashes, count) for group in range(len(self._groups))]
-        return Match(count, tables, attended)
+        tables, elsewhere = [], list[tuple[int, int]]()
+        for group, block_of in enumerate(self._block_of):
+            skipped = count - self._num_read(group, count)
+            read = [block_of.get(hashes[index], NULL_BLOCK) for index in range(skipped, count)]
+            tables.append([NULL_BLOCK] * skipped + read)
+            elsewhere += [
+                (group, skipped + place) for place, block in enumerate(read) if block == NULL_BLOCK
+            ]
+        return Match(count, tables, attended, elsewhere)
 
     def _num_read(self, group: int, count: int) -> int:
         """How many blocks at the end of a prefix of `count` blocks the next query reads."""
@@ -86,32 +105,26 @@ class PrefixCache:
         return min(count, -(-(spec.window - 1) // spec.block_size))
 
     def _longest_run(self, group: int, hashes: Sequence[bytes], count: int) -> int:
-        block_of = self._block_of[group]
         for index in range(count):
-            if hashes[index] not in block_of:
+            if not self._is_found(group, hashes[index]):
                 return index
         return count
 
     def _longest_window(self, group: int, hashes: Sequence[bytes], count: int) -> int:
-        block_of = self._block_of[group]
         index = count
         while count - index < self._num_read(group, count):
             index -= 1
-            if hashes[index] not in block_of:
+            if not self._is_found(group, hashes[index]):
                 count = index
         return count
 
     def _last_state(self, group: int, hashes: Sequence[bytes], count: int) -> int:
-        block_of = self._block_of[group]
-        while count and hashes[count - 1] not in block_of:
+        while count and not self._is_found(group, hashes[count - 1]):
             count -= 1
         return count
 
-    def _table(self, group: int, hashes: Sequence[bytes], count: int) -> list[int]:
-        block_of = self._block_of[group]
-        skipped = count - self._num_read(group, count)
-        read = [block_of[hashes[index]] for index in range(skipped, count)]
-        return [NULL_BLOCK] * skipped + read
+    def _is_found(self, group: int, block_hash: bytes) -> bool:
+        return block_hash in self._block_of[group] or self.is_elsewhere(group, block_hash)
 
     def check(self) -> None:
         """RuntimeError where the two directions of the map disagree."""

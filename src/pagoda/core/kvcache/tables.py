@@ -66,3 +66,9 @@ class BlockTables:
     @property
     def num_held(self) -> int:
         return sum(self.held)
+
+    @property
+    def states(self) -> list[int]:
+        """All that are held; null ones among them."""
+        kept = [kept.block for kept in self.kept]
+        return [self.started_from, self.state, *self.draft_states, *kept]

@@ -51,6 +51,7 @@ class RankSetup(msgspec.Struct, tag=True):
     """As `ModelRunner` has it."""
     in_host: frozenset[str] = frozenset()
     """Weights that are in the host's memory."""
+    num_host_slabs: int = 0
 
 
 class RankUp(msgspec.Struct, tag=True):

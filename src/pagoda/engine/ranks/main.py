@@ -161,6 +161,7 @@ def _make_runner(
         spec,
         kv_groups(own, setup.attention.layout, config.cache.kv_cache_dtype),
         num_slabs=setup.num_slabs,
+        num_host_slabs=setup.num_host_slabs,
         device=device,
         max_num_reqs=config.scheduler.max_num_seqs,
         max_num_samples=config.max_num_samples,

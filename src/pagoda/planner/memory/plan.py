@@ -49,6 +49,10 @@ class MemoryPlan:
     """Weights that are in the host's memory instead; `weights` is without them."""
     draft_model: int = 0
     """Weights of a draft model."""
+    num_host_slabs: int = 0
+    """As `num_slabs`, in the host's memory, for blocks that the pool evicts."""
+    on_host: bool = False
+    """The device is the host: it has all that is in the host's memory, too."""
 
     @property
     def slab_bytes(self) -> int:
@@ -57,6 +61,10 @@ class MemoryPlan:
     @property
     def kv_pool(self) -> int:
         return self.num_slabs * self.slab_bytes if self.groups else 0
+
+    @property
+    def host_kv(self) -> int:
+        return self.num_host_slabs * self.slab_bytes if self.groups else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -126,6 +134,7 @@ class MemoryPlan:
     def beside_weights(self) -> int:
         """What runs them, without the pool and what grows with the context."""
         loaded = self.placement.staging + self.draft_model
+        loaded += self.host_kv if self.on_host else 0
         return loaded + self.activations + self.captured + self.process
 
     def rows(self) -> list[dict[str, Any]]:
@@ -140,6 +149,7 @@ class MemoryPlan:
                 "detail": "through which weights in the host's memory pass",
             },
             {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
+            *(self._host_kv_rows() if self.on_host else ()),
             {"item": "activations", "bytes": self.activations, "detail": "of the largest step"},
             {"item": "positions", "bytes": self.tables, "detail": "cosines and sines of each"},
             {"item": "captured steps", "bytes": self.captured, "detail": "once serving"},
@@ -151,7 +161,11 @@ class MemoryPlan:
         """As `rows`, of the host's memory."""
         nbytes = self.placement.nbytes
         row = {"item": "in host memory", "bytes": nbytes, "detail": "weights, read over the bus"}
-        return [row] if nbytes else []
+        return ([row] if nbytes else []) + ([] if self.on_host else self._host_kv_rows())
+
+    def _host_kv_rows(self) -> list[dict[str, Any]]:
+        row = {"item": "offloaded KV", "bytes": self.host_kv, "detail": "touched when used"}
+        return [row] if self.host_kv else []
 
 
 def activation_bytes(

@@ -35,7 +35,9 @@ def with_pool(
 
 
 def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left."""
+    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left, or
+    offloaded KV does not fit."""
+    _check_host_memory(config, plan, facts)
     if config.cache.kv_cache_memory_bytes is not None:
         if config.cache.num_gpu_blocks_override is not None:
             raise ConfigError(
@@ -81,6 +83,35 @@ def check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts
         f"{format_bytes(beyond)} more than the {format_bytes(facts.free_memory)} that are free: "
         f"{advice}."
     )
+
+
+def with_host_slabs(config: EngineConfig, plan: MemoryPlan) -> MemoryPlan:
+    """The plan with the memory of the host that is asked for, each rank's part of it."""
+    if not plan.groups or not config.cache.enable_prefix_caching:
+        return plan
+    asked = config.cache.kv_offloading_size * (1 << 30) / config.parallel.tensor_parallel_size
+    slabs = int(asked // plan.slab_bytes)
+    if asked and slabs < 2:
+        raise CapacityError(
+            f"--kv-offloading-size {config.cache.kv_offloading_size:g} is too small: it needs two "
+            f"blocks of {format_bytes(plan.slab_bytes)} at least. Raise it, or leave it out."
+        )
+    return replace(plan, num_host_slabs=slabs)
+
+
+def _check_host_memory(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
+    """CapacityError where a GPU's host has too little memory for offloaded KV; on a CPU that is a
+    part of what `pool_limit` counts."""
+    if facts.host_memory is None or not plan.num_host_slabs or plan.on_host:
+        return
+    wanted = plan.host_kv * config.parallel.tensor_parallel_size
+    left = max(0, facts.host_memory - CPU_RESERVE - plan.placement.nbytes)
+    if wanted > left:
+        raise CapacityError(
+            f"--kv-offloading-size {config.cache.kv_offloading_size:g} asks for "
+            f"{format_bytes(wanted)} of the host's memory, and {format_bytes(left)} are left: "
+            f"lower it to at most {int(10 * left / (1 << 30)) / 10:g}."
+        )
 
 
 def cache_is_chosen(config: EngineConfig) -> bool:

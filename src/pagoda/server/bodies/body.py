@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from pagoda.base.log import get_logger
+from pagoda.server.bodies.asker import asker_of
 from pagoda.server.bodies.volume import check_volume
 from pagoda.server.errors import ApiError
-from pagoda.server.protocol.common import Body
+from pagoda.server.protocol.common import Body, TextBody
 
 _log = get_logger(__name__)
 
@@ -32,6 +33,8 @@ log."""
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Parse and check the JSON body; ApiError 400 names the field that is wrong, 415 a coding."""
     body = parse_fields(await read_object(request), model, request.url.path)
+    if isinstance(body, TextBody):
+        body.comes_from(asker_of(request.headers, getattr(body, "prompt_cache_key", None)))
     report_unknown(request.scope, body)
     return body
 

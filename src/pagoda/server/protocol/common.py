@@ -8,9 +8,17 @@ with a line in the log.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
+from pagoda.server.bodies.asker import Asker
 from pagoda.server.protocol.numbers import openai_number, with_numbers
 
 ItemT = TypeVar("ItemT")
@@ -60,14 +68,14 @@ UNSUPPORTED_STRUCTURE: dict[str, tuple[Any, ...]] = {"grammar": ("",), "json_sch
 _PLATFORM = "For OpenAI's own platform; there is nothing to honour on one machine."
 IGNORED_GENERATION: dict[str, str] = {
     **dict.fromkeys(
-        ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+        ("metadata", "prompt_cache_retention", "safety_identifier",
          "service_tier", "store", "user"),
         _PLATFORM,
     ),
     "cache_prompt": "Prefixes are always reused; `cache_salt` keeps requests apart.",
     "id_slot": "There are no slots to choose: any request can use the whole cache.",
     "return_progress": "A stream whose prompt takes long tells `prompt_progress` anyway.",
-    "session_id": "A hint for routers; one engine serves all sessions.",
+    "session_id": "A hint for routers; a header of that name, or `prompt_cache_key`, is honoured.",
 }  # fmt: skip
 
 
@@ -94,6 +102,16 @@ class QueuedBody(Body):
 
 class TextBody(QueuedBody):
     """What every body takes that asks for text."""
+
+    _asker: Asker = PrivateAttr(Asker())
+
+    @property
+    def asker(self) -> Asker:
+        """Whose request it is."""
+        return self._asker
+
+    def comes_from(self, asker: Asker) -> None:
+        self._asker = asker
 
     def default_length(self, of_model: int | None) -> int | None:
         """Tokens to generate where no `max_tokens` was chosen, as far as the context has room;
@@ -166,6 +184,11 @@ class GenerationBody(SamplingFields, TextBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False
+    prompt_cache_key: str | None = Field(
+        None,
+        description="Requests of one session say the same, and keep what is cached of it from "
+        "others' evictions. Headers such as `x-session-id` count before it.",
+    )
     return_prefix_report: bool = Field(
         False, description="Usage says where the prompt parted from what was cached, and why."
     )

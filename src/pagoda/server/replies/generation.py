@@ -229,6 +229,7 @@ def prepared_request(
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
+    request.session, request.agent = body.asker
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.
         default = body.default_length(served.defaults.get("max_tokens"))

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from pagoda.base.errors import RequestError
 from pagoda.engine.constraint import Constraint
 from pagoda.engine.served.model import ServedModel
+from pagoda.server.bodies.asker import asker_of
 from pagoda.server.context import ReplyHead, context_of
 from pagoda.server.media import MediaLoader
 from pagoda.server.messages import unseen_media
@@ -81,6 +82,7 @@ async def prepared(
         responses_of(connection).check_room()
     served = await context.served(connection, body.model)
     chat, toolbox, ignored, items, media = await asked_of(connection, body, served, unstored)
+    chat.comes_from(asker_of(connection.headers, body.prompt_cache_key))
     head = ReplyHead(f"resp_{uuid.uuid4().hex}", body.model or served.names[0])
     with errors_about(NAMES):
         job = await unless_refused(

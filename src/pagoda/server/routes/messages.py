@@ -11,6 +11,7 @@ from pagoda.engine.served.model import ServedModel
 from pagoda.server.anthropic.errors import REQUEST_ID, AnthropicError
 from pagoda.server.anthropic.reply import MessageReply
 from pagoda.server.anthropic.translate import NAMES, chat_request
+from pagoda.server.bodies.asker import asker_of
 from pagoda.server.bodies.body import read_body
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
@@ -45,6 +46,7 @@ async def create_message(request: Request) -> Response:
     with errors_about(NAMES):
         chat, ignored = chat_request(body, request.url.path)
         ignored = ignored + unseen_media(chat.messages, served)
+        chat.comes_from(asker_of(request.headers, _user(body)))
         job = await _job(chat, served, context)
     log_request(context.config, job.head.id, job.generation)
     reply = MessageReply(job, body, request.scope.get(REQUEST_ID))
@@ -90,6 +92,13 @@ async def _job(chat: ChatCompletionRequest, served: ServedModel, context: Contex
     except ContextLengthError as error:
         # Agents look for these words to know that it is time to sum up.
         raise ApiError(400, f"prompt is too long: {error.message}", param="messages") from None
+
+
+def _user(body: MessagesRequest) -> str | None:
+    """Claude Code names its session here, too."""
+    metadata = (body.model_extra or {}).get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return user if isinstance(user, str) else None
 
 
 def _head(chat: ChatCompletionRequest, served: ServedModel) -> ReplyHead:

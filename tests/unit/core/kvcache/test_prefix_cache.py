@@ -30,7 +30,8 @@ def test_match_is_the_longest_prefix_all_groups_can_use(windows, data, max_block
         for index in indices:
             cache.insert(group, HASHES[index], 1 + 10 * group + index)
     cache.check()
-    count, tables, attended = cache.match(HASHES, max_blocks)
+    count, tables, attended, elsewhere = cache.match(HASHES, max_blocks)
+    assert not elsewhere
     assert attended >= count
     fits = [
         length
@@ -49,7 +50,15 @@ def test_first_block_of_equal_content_stays():
     cache = PrefixCache([KVGroupSpec("full", (0,), 1, 1, SIZE)])
     cache.insert(0, HASHES[0], 1)
     cache.insert(0, HASHES[0], 2)
-    assert cache.match(HASHES, 8) == (1, [[1]], 1)
+    assert cache.match(HASHES, 8) == (1, [[1]], 1, [])
     cache.evict(0, [2, 1])
-    assert cache.match(HASHES, 8) == (0, [[]], 0)
+    assert cache.match(HASHES, 8) == (0, [[]], 0, [])
     cache.check()
+
+
+def test_what_is_elsewhere_belongs_to_the_prefix():
+    cache = PrefixCache([KVGroupSpec("full", (0,), 1, 1, SIZE)])
+    cache.insert(0, HASHES[0], 1)
+    cache.insert(0, HASHES[2], 3)
+    cache.is_elsewhere = lambda group, block_hash: block_hash == HASHES[1]
+    assert cache.match(HASHES, 8) == (3, [[1, 0, 3]], 3, [(0, 1)])
