@@ -220,7 +220,8 @@ class Journal:
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= sizes[path][1]
-                self._known = {key: at for key, at in self._known.items() if at != path}
+                with self._changed:  # `put` adds to it meanwhile
+                    self._known = {key: at for key, at in self._known.items() if at != path}
                 log.debug("Removed %s: %s may be kept.", path, format_bytes(self._max_bytes))
 
 
