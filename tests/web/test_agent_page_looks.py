@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.web.agent_server import wait_until
+from tests.web.conftest import expect
 from tests.web.test_agent_page import CLICK, HANGS, PHONE, visit
 
 __all__ = ["visit"]
@@ -29,6 +30,7 @@ def test_a_long_base_url_can_be_read(visit, context: dict[str, Any]) -> None:
 def test_nothing_moves_or_is_covered_on_a_phone(visit) -> None:
     script = ["# delete the file\nmouse 500 500 1", "$ Which of the two files?", "Done"]
     visitor = visit(*script, context=PHONE).enter()
+    visitor.state("idle")
     page = visitor.page
     header = page.locator("header").first
     height = header.bounding_box()["height"]
@@ -56,7 +58,7 @@ def test_the_history_of_a_long_task(visit) -> None:
     page.click("#open-history")
     row = page.locator("#runs li")
     assert row.locator("b").bounding_box()["height"] < 100
-    assert "1 step ·" in row.inner_text()
+    expect(row).to_contain_text("1 step ·")
     row.get_by_role("button", name="Step through").click()
     page.locator("#viewer").wait_for()
     assert page.locator("#viewer-title").bounding_box()["height"] < 100
@@ -71,16 +73,18 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
     wait_until(lambda: len(visitor.server.model.requests) == 3)
     page.keyboard.press("Escape")
     visitor.state("paused")
-    assert page.locator(".result").all_inner_texts() == [
-        "等待了 1 秒。",
-        "被用户拒绝：据它自己所说，这次点击是要 'delete'。不要再次尝试。",
-    ]
-    assert "已由用户暂停。" in page.locator(".note").last.inner_text()
+    expect(page.locator(".result")).to_have_text(
+        [
+            "等待了 1 秒。",
+            "被用户拒绝：据它自己所说，这次点击是要 'delete'。不要再次尝试。",
+        ]
+    )
+    expect(page.locator(".note").last).to_contain_text("已由用户暂停。")
     page.click("#open-settings")
     page.fill("[data-field=max_rounds]", "0")
     page.click("#settings [type=submit]")
     wrong = page.locator("[data-field=max_rounds] + .field-wrong")
-    assert wrong.inner_text() == "设置有误：max_rounds 至少为 1。"
+    expect(wrong).to_have_text("设置有误：max_rounds 至少为 1。")
     page.click("#settings .close")
     page.click("#open-history")
     with page.expect_download() as download:
@@ -102,22 +106,24 @@ def test_in_chinese_and_dark(visit) -> None:
     script = ["# delete the file\nmouse 500 500 1", "keyboard Enter", "Done"]
     visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
     page = visitor.page
-    assert page.locator("#state").inner_text() == "空闲"
-    assert page.locator("#send").inner_text() == "提交"
-    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    expect(page.locator("#state")).to_have_text("空闲")
+    expect(page.locator("#send")).to_have_text("提交")
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
     visitor.send("你好")
     page.locator("#consent").wait_for()
     reason = "据它自己所说，这次点击是要 'delete'。"
-    assert page.locator("#consent-reason").inner_text() == reason
+    expect(page.locator("#consent-reason")).to_have_text(reason)
     page.click("#allow")
     offer = "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
     page.locator("#consent-offer", has_text=offer).wait_for()
     page.get_by_role("button", name="允许，不再询问").click()
     visitor.state("done")
-    assert reason in page.locator("#transcript").inner_text()
-    assert f"已允许，不再询问\n\n{offer}" in page.locator("#transcript").inner_text()
-    assert page.locator(".result").first.inner_text() == "完成。"
-    assert page.locator("#state").inner_text() == "完成"
+    expect(page.locator("#transcript")).to_contain_text(reason)
+    expect(page.locator("#transcript")).to_contain_text(
+        f"已允许，不再询问 {offer}", use_inner_text=True
+    )
+    expect(page.locator(".result").first).to_have_text("完成。")
+    expect(page.locator("#state")).to_have_text("完成")
     dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
     assert dark == "rgb(28, 27, 26)"
     page.click("#toggle-theme")
