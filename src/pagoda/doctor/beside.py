@@ -72,7 +72,7 @@ def planned(question: PlanQuestion) -> PlannedModel:
         return PlannedModel("unknown", str(error))
     finally:
         measuring.close()
-    return _in_short(made, verdict)
+    return _in_short(made, verdict, measuring.others)
 
 
 def _with_room(hardware: Hardware, freed: int) -> Hardware:
@@ -81,7 +81,7 @@ def _with_room(hardware: Hardware, freed: int) -> Hardware:
     return replace(hardware, facts=replace(facts, free_memory=free))
 
 
-def _in_short(made: Answer, verdict: Verdict) -> PlannedModel:
+def _in_short(made: Answer, verdict: Verdict, others: float) -> PlannedModel:
     spec, resolution, speeds = made.subject.spec, made.resolution, made.speeds
     found = PlannedModel(
         verdict, made.problem, file_bytes=made.subject.file_bytes, writes=spec.writes_text
@@ -92,7 +92,11 @@ def _in_short(made: Answer, verdict: Verdict) -> PlannedModel:
     if speeds is not None:
         slowest, fastest = speeds.one.decode_range
         found = msgspec.structs.replace(
-            found, tokens_per_second=speeds.one.decode, slowest=slowest, fastest=fastest
+            found,
+            tokens_per_second=speeds.one.decode,
+            slowest=slowest,
+            fastest=fastest,
+            disturbed=others,
         )
     return found
 

@@ -29,6 +29,8 @@ class PlannedModel(msgspec.Struct, frozen=True):
     slowest: float = 0.0
     fastest: float = 0.0
     """What `tokens_per_second` lies between."""
+    disturbed: float = 0.0
+    """Share of the CPU that other programs used while its speed was measured."""
 
 
 @dataclass(frozen=True)

@@ -449,7 +449,12 @@ async def _outcome(load: "asyncio.Task[ServedModel]") -> bool:
 
 def describe(entry: ModelEntry) -> Event:
     """An entry's state for clients."""
-    event: Event = {"model": entry.names[0], "status": entry.state, "pinned": entry.pinned}
+    event: Event = {
+        "model": entry.names[0],
+        "names": list(entry.names),
+        "status": entry.state,
+        "pinned": entry.pinned,
+    }
     if entry.state == "loading":
         event["seconds"] = round(time.monotonic() - entry.load_began, 1)
     if entry.progress is not None and entry.state == "loading":

@@ -4,6 +4,7 @@ import { ChatPane } from "./chat.js";
 import "./chat_words.js";
 import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
+import { setUpModels } from "./models.js";
 import { Picker } from "./picker.js";
 import { Sidebar } from "./sidebar.js";
 import { keepDeleted, saveSettings, settings } from "./store.js";
@@ -106,6 +107,7 @@ setUpSettings(() => {
   applySettings();
   openChat();
 });
+setUpModels(picker);
 applySettings();
 pane.showButtons();
 listen();
