@@ -35,6 +35,11 @@ _REASONS: Mapping[str, str] = {
 }
 SENTENCES: Mapping[str, str] = {
     **{WORDS[code]: chinese for code, chinese in _REASONS.items()},
+    # Of the demonstration.
+    "A demonstration: the model is a script that knows where this form's buttons are. Everything "
+    "else is the agent itself.": (
+        "这是演示：模型是一段脚本，它知道表单的按钮在哪里。其余部分都是真正的代理。"
+    ),
     # How actions went. Of two forms that fit, the first is taken.
     "Done.": "完成。",
     "Waited {seconds} s.": "等待了 {seconds} 秒。",

@@ -43,6 +43,13 @@ export class Composer {
     this.showButton();
   }
 
+  /** A task to begin with, as long as nothing was typed. */
+  suggest(task) {
+    if (!task || this.kind !== TASK || this.field.value) return;
+    this.field.value = task;
+    this.showButton();
+  }
+
   showButton() {
     const { path, optional } = this.kind;
     byId("send").disabled = !path || !(optional || this.field.value.trim());

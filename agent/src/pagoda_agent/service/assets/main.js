@@ -9,7 +9,7 @@ import { Consent } from "./consent.js";
 import { History } from "./history.js";
 import { follow, frameUrl, get, post } from "./link.js";
 import { Live } from "./live.js";
-import { learn } from "./sentences.js";
+import { learn, said } from "./sentences.js";
 import { SettingsDialog } from "./settings.js";
 import "./translations.js";
 import { Transcript } from "./transcript.js";
@@ -168,7 +168,12 @@ async function opened() {
   }
   live.start();
   const status = await get("status").catch(() => null);
-  if (status) showState(status.state, status.question);
+  if (status) {
+    showState(status.state, status.question);
+    composer.suggest(status.suggestion);
+    byId("notice").hidden = !status.notice;
+    byId("notice").textContent = said(status.notice ?? "");
+  }
   await refreshMeter();
 }
 
