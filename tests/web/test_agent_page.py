@@ -173,16 +173,16 @@ def test_consent_that_lasts(visit) -> None:
     visitor.send("make folders")
     dialog = page.locator("#consent")
     dialog.wait_for()
-    offer = '"Do not ask again" lets every line pass that runs nothing but mkdir'
+    offer = '"Allow for this task" lets every line pass that runs nothing but mkdir'
     expect(dialog.locator("#consent-offer")).to_have_text(re.compile(f"^{re.escape(offer)}"))
-    dialog.get_by_role("button", name="Allow, and do not ask again").click()
+    dialog.get_by_role("button", name="Allow for this task").click()
     page.locator("#consent-reason", has_text="this click is to 'pay'").wait_for()
     assert visitor.server.computer.log.count(("down", "Enter")) == 2
     expect(dialog.locator("#allow-lasting")).to_be_hidden()
     expect(dialog.locator("#consent-offer")).to_have_text("")
     dialog.get_by_role("button", name="Allow", exact=True).click()
     visitor.state("done")
-    note = page.locator(".note", has_text="Allowed, not to be asked again")
+    note = page.locator(".note", has_text="Allowed for this task")
     expect(note).to_contain_text(offer)
     expect(page.get_by_text("Allowed", exact=True)).to_have_count(1)
 

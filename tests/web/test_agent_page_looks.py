@@ -114,13 +114,15 @@ def test_in_chinese_and_dark(visit) -> None:
     reason = "据它自己所说，这次点击是要 'delete'。"
     expect(page.locator("#consent-reason")).to_have_text(reason)
     page.click("#allow")
-    offer = "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    offer = (
+        "“本次任务中允许”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    )
     page.locator("#consent-offer", has_text=offer).wait_for()
-    page.get_by_role("button", name="允许，不再询问").click()
+    page.get_by_role("button", name="本次任务中允许").click()
     visitor.state("done")
     expect(page.locator("#transcript")).to_contain_text(reason)
     expect(page.locator("#transcript")).to_contain_text(
-        f"已允许，不再询问 {offer}", use_inner_text=True
+        f"已在本次任务中允许 {offer}", use_inner_text=True
     )
     expect(page.locator(".result").first).to_have_text("完成。")
     expect(page.locator("#state")).to_have_text("完成")

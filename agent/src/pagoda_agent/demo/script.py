@@ -48,18 +48,17 @@ class Script:
             text = "# The form still shows the last order: I wait until it is empty.\nsleep 1"
         else:
             text = reply(self._desktop.state, _said(messages[-1]))
-        usage = {"prompt_tokens": 0, "completion_tokens": 0}
         chunk = {
-            "id": "demo", "object": "chat.completion.chunk", "model": MODEL, "created": 0,
-            "choices": [{"index": 0, "delta": {"role": "assistant", "content": text},
-                         "finish_reason": "stop"}],
-            "usage": usage,
-        }  # fmt: skip
-        if body.get("stream"):
-            events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-            return Response(events, media_type="text/event-stream")
-        message = chunk["choices"][0].pop("delta")
-        return JSONResponse({**chunk, "choices": [{**chunk["choices"][0], "message": message}]})
+            "id": "demo",
+            "object": "chat.completion.chunk",
+            "model": MODEL,
+            "created": 0,
+            "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0},
+        }
+        # The agent asks for a stream.
+        events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        return Response(events, media_type="text/event-stream")
 
 
 def reply(form: Mapping[str, Any], last: str) -> str:
