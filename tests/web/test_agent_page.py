@@ -94,7 +94,9 @@ def test_a_task_from_start_to_end(visit, context: dict[str, Any]) -> None:
     expect(page.locator("#meter")).to_contain_text("tokens")
     first.locator(".shot").click()
     page.locator("#large-screen .ink").wait_for(state="attached")
-    page.wait_for_function("document.querySelector('#large-screen img').naturalWidth == 640")
+    wait_until(
+        lambda: page.evaluate("document.querySelector('#large-screen img').naturalWidth == 640")
+    )
     assert not visitor.problems
     assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
     for name in ("#pause", "#reset", "#send", "#screen", "#transcript"):
@@ -159,7 +161,7 @@ def test_consent(visit, allow: bool) -> None:
     expect(dialog.locator("#countdown")).to_contain_text("Refused in 1")
     dialog.locator(".ink").wait_for(state="attached")
     assert not visitor.server.computer.done("press")
-    dialog.get_by_role("button", name="Allow" if allow else "Refuse").click()
+    dialog.get_by_role("button", name="Allow" if allow else "Refuse", exact=True).click()
     visitor.state("done")
     dialog.wait_for(state="hidden")
     assert bool(visitor.server.computer.done("press")) is allow
@@ -381,7 +383,9 @@ def test_going_on_shows_what_was_done_before(visit, tmp_path) -> None:
     expect(page.locator(".note b")).to_have_text(titles)
     first.locator(".shot").click()
     page.locator("#large-screen .ink").wait_for(state="attached")
-    page.wait_for_function("document.querySelector('#large-screen img').naturalWidth == 640")
+    wait_until(
+        lambda: page.evaluate("document.querySelector('#large-screen img').naturalWidth == 640")
+    )
 
 
 def test_the_risks_come_first(visit) -> None:
@@ -395,7 +399,7 @@ def test_the_risks_come_first(visit) -> None:
     expect(risks).to_be_visible()
     page.get_by_role("button", name="I understand").click()
     risks.wait_for(state="hidden")
-    page.wait_for_function("localStorage.getItem('pagoda.agent.risks') == 'understood'")
+    wait_until(lambda: page.evaluate("localStorage.getItem('pagoda.agent.risks') == 'understood'"))
 
 
 def test_the_address_works_once(visit, browser) -> None:
@@ -458,7 +462,7 @@ def test_a_reload_stops_the_task_and_not_the_agent(visit) -> None:
     visitor.state("paused")
     assert computer.held == () and len(computer.typed) < 5000
     expect(page.locator(".step")).to_have_count(1)
-    page.click("#send")
+    page.click("#pause")
     visitor.state("done")
     page.reload()
     visitor.state("done")

@@ -98,7 +98,7 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
     page.route("**/api/resume", lambda route: route.fulfill(
         status=409, json={"error": "The task is failed, not paused."}
     ))  # fmt: skip
-    page.click("#send")
+    page.click("#pause")
     page.get_by_text("任务并未暂停 (失败)。").wait_for()
 
 
@@ -152,3 +152,104 @@ def test_on_a_phone(visit) -> None:
     page.tap("#open-settings")
     page.locator("#settings").wait_for()
     assert page.locator("#settings").bounding_box()["width"] <= 390
+
+
+def test_one_button_pauses_and_goes_on(visit) -> None:
+    visitor = visit(HANGS, HANGS, "Done").enter()
+    page = visitor.page
+    button = page.locator("#pause")
+    expect(button).to_be_disabled()
+    visitor.send("wait")
+    wait_until(lambda: len(visitor.server.model.requests) == 1)
+    expect(button).to_have_text("Pause")
+    button.click()
+    expect(button).to_have_text("Go on")
+    page.keyboard.press("Escape")  # stops, and never goes on
+    visitor.state("paused")
+    expect(page.locator("#send")).to_be_disabled()
+    button.click()
+    wait_until(lambda: len(visitor.server.model.requests) == 2)
+    button.click()
+    visitor.state("paused")
+    page.fill("#prompt", "use the keyboard")
+    button.click()
+    visitor.state("done")
+    assert "use the keyboard" in visitor.server.model.requests[-1].said()
+    expect(page.locator("#reset")).to_have_text("Reset")
+    assert not visitor.problems
+
+
+CALLED = """() => {
+    window.called = [];
+    window.AudioContext = class {
+        currentTime = 0;
+        destination = {};
+        resume() { called.push("sound"); }
+    };
+    const node = class { connect(to) { return to; } start() {} stop() {}
+                         gain = { setTargetAtTime() {} }; };
+    window.OscillatorNode = window.GainNode = node;
+    window.Notification = class extends EventTarget {
+        static permission = "default";
+        static async requestPermission() { called.push("permission"); this.permission = "granted"; }
+        constructor(title, { body }) { super(); called.push(title, body); }
+        close() {}
+    };
+    document.hasFocus = () => false;
+}"""
+
+
+def test_who_looks_elsewhere_is_called(visit) -> None:
+    visitor = visit("# delete it\nmouse 500 500 1", "# delete it\nmouse 100 100 1", "Done")
+    page = visitor.page
+    page.add_init_script(f"({CALLED})()")
+    visitor.enter()
+    expect(page).to_have_title("Idle · Pagoda agent")
+    visitor.send("tidy up")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    expect(page).to_have_title("● Needs consent · Pagoda agent")
+    wait_until(
+        lambda: page.evaluate("called.length == 1 && called[0] == 'sound'")
+    )  # nothing unasked
+    dialog.locator("#allow").click()
+    wait_until(lambda: page.evaluate("called.length == 2"))
+    page.click("#consent-pause")
+    visitor.state("paused")
+    page.click("#open-settings")
+    page.locator("#settings").wait_for()
+    page.click("#notify")
+    expect(page.locator("#notify")).to_be_hidden()
+    expect(page.locator("#notify-state")).to_contain_text("Notifications are on")
+    page.uncheck("#sound")
+    page.click("#settings .close")
+    visitor.server.model.script = ["# delete it\nmouse 100 900 1", "Done"]
+    page.click("#pause")
+    dialog.wait_for()
+    wait_until(lambda: page.evaluate("called.at(-2) == 'Pagoda agent: Needs consent'"))
+    assert page.evaluate("called.at(-1)") == "By its own words this click is to 'delete'."
+    assert page.evaluate("called.filter((one) => one == 'sound').length") == 2
+    dialog.locator("#refuse").click()
+    visitor.state("done")
+    expect(page).to_have_title("Done · Pagoda agent")
+    page.reload()
+    page.click("#open-settings")
+    expect(page.locator("#sound")).not_to_be_checked()
+
+
+def test_a_kind_of_click_is_allowed_for_the_task(visit) -> None:
+    sends = "# I send it\nmouse 500 500 1"
+    visitor = visit(sends, sends, "# I delete it\nmouse 500 500 1", "Done").enter()
+    page = visitor.page
+    visitor.send("send both")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    expect(page.locator("#consent-offer")).to_contain_text("every click pass that is to 'send'")
+    dialog.get_by_role("button", name="Allow for this task").click()
+    expect(page.locator("#consent-reason")).to_have_text(
+        "By its own words this click is to 'delete'."
+    )
+    assert len(visitor.server.computer.done("press")) == 2
+    dialog.locator("#refuse").click()
+    visitor.state("done")
+    expect(page.locator("#transcript")).to_contain_text("Allowed for this task")

@@ -147,7 +147,7 @@ def test_a_chat_that_is_deleted_is_not_written_again(visit) -> None:
     one.page.locator(".welcome").wait_for()
     # A save that was on its way.
     one.page.evaluate("([key, value]) => localStorage.setItem(key, value)", saved)
-    two.page.wait_for_function("(key) => !(key in localStorage)", arg=saved[0])
+    wait_until(lambda: two.page.evaluate("(key) => !(key in localStorage)", saved[0]))
     for visitor in (one, two):
         wait_until(lambda visitor=visitor: not stored(visitor) and not titles(visitor))
         visitor.page.reload()
