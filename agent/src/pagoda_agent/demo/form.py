@@ -58,7 +58,8 @@ class Form:
             choice.pack(anchor="w")
         button = tk.Button(
             card, text="Send order", command=self._send, font=(_FONT, 16), background=_ACCENT,
-            foreground="white", padx=20, pady=8,
+            foreground="white", activebackground=_ACCENT, activeforeground="white", padx=20,
+            pady=8,
         )  # fmt: skip
         button.pack(anchor="w", pady=(20, 8))
         self.answer = line("", 16)
