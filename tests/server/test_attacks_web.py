@@ -233,11 +233,22 @@ def json_routes(server: RunningServer) -> list[str]:
 
 
 def test_simple_requests_reach_no_route(shared: RunningServer) -> None:
-    """A form or a text/plain body needs no preflight; browsers send no other kind without one."""
+    """A form or a text/plain body needs no preflight; browsers send no other kind without one.
+    They say of a form where it comes from, which a terminal does not."""
     routes = json_routes(shared)
     assert CHAT in routes and len(routes) > 5
+    own = f"{shared.url}/"
     for path in routes:
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-            reply = shared.http.post(path, content=json.dumps(BODY), headers={"content-type": kind})
-            assert reply.status_code in (400, 415), (path, kind)
-            assert "application/json" in str(reply.json()["error"])
+        for kind, page in (
+            ("text/plain", {}),
+            ("multipart/form-data", {}),
+            ("application/x-www-form-urlencoded", {"origin": shared.url}),
+            ("application/x-www-form-urlencoded", {"referer": own}),
+            ("application/x-www-form-urlencoded", {"sec-fetch-site": "none"}),
+            ("", {"origin": shared.url}),
+        ):
+            headers = {"content-type": kind, **page}
+            reply = shared.http.post(path, content=json.dumps(BODY), headers=headers)
+            assert reply.status_code in (400, 403, 415), (path, kind)
+            if reply.status_code != 403:
+                assert "application/json" in str(reply.json()["error"])

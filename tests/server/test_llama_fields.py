@@ -112,7 +112,7 @@ def test_metrics(start) -> None:
     """Their names, without labels: scrapers look for them at the beginning of a line."""
     stats = EngineStats(
         prompt_tokens=30, generation_tokens=12, prefix_queries=40, prefix_hits=10, num_steps=7,
-        num_running=2, num_waiting=3,
+        step_requests=21, longest_request=99,        num_running=2, num_waiting=3,
     )  # fmt: skip
     server = start(FakeClient(stats=stats, delay=0.002))
     assert server.chat().status_code == 200
@@ -138,9 +138,10 @@ def test_metrics(start) -> None:
         "llamacpp:predicted_tokens_seconds": pytest.approx(12 / reply),
     }
     assert told == {
-        "llamacpp:prompt_tokens_total": 30, "llamacpp:prompt_tokens_cache_total": 10,
+        "llamacpp:prompt_tokens_total": 30, "llamacpp:prompt_tokens_cached_total": 10,
         "llamacpp:prompt_cache_hit_ratio": 0.25, "llamacpp:tokens_predicted_total": 12,
         "llamacpp:n_decode_total": 7, "llamacpp:requests_processing": 2,
-        "llamacpp:requests_deferred": 3,
+        "llamacpp:requests_deferred": 3, "llamacpp:n_busy_slots_per_decode": 3,
+        "llamacpp:n_tokens_max": 99,
     }  # fmt: skip
     assert "\nllamacpp:prompt_tokens_total 30" in server.http.get("/metrics").text

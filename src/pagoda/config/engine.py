@@ -136,7 +136,9 @@ class ModelConfig(Options):
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Folder for downloaded models.")
     chat_template: str | None = option(
-        None, "File (or text) that replaces the chat template.", aliases=("--chat-template-file",)
+        None,
+        "File, text or format's name (`chatml`, `llama3`, ...) that replaces the chat template.",
+        aliases=("--chat-template-file",),
     )
     default_chat_template_kwargs: dict[str, object] = option(
         None,

@@ -176,6 +176,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     steps_by_tokens: list[int] = msgspec.field(default_factory=list)
     """Steps that computed at most so many tokens as STEP_TOKENS says, and more than the bound
     before; those above all bounds come last."""
+    step_requests: int = 0
+    """Requests in all steps together: over `num_steps`, how many a step has."""
+    longest_request: int = 0
+    """Tokens of the longest request that has ended, its reply included."""
     computed_tokens: int = 0
     """By all steps."""
     prompt_tokens: int = 0

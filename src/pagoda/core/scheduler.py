@@ -200,7 +200,7 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
-        count_step(self._stats, int(size.tokens))
+        count_step(self._stats, len(plan.req_ids), int(size.tokens))
         if result.encoded and plan.encode_for in self._requests:
             self._requests[plan.encode_for].encoded.update(result.encoded)
         if seconds is not None and not plan.encode:
@@ -465,6 +465,7 @@ class Scheduler:
         elif req.status is RequestStatus.WAITING:
             self._waiting.remove(req)
         req.status = RequestStatus.FINISHED
+        self._stats.longest_request = max(self._stats.longest_request, len(req.token_ids))
         del self._requests[req.req_id]
         if self.speculator is not None:
             self.speculator.forget(req)

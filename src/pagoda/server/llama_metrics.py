@@ -31,11 +31,16 @@ class LlamaCollector(Collector):
             sum(one.prefix_queries for one in stats), sum(one.prefix_hits for one in stats),
         )  # fmt: skip
         yield _counter("prompt_tokens", "Prompt tokens computed.", prompt)
-        yield _counter("prompt_tokens_cache", "Prompt tokens found in the cache.", found)
+        yield _counter("prompt_tokens_cached", "Prompt tokens found in the cache.", found)
         yield _counter("prompt_seconds", "Seconds that prompts took.", prompt_seconds)
         yield _counter("tokens_predicted", "Tokens generated.", reply)
         yield _counter("tokens_predicted_seconds", "Seconds that replies took.", reply_seconds)
-        yield _counter("n_decode", "Steps of the engines.", sum(one.num_steps for one in stats))
+        steps = sum(one.num_steps for one in stats)
+        yield _counter("n_decode", "Steps of the engines.", steps)
+        in_steps = sum(one.step_requests for one in stats)
+        yield _gauge("n_busy_slots_per_decode", "Requests in a step.", in_steps, steps)
+        longest = max((one.longest_request for one in stats), default=0)
+        yield _gauge("n_tokens_max", "Tokens of the longest request that has ended.", longest)
         yield _gauge("prompt_tokens_seconds", "Prompt tokens a second.", prompt, prompt_seconds)
         yield _gauge("predicted_tokens_seconds", "Generated tokens a second.", reply, reply_seconds)
         yield _gauge("prompt_cache_hit_ratio", "Share found in the cache.", found, looked_up)

@@ -325,12 +325,14 @@ def test_steps_are_counted_by_their_tokens():
     scheduler, runner = make_scheduler(max_num_batched_tokens=9)
     add_request(scheduler, "a", PROMPT, max_tokens=3)
     add_request(scheduler, "b", PROMPT, max_tokens=1)
-    sizes = []
+    sizes, requests = [], 0
     while scheduler.has_work():
         plan, _ = run_step(scheduler, runner)
         sizes.append(sum(planned_tokens(plan).values()))
+        requests += len(plan.req_ids)
     stats = scheduler.stats()
-    assert stats.computed_tokens == sum(sizes)
+    assert stats.computed_tokens == sum(sizes) and stats.step_requests == requests > len(sizes)
+    assert stats.longest_request == len(PROMPT) + 3
     # At most 1 token, at most 8, at most 16.
     counts = [sum(low < size <= high for size in sizes) for low, high in ((0, 1), (1, 8), (8, 16))]
     assert stats.steps_by_tokens[:3] == counts and sum(stats.steps_by_tokens) == len(sizes)

@@ -324,7 +324,7 @@ def files(kind: str, folder: Path, metadata: dict[str, Any] | None = None) -> An
     return SimpleNamespace(kind=kind, path=folder, folder=folder, metadata=metadata or {})
 
 
-TOKENIZER: Any = SimpleNamespace(special_token_names=NAMES)
+TOKENIZER: Any = SimpleNamespace(special_token_names=NAMES, encode=lambda text, **_: [])
 
 
 def test_templates_of_a_gguf(tmp_path):

@@ -40,7 +40,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object that is the body; ApiError 400 for anything else and for one that holds too
     much, 415 for a coding."""
     content_type = request.headers.get("content-type", "")
-    if not _is_json(content_type):
+    if not _is_json(content_type) and not _is_typed(content_type, request.headers):
         raise ApiError(
             400, f"The Content-Type is {content_type[:100]!r}; send 'application/json'.",
             kind="Bad Request",
@@ -88,6 +88,17 @@ def _is_json(content_type: str) -> bool:
     return media == "application/json" or (
         media.startswith("application/") and media.endswith("+json")
     )
+
+
+def _is_typed(content_type: str, headers: Mapping[str, str]) -> bool:
+    """Whether it is what `curl -d` sends in a terminal, where tutorials leave the type out.
+
+    A page's form has the same type. Browsers say whose page it is; where one does, the type must be
+    JSON's, which a page of another site cannot send unasked.
+    """
+    if content_type not in ("", "application/x-www-form-urlencoded"):
+        return False
+    return not any(name in headers for name in ("origin", "referer", "sec-fetch-site"))
 
 
 def _refuse_unsupported(

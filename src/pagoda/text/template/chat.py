@@ -200,13 +200,14 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """The chat template of a model, or the one of `--chat-template`; None if it has none.
 
-    `override` is a file's path or a template's text; `placeholders` and `variables` as of
-    `ChatTemplate`. Raises ConfigError for an override or variables that can't be used,
-    CheckpointError for a broken template of the model's own.
+    `override` is a file's path, a template's text or the name of a format; `placeholders` and
+    `variables` as of `ChatTemplate`. Raises ConfigError for an override or variables that can't be
+    used, CheckpointError for a broken template of the model's own.
     """
     for name in sorted(RESERVED & (variables or {}).keys()):
         raise ConfigError(f"--chat-template-kwargs names {name}, which each request sets itself.")
-    sources = template_sources(files, override)
+    adds_bos = bool(tokenizer.encode("", add_special_tokens=True))
+    sources = template_sources(files, override, adds_bos=adds_bos)
     if not sources:
         return None
     sources.setdefault("default", next(iter(sources.values())))

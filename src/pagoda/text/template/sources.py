@@ -5,12 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import CheckpointError, ConfigError
+from pagoda.text.template.named import NAMED_TEMPLATES, named_template
 from pagoda.weights.files import ModelFiles
 from pagoda.weights.jsonfile import read_json
 
 
-def template_sources(files: ModelFiles, override: str | None) -> dict[str, str]:
-    """Templates by name (`default`, `tool_use`, ...); `override` is a file's path or a text."""
+def template_sources(
+    files: ModelFiles, override: str | None, *, adds_bos: bool = False
+) -> dict[str, str]:
+    """Templates by name (`default`, `tool_use`, ...).
+
+    `override` is a file's path, a text, or one of `NAMED_TEMPLATES`, which begins with BOS where
+    the tokenizer adds one.
+    """
+    if override in NAMED_TEMPLATES and not Path(override).exists():
+        return {"default": named_template(override, adds_bos=adds_bos)}
     if override is not None:
         return {"default": _override_source(override)}
     if files.kind == "gguf":
@@ -27,7 +36,8 @@ def _override_source(override: str) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The chat template {override} can't be read: {error}. "
-            "Give a file, or the template itself."
+            "Give a file, the template itself, or one of these formats: "
+            f"{', '.join(NAMED_TEMPLATES)}."
         ) from error
 
 

@@ -132,36 +132,66 @@ struct CachedKeys {
     int64_t stride() const { return block_size; }
 };
 
-// Adds x(Rows) times each of y(Vecs) to the sums, in the order that needs fewer registers.
-template <int Rows, int Vecs, typename X, typename Y>
-[[gnu::always_inline]] inline void add_products(const X& x, const Y& y,
+// Adds x(Rows) times each of Vecs vectors to the sums, in the order that needs fewer registers.
+// Vectors come in pairs, two(v) those of v and v + 1; what is left of an odd number is one(v).
+template <int Rows, int Vecs, typename X, typename One, typename Two>
+[[gnu::always_inline]] inline void add_products(const X& x, const One& one, const Two& two,
                                                 Floats (&sums)[Rows][Vecs]) {
+    constexpr int kPaired = Vecs / 2 * 2;
     if constexpr (Rows < Vecs) {
         Floats kept[Rows];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) kept[r] = x(r);
 #pragma GCC unroll 8
-        for (int v = 0; v < Vecs; ++v) {
-            const Floats one = y(v);
+        for (int v = 0; v < kPaired; v += 2) {
+            const FloatPair pair = two(v);
 #pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) sums[r][v] = Floats::fma(kept[r], one, sums[r][v]);
+            for (int r = 0; r < Rows; ++r)
+                sums[r][v] = Floats::fma(kept[r], pair.first, sums[r][v]);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+                sums[r][v + 1] = Floats::fma(kept[r], pair.second, sums[r][v + 1]);
+        }
+        if constexpr (kPaired < Vecs) {
+            const Floats last = one(kPaired);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r)
+                sums[r][kPaired] = Floats::fma(kept[r], last, sums[r][kPaired]);
         }
     } else {
         Floats kept[Vecs];
 #pragma GCC unroll 8
-        for (int v = 0; v < Vecs; ++v) kept[v] = y(v);
+        for (int v = 0; v < kPaired; v += 2) {
+            const FloatPair pair = two(v);
+            kept[v] = pair.first;
+            kept[v + 1] = pair.second;
+        }
+        if constexpr (kPaired < Vecs) kept[kPaired] = one(kPaired);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-            const Floats one = x(r);
+            const Floats factor = x(r);
 #pragma GCC unroll 8
-            for (int v = 0; v < Vecs; ++v) sums[r][v] = Floats::fma(one, kept[v], sums[r][v]);
+            for (int v = 0; v < Vecs; ++v) sums[r][v] = Floats::fma(factor, kept[v], sums[r][v]);
         }
     }
+}
+
+// Stores the sums of a row, the pairs in the order in which their elements lie in memory.
+template <typename Pairs, int Vecs>
+[[gnu::always_inline]] inline void store_sums(const Floats (&sums)[Vecs], float* out) {
+#pragma GCC unroll 8
+    for (int v = 0; v + 2 <= Vecs; v += 2) {
+        const FloatPair pair = Pairs::in_order({sums[v], sums[v + 1]});
+        pair.first.store(out + v * Floats::kSize);
+        pair.second.store(out + (v + 1) * Floats::kSize);
+    }
+    if constexpr (Vecs % 2 != 0) sums[Vecs - 1].store(out + (Vecs - 1) * Floats::kSize);
 }
 
 template <int Rows, int Vecs, typename Keys>
 [[gnu::noinline]] void score_block(const float* q, int64_t dim, Keys keys, int64_t vec, Lines& lines,
                         float* scores) {
+    using Pairs = WidenedPairs<typename Keys::Element>;
     Floats sums[Rows][Vecs];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
@@ -174,14 +204,15 @@ template <int Rows, int Vecs, typename Keys>
     for (int64_t d = 0; d < dim;) {
         lines.fetch(kSteps * Vecs * Floats::kSize * sizeof(typename Keys::Element));
         for (const int64_t stop = d + kSteps < dim ? d + kSteps : dim; d < stop; ++d)
-            add_products([&](int r) { return Floats::all(q[r * dim + d]); },
-                         [&](int v) { return load(from[v] + d * stride); }, sums);
+            add_products(
+                [&](int r) { return Floats::all(q[r * dim + d]); },
+                [&](int v) { return load(from[v] + d * stride); },
+                [&](int v) { return Pairs::of(from[v] + d * stride, from[v + 1] + d * stride); },
+                sums);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < Vecs; ++v)
-            sums[r][v].store(scores + r * kTileKeys + (vec + v) * Floats::kSize);
+        store_sums<Pairs>(sums[r], scores + r * kTileKeys + vec * Floats::kSize);
 }
 
 // scores[Rows, kTileKeys] = q[Rows, dim] keys, of the vectors from `vec` to `end`.
@@ -212,26 +243,32 @@ struct CachedValues {
 template <int Rows, int Vecs, typename Values>
 [[gnu::noinline]] void weigh_block(const float* weights, const float* factors, Values values, int64_t begin,
                         int64_t end, int64_t d, int64_t stride, Lines& lines, float* out) {
+    using Pairs = WidenedPairs<typename Values::Element>;
     Floats sums[Rows][Vecs];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < Vecs; ++v)
             sums[r][v] =
                 Floats::load(out + r * stride + d + v * Floats::kSize) * Floats::all(factors[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v + 2 <= Vecs; v += 2) {
+            const FloatPair pair = Pairs::apart({sums[r][v], sums[r][v + 1]});
+            sums[r][v] = pair.first;
+            sums[r][v + 1] = pair.second;
+        }
+    }
     for (int64_t key = begin; key < end;) {
         lines.fetch(kSteps * Vecs * Floats::kSize * sizeof(typename Values::Element));
         for (const int64_t stop = key + kSteps < end ? key + kSteps : end; key < stop; ++key) {
             const typename Values::Element* value = values.row(key) + d;
             add_products([&](int r) { return Floats::all(weights[r * kTileKeys + key]); },
-                         [&](int v) { return load(value + v * Floats::kSize); }, sums);
+                         [&](int v) { return load(value + v * Floats::kSize); },
+                         [&](int v) { return Pairs::neighbours(value + v * Floats::kSize); }, sums);
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < Vecs; ++v)
-            sums[r][v].store(out + r * stride + d + v * Floats::kSize);
+    for (int r = 0; r < Rows; ++r) store_sums<Pairs>(sums[r], out + r * stride + d);
 }
 
 // out[Rows, stride] = out * factors[Rows] + weights[Rows, begin:end] values[begin:end, dim], from
