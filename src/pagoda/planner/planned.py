@@ -25,7 +25,7 @@ class PlannedModel(msgspec.Struct, frozen=True):
     writes: bool = True
     """It writes text; other models make vectors."""
     tokens_per_second: float = 0.0
-    """Of one reply behind a usual context; 0 where nothing is known."""
+    """How fast one reply is written behind a usual context; 0 where nothing is known."""
     slowest: float = 0.0
     fastest: float = 0.0
     """What `tokens_per_second` lies between."""

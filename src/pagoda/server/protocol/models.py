@@ -86,7 +86,7 @@ class LibraryModel(msgspec.Struct, kw_only=True):
     chats: bool
     """False: it makes vectors or scores."""
     bytes: int
-    """Of its files; 0 where they are not on this machine."""
+    """The size of its files; 0 where they are not on this machine."""
     parameters: str
     quantization: str
     planned: int
@@ -119,13 +119,13 @@ class Library(msgspec.Struct):
 
 class Removed(msgspec.Struct):
     freed: int
-    """Bytes."""
+    """Bytes of disk."""
 
 
 class LoadProgress(msgspec.Struct):
     phase: str
     done: int
     total: int
-    """Of `done`; 0 where nothing is counted."""
+    """What `done` grows to; 0 where nothing is counted."""
     seconds: float
     """Since the load began."""

@@ -12,7 +12,7 @@ class Health(msgspec.Struct):
     status: str
     cause: str | None = None
     progress: LoadProgress | UnsetType = UNSET
-    """Of the first model, while the server starts."""
+    """How far the first model is, while the server starts."""
 
 
 class Version(msgspec.Struct):
