@@ -65,6 +65,10 @@ export class Picker {
       this.starting = timed(answer.value.progress);
       if (cards.reason) throw cards.reason;
       this.cards = cards.value.filter(chats);
+      // An engine that starts again is no news: what was asked just now goes before what was heard.
+      for (const { id, status } of cards.value) {
+        if (status && this.news.get(id)?.status !== status.value) this.news.delete(id);
+      }
       this.listen();
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) {
@@ -155,7 +159,7 @@ function timed(progress, seconds) {
 
 /** Whether a model writes text, as far as is known. */
 const chats = ({ architecture }) =>
-  !architecture || architecture.output_modalities.includes("text");
+  architecture?.output_modalities?.includes("text") ?? true;
 
 /** One of the states that have words; unknown ones count as loading, and are asked again. */
 function stateOf(status) {
