@@ -23,15 +23,18 @@ from pagoda.engine.aside.jobs import (
     Constrain,
     Decode,
     Encode,
+    ReadPdf,
     RenderChat,
     perform,
 )
 from pagoda.engine.aside.workers import Workers, process_id, start_workers
 from pagoda.engine.served.text_side import load_text_side
+from pagoda.text.pdf import PdfText
 from tests.engine.careless_zygote import SEES
 from tests.server.fakes import FakeTextSide
 from tests.server.seeing import text_side, url
 from tests.server.test_videos import data_url, gif
+from tests.unit.text.pdfs import pdf
 
 MIB = 1 << 20
 CARELESS = "tests.engine.careless_zygote"
@@ -337,3 +340,23 @@ def test_nothing_outlives_a_parent_that_was_killed(parent: "subprocess.Popen[str
     assert len(pids) >= 2 and all(map(alive, pids))
     parent.kill()
     asyncio.run(until(lambda: not any(map(alive, pids))))
+
+
+def test_a_pdf_is_read_within_bounds(model: ModelConfig) -> None:
+    endless = pdf(b"BT /F1 9 Tf " + b"(word) Tj 0 -1 Td " * 400_000 + b"ET")
+    bounds = {**PATIENT, ReadPdf: Bounds(20, 1024 * MIB, slow=True)}
+    hasty = {**PATIENT, ReadPdf: Bounds(0.3, 1024 * MIB, slow=True)}
+
+    async def run() -> None:
+        async with pool(model, bounds) as workers:
+            assert await workers.read_pdf(pdf("one", "two")) == PdfText("one\n\ntwo", 2, 2)
+            with pytest.raises(RequestError, match="is no PDF"):
+                await workers.read_pdf(b"text")
+        async with pool(model, hasty) as workers:
+            reading = asyncio.create_task(workers.read_pdf(endless))
+            assert (await workers.render(chat("bystander"))).text == "bystander"
+            with pytest.raises(RequestError, match="Reading the PDF did not finish within 0.3 s"):
+                await reading
+            assert (await workers.render(chat("next"))).text == "next"
+
+    asyncio.run(run())

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.unit.text.pdfs import pdf
+
 Act = Callable[[int], Awaitable[None]]
 
 """Rendering, tokenizing, schemas and media still hold the server's interpreter."""
@@ -52,10 +54,12 @@ def attack(*rows: str) -> Callable[[Act], Act]:
     return enter
 
 
-def request(path: str, body: bytes, *lines: bytes, method: str = "POST") -> bytes:
+def request(
+    path: str, body: bytes, *lines: bytes, method: str = "POST", kind: str = "application/json"
+) -> bytes:
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
     )
     return head.encode() + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
 
@@ -268,6 +272,19 @@ async def pictures_that_explode(port: int) -> None:
         url = "data:image/png;base64," + base64.b64encode(_png(side)).decode()
         parts = [{"type": "image_url", "image_url": {"url": url}}] * 8
         await post(port, CHAT, messages=[{"role": "user", "content": parts}], max_tokens=1)
+
+
+@attack("reading a PDF")
+async def pdfs_that_never_end(port: int) -> None:
+    long = pdf(b"BT /F1 9 Tf " + b"(word) Tj 0 -1 Td " * 1_500_000 + b"ET")
+    many = pdf(*["page"] * 20_000)
+    files = (
+        long,
+        many,
+        b"%PDF-1.7\n" + b"<<" * 10_000_000,
+        b"%PDF-1.7\n" + b"1 0 obj\n" * 1_000_000,
+    )
+    await send_all(port, (request("/extract-text", f, kind="application/pdf") for f in files))
 
 
 TEMPLATES = "templates: escapes, and templates or variables of a request"

@@ -135,7 +135,7 @@ def test_curl_with_a_body_and_no_type(shared: RunningServer, path: str) -> None:
         ({"stop": [""]}, "stop"),
         ({"stop": [5]}, "stop.0"),
         ({"stop": ["x"] * 1000}, "stop"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),

@@ -75,6 +75,8 @@ def test_a_schema_beside_tools(serve) -> None:
         ({"n_predict": 5}, 5),
         ({"n_predict": 5, "max_tokens": 9}, 5),
         ({"n_predict": -1, "max_tokens": 9}, len(REPLY.encode()) + 1),
+        ({"max_tokens": -1}, len(REPLY.encode()) + 1),
+        ({"max_tokens": -1, "n_predict": 3}, 3),
         ({"n_predict": 10**6}, len(REPLY.encode()) + 1),
     ],
     ids=str,

@@ -39,6 +39,8 @@ EXAMPLES = settings(
     suppress_health_check=list(HealthCheck),
 )
 POOLING = r"^/(v\d/|api/)?(embed|pool|classify|score|rerank)"
+# Random ones are no PDFs; tests/server/test_extract_text.py has some that are.
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
 # Other names of routes that are here.
 ALIASES = {
     "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings",
@@ -187,11 +189,11 @@ def test_every_route_that_answers_is_tried() -> None:
         for path, methods in DOCUMENT.raw_schema["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    # A classifier is a third kind of model.
+    # A classifier is a third kind of model, and a PDF is no JSON.
     assert (
         bodies
         - ALIASES
-        - {"/classify", "/api/pull"}
+        - {"/classify", "/api/pull", "/extract-text"}
         - {f"/models/{verb}" for verb in ("load", "unload", "plan", "remove")}
         == {path for path, _ in VALID} - ALIASES
     )

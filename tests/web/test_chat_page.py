@@ -341,8 +341,11 @@ def test_chats_can_be_searched_exported_and_imported(visit, tmp_path) -> None:
 
 
 def test_pictures_only_for_models_that_see(visit) -> None:
+    picture = {"name": "<b>.png", "mimeType": "image/png", "buffer": png(2000, 10)}
     blind = visit().open()
-    expect(blind.page.locator("#attach")).to_be_hidden()
+    blind.page.set_input_files("#file", [picture])
+    blind.page.locator("#toast.shown", has_text="<b>.png was not added").wait_for()
+    expect(blind.page.locator("#attachments img")).to_have_count(0)
     visitor = visit()
     seeing = {"data": [{"id": "eyes", "architecture": {"input_modalities": ["text", "image"]}}]}
     visitor.page.route("**/v1/models", lambda route: route.fulfill(json=seeing))
@@ -354,7 +357,6 @@ def test_pictures_only_for_models_that_see(visit) -> None:
 
     visitor.page.route("**/v1/chat/completions", answer)
     page = visitor.open().page
-    picture = {"name": "<b>.png", "mimeType": "image/png", "buffer": png(2000, 10)}
     page.set_input_files("#file", [picture])
     page.locator("#attachments img").wait_for()
     visitor.send("what is it?")

@@ -1,10 +1,12 @@
 """What the server answers for the page, without a browser."""
 
 import re
+from pathlib import Path
 
 import httpx
 import pytest
 
+import pagoda.web
 from pagoda.base.errors import ConfigError
 from pagoda.cli import serve
 from pagoda.cli.main import parse_command
@@ -43,6 +45,20 @@ def test_modules_are_asked_for_at_once(paged: RunningServer) -> None:
             left += re.findall(r'^(?:import|\}|export) .*?"\./([^"]+)";$', text, re.MULTILINE)
             left += re.findall(r'^import "\./([^"]+)";$', text, re.MULTILINE)
     assert sorted(preloaded) == sorted(modules - {"main.js"})
+
+
+def test_the_page_is_light() -> None:
+    assets = Path(pagoda.web.__file__).parent / "assets"
+    assert sum(file.stat().st_size for file in assets.iterdir()) < 300_000
+
+
+def test_both_languages_say_the_same_things() -> None:
+    text = (Path(pagoda.web.__file__).parent / "assets" / "chat_words.js").read_text()
+    english, chinese = text.split("const CHINESE")
+    entry = re.compile(r'^ {2}(\w+):\s+"(.*)",$', re.MULTILINE)
+    told = {key: set(re.findall(r"{\w+}", words)) for key, words in entry.findall(english)}
+    assert len(told) > 100
+    assert {key: set(re.findall(r"{\w+}", words)) for key, words in entry.findall(chinese)} == told
 
 
 def test_policy_allows_only_the_document_s_own_scripts(paged: RunningServer) -> None:

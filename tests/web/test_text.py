@@ -108,6 +108,69 @@ def test_as_markdown_it_reads_it(page: Any, name: str) -> None:
     assert others == [shown] * len(others)
 
 
+EXTENSIONS = {
+    "note": (
+        "> [!WARNING]\n> Mind *the* gap.\n\n> [!other]\n> quote",
+        '<blockquote class="note warning"><p class="note-title">Warning</p><p>Mind <em>the</em> '
+        "gap.</p></blockquote><blockquote><p>[!other]<br>quote</p></blockquote>",
+    ),
+    "footnotes": (
+        "A[^1] and [^none], `[^1]`.\n\n[^1]: Why\n    so.\n\ntext",
+        '<p>A<sup class="note-ref"><button type="button" aria-label="Footnote 1">1</button></sup> '
+        'and <span class="note-ref" data-note="none">[^none]</span>, <code>[^1]</code>.</p>'
+        '<div class="footnote" data-note="1" tabindex="-1"><sup>1</sup><div><p>Why<br>so.</p>'
+        "</div></div><p>text</p>",
+    ),
+    "details": (
+        "<details>\n<summary>More **x**</summary>\n\n- a\n\n<details><summary>In</summary>b"
+        "</details>\n</details>\nafter",
+        '<details class="fold"><summary>More <strong>x</strong></summary><div>'
+        '<ul data-ordered="false"><li>a</li></ul>'
+        '<details class="fold"><summary>In</summary><div><p>b</p></div></details></div></details>'
+        "<p>after</p>",
+    ),
+    "open details": (
+        "<details>\ntext",
+        '<details class="fold" open=""><summary>Details</summary><div><p>text</p></div></details>',
+    ),
+    "figures": (
+        "|a|b|\n|:-:|-:|\n|x|1,234.5 ms|",
+        '<div class="table"><table><thead><tr><th class="center">a</th><th class="right">b</th>'
+        '</tr></thead><tbody><tr><td class="center">x</td>'
+        '<td class="right figure">1,234.5 ms</td></tr>'
+        "</tbody></table></div>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_beyond_commonmark(page: Any, name: str) -> None:
+    text, expected = EXTENSIONS[name]
+    shown, *others = page.evaluate(SHOW, [text, [len(text), 1, 2, 3, 7]])
+    assert shown == expected
+    assert others == [shown] * len(others)
+
+
+def test_a_footnote_is_reached_from_where_it_is_named(page: Any) -> None:
+    page.evaluate(
+        """async (text) => {
+            const { MarkdownStream } = await import("./pages/chat/markdown.js");
+            const root = document.body.appendChild(document.createElement("div"));
+            const stream = new MarkdownStream(root);
+            stream.append(text);
+            stream.end();
+            root.querySelector(".note-ref button").click();
+        }""",
+        "Said.[^x]\n\n[^x]: The source.",
+    )
+    assert page.evaluate("document.activeElement.textContent") == "xThe source."
+
+
+def test_a_diagram_is_shown_as_its_source(page: Any) -> None:
+    [html] = page.evaluate(SHOW, ["```mermaid\ngraph TD; A-->B\n```", [99]])
+    assert "the diagram’s source" in html and "graph TD; A--&gt;B" in html
+
+
 @pytest.mark.parametrize(
     "source, expected",
     [
@@ -167,6 +230,11 @@ def test_formulas(page: Any, source: str, expected: str | None) -> None:
         "~~~\n",
         "<",
         "_a_",
+        "> [!NOTE]\n",
+        "[^a]",
+        "[^a]: b\n",
+        "<details>\n",
+        "<details><summary>",
     ],
 )
 def test_hostile_text_does_not_hang_the_page(page: Any, text: str) -> None:

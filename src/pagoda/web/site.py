@@ -20,7 +20,8 @@ _HEADERS = {
     # Nothing on a page needs eval, scripts or styles in its text, or another host.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -28,6 +29,14 @@ _HEADERS = {
     # Browsers ask whether a file is still the same, so an upgrade is seen at once.
     "Cache-Control": "no-cache",
 }
+_PREVIEW = _ASSETS_PATH + "/preview.html"
+# HTML that a model wrote is shown there, and its scripts run: without the page's origin, a network,
+# forms, or windows of their own. No other site may frame it.
+_PREVIEW_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
 
 
 class Site:
@@ -56,7 +65,10 @@ class Site:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if path == _PREVIEW:
+                    headers["Content-Security-Policy"] = _PREVIEW_POLICY
             await send(message)
 
         await self._pages({**scope, "path": path}, receive, send_guarded)

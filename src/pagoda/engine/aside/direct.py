@@ -9,6 +9,7 @@ from pagoda.engine.aside.jobs import (
     Constrain,
     Decode,
     Encode,
+    ReadPdf,
     RenderChat,
     Rendered,
     RenderPair,
@@ -18,6 +19,7 @@ from pagoda.engine.aside.jobs import (
 from pagoda.engine.constraint import Constraint
 from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium
+from pagoda.text.pdf import PdfText
 
 
 class Aside(ABC):
@@ -35,6 +37,9 @@ class Aside(ABC):
 
     async def decode(self, job: Decode, file: bytes) -> Medium:
         return cast(Medium, await self.run(job, file))
+
+    async def read_pdf(self, file: bytes) -> PdfText:
+        return cast(PdfText, await self.run(ReadPdf(), file))
 
     @abstractmethod
     async def run(self, job: AnyJob, file: bytes = b"") -> Result: ...

@@ -13,6 +13,7 @@ from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.constraint import Constraint, ToolUse, chat_constraint, completion_constraint
 from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium
+from pagoda.text.pdf import PdfText, pdf_text
 
 SHORT_TEXT = 4000
 """Characters that are tokenized in about a millisecond, whatever they are."""
@@ -85,7 +86,11 @@ class Decode(Job):
     """The file is the text of a data URL."""
 
 
-AnyJob = RenderChat | RenderPair | Encode | Constrain | Decode
+class ReadPdf(Job):
+    """The PDF in the file that comes beside the job -> its text."""
+
+
+AnyJob = RenderChat | RenderPair | Encode | Constrain | Decode | ReadPdf
 
 
 class Rendered(msgspec.Struct):
@@ -101,6 +106,8 @@ BOUNDS: Mapping[type[Job], Bounds] = {
     # 32 MB of text have millions of tokens, at 36 bytes each.
     Encode: Bounds(30, 2048 * _MIB, slow=True),
     Constrain: Bounds(20, 512 * _MIB, slow=True),
+    # One page may take longer than the pages together should (`text/pdf.py`).
+    ReadPdf: Bounds(20, 1024 * _MIB, slow=True),
 }
 """Each kind's; the largest body that the server takes needs a small part of them. Media have those
 of their `Modality`."""
@@ -110,6 +117,7 @@ _WORDS: Mapping[type[Job], tuple[str, str]] = {
     RenderPair: ("The template for pairs", "documents"),
     Encode: ("Tokenizing the text", "prompt"),
     Constrain: ("Compiling the schema, grammar or tools", "structured_outputs"),
+    ReadPdf: ("Reading the PDF", "file"),
 }
 
 
@@ -142,7 +150,7 @@ def crashed(job: Job) -> RequestError:
     return RequestError(f"{what} ended the process that worked on it. Send something else.", param)
 
 
-Result = Rendered | list[int] | Constraint | Medium
+Result = Rendered | list[int] | Constraint | Medium | PdfText
 
 
 def perform(side: TextSide, job: AnyJob, file: bytes = b"") -> Any:
@@ -168,6 +176,8 @@ def perform(side: TextSide, job: AnyJob, file: bytes = b"") -> Any:
             media = side.media[job.kind]
             data = media.loader.data(file.decode()) if job.is_url else file
             return media.decode(data, job.options, job.sizes)
+        case ReadPdf():
+            return pdf_text(file)
 
 
 def _render(side: TextSide, job: RenderChat) -> Rendered:

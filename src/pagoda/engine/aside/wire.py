@@ -21,6 +21,7 @@ import numpy as np
 from pagoda.engine.aside.jobs import AnyJob, Bounds, Rendered
 from pagoda.engine.constraint import Constraint
 from pagoda.text.media.base import Grid, Medium, Piece, Values
+from pagoda.text.pdf import PdfText
 
 HEAD = struct.Struct("!II")
 """Bytes of JSON and of what is raw."""
@@ -77,6 +78,10 @@ class Shown(msgspec.Struct, tag=True):
     text: str | None
 
 
+class Extracted(msgspec.Struct, tag=True):
+    pdf: PdfText
+
+
 class Refused(msgspec.Struct, tag=True):
     """A RequestError."""
 
@@ -94,7 +99,7 @@ class Failed(msgspec.Struct, tag=True):
     reason: str
 
 
-Answer = Many | Few | Prompted | Held | Shown | Refused | Exhausted | Failed
+Answer = Many | Few | Prompted | Held | Shown | Extracted | Refused | Exhausted | Failed
 AnyT = TypeVar("AnyT")
 
 
@@ -120,6 +125,8 @@ def packed(result: Any) -> tuple[Answer, list[memoryview]]:
         return Prompted(result), []
     if isinstance(result, Constraint):
         return Held(result), []
+    if isinstance(result, PdfText):
+        return Extracted(result), []
     if isinstance(result, list):
         if len(result) <= _MOST_INLINE:
             return Few(result), []

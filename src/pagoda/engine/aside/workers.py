@@ -302,6 +302,8 @@ async def _result(job: AnyJob, bounds: Bounds, answer: wire.Answer, link: Link) 
             return constraint
         case wire.Few(ids):
             return ids
+        case wire.Extracted(pdf):
+            return pdf
         case wire.Many(count):
             return await _ids(link.take_file(), count)
         case wire.Shown():

@@ -78,7 +78,7 @@ class ChatBody(GenerationBody):
     }
 
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="-1: what there is room for.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=-1)
     tools: Items[dict[str, Any]] = Field([], description="Handed to the chat template.")

@@ -8,12 +8,14 @@ with a line in the log.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from pagoda.server.protocol.numbers import openai_number, with_numbers
 
 ItemT = TypeVar("ItemT")
+
+_LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 class _FirstError:
@@ -174,6 +176,16 @@ class GenerationBody(SamplingFields, TextBody):
     timings_per_token: bool = Field(
         False, description="llama-server's `timings` in every chunk, not only the last."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_end(cls, fields: Any) -> Any:
+        """-1 is what LM Studio's clients send for a reply without an end."""
+        if not isinstance(fields, dict):
+            return fields
+        endless = [name for name in _LENGTHS if fields.get(name) == -1]
+        rest = {name: value for name, value in fields.items() if name not in endless}
+        return {"n_predict": -1, **rest} if endless else fields
 
     def default_length(self, of_model: int | None) -> int | None:
         if self.n_predict is None:

@@ -56,13 +56,28 @@ export async function models() {
   return (await (await call("v1/models")).json()).data;
 }
 
-const post = (path, body, signal) =>
-  call(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+/** The reply to a JSON body. */
+async function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return call(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+/** What a model is and can do: {capabilities, template, ...}. */
+export async function showModel(model) {
+  return (await post("api/show", { model })).json();
+}
+
+/** How many tokens a text has. */
+export async function countTokens(text, model) {
+  const body = { prompt: text, model: model || undefined, add_special_tokens: false };
+  return (await (await post("tokenize", body)).json()).count;
+}
+
+/** The text of a PDF: {text, pages, pages_read}. */
+export async function extractText(file) {
+  const headers = { "Content-Type": "application/pdf" };
+  return (await call("extract-text", { method: "POST", headers, body: file })).json();
+}
 
 export const library = async () => (await call("models/library")).json();
 export const loadModel = (model) => post("models/load", { model });
@@ -88,8 +103,8 @@ export async function* pullModel(model, signal) {
 
 /** Chunks of a streamed chat completion. Throws ApiError, DroppedError or, aborted, AbortError. */
 export async function* streamChat(body, signal) {
-  const asked = { ...body, stream: true, stream_options: { include_usage: true } };
-  const reply = await post("v1/chat/completions", asked, signal);
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  const reply = await post("v1/chat/completions", streamed, signal);
   for await (const data of events(reply.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

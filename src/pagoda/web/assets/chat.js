@@ -1,48 +1,50 @@
 // The chat that is shown: what is sent, what is written, and what can be done with a message.
 
-import { byId, el, icon, iconButton, toast } from "./dom.js";
-import { MessageView, isSend } from "./messages.js";
+import { Composer } from "./composer.js";
+import { byId, el, icon, newId, toast } from "./dom.js";
+import { emptyDraft, loadOptions, saveOptions } from "./drafts.js";
+import { MessageView } from "./messages.js";
+import { Meter } from "./meter.js";
+import { Pairs } from "./pairs.js";
+import { requestBody } from "./request.js";
 import { Run } from "./run.js";
-import { catchUp, isDeleted, loadChat, saveChat, settings } from "./store.js";
+import { catchUp, isDeleted, loadChat, saveChat } from "./store.js";
 import { addNode, newChat, path, show, versions } from "./tree.js";
 import { t } from "./words.js";
 
 const TITLE_LENGTH = 60;
 const STICKY_PX = 60;
-// Larger pictures would fill the browser's storage, and models scale them down anyway.
-const MAX_IMAGE_SIDE = 1024;
+// A chat that has no message yet.
+const NEW = "new";
 
 export class ChatPane {
-  /** `page` is {model(), sees(), changed(), unauthorized()}. */
+  /** `page` is {model(), models(), sees(), context(), changed(), unauthorized()}. */
   constructor(page) {
     this.page = page;
     this.runs = new Map(); // node id -> Run
     this.views = new Map(); // node id -> {key, view}, of messages that are complete
-    this.images = [];
     this.sticks = true;
     this.chat = newChat();
+    this.second = ""; // a model that answers beside the first
     this.scroller = byId("scroller");
     this.messages = byId("messages");
-    this.prompt = byId("prompt");
+    this.pairs = new Pairs((node) => this.keep(node));
+    this.meter = new Meter(page);
+    this.composer = new Composer({
+      model: page.model,
+      sees: page.sees,
+      isRunning: () => Boolean(this.running()),
+      send: () => this.send(),
+      stop: () => this.stop(),
+      changed: () => this.showMeter(),
+      second: () => this.second,
+      forgetSecond: () => this.compareWith(""),
+    });
+    this.composer.open(NEW);
     this.listen();
   }
 
   listen() {
-    byId("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (this.running()) this.stop();
-      else this.send();
-    });
-    this.prompt.addEventListener("keydown", (event) => {
-      if (!isSend(event)) return;
-      event.preventDefault();
-      if (!this.running()) this.send();
-    });
-    this.prompt.addEventListener("input", () => this.resize());
-    this.prompt.addEventListener("paste", (event) => this.attach(event.clipboardData.files));
-    const file = byId("file");
-    byId("attach").addEventListener("click", () => file.click());
-    file.addEventListener("change", () => this.attach(file.files));
     this.scroller.addEventListener("scroll", () => {
       const left =
         this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
@@ -55,13 +57,16 @@ export class ChatPane {
 
   open(id) {
     if (id !== this.chat.id) {
+      const wasDeleted = isDeleted(this.chat.id);
       this.views.clear();
-      this.chat = this.running(id)?.chat ?? loadChat(id) ?? newChat();
+      this.pairs.shown.clear();
+      this.chat = this.running(id)?.chat ?? loadChat(id) ?? newChat(loadOptions());
+      this.composer.open(this.chat.leaf ? id : NEW, wasDeleted);
       this.toBottom();
     }
     this.refresh();
     // A phone's keyboard would cover what was opened.
-    if (matchMedia("(pointer: fine)").matches) this.prompt.focus();
+    if (matchMedia("(pointer: fine)").matches) this.composer.prompt.focus();
   }
 
   /** The run in a chat, by default the one shown. */
@@ -69,8 +74,8 @@ export class ChatPane {
     return Array.from(this.runs.values()).find((run) => run.chat.id === id);
   }
 
-  stop() {
-    this.running()?.stop();
+  stop(id = this.chat.id) {
+    for (const run of this.runs.values()) if (run.chat.id === id) run.stop();
   }
 
   toBottom() {
@@ -89,10 +94,16 @@ export class ChatPane {
 
   refresh() {
     const nodes = path(this.chat);
-    const elements = nodes.map((node) => this.runs.get(node.id)?.view.element ?? this.built(node));
-    if (!nodes.length) elements.push(this.welcome());
+    const last = nodes.pop();
+    const pair = last ? this.pairs.of(this.chat, last) : [];
+    const shown = (node) => this.runs.get(node.id)?.view.element ?? this.built(node);
+    const elements = nodes.map(shown);
+    if (pair.length > 1) elements.push(this.pairs.element(pair, pair.map(shown)));
+    else if (last) elements.push(shown(last));
+    this.messages.classList.toggle("wide", pair.length > 1);
+    if (!last) elements.push(this.welcome());
     place(this.messages, elements);
-    byId("pagoda").classList.toggle("empty", nodes.length === 0);
+    byId("pagoda").classList.toggle("empty", !last);
     this.showButtons();
   }
 
@@ -114,11 +125,17 @@ export class ChatPane {
     button.replaceChildren(icon(running ? "stop" : "send"));
     button.title = t(running ? "stop" : "send");
     button.setAttribute("aria-label", button.title);
-    byId("attach").hidden = !this.page.sees();
-    this.prompt.placeholder = t("placeholder", { model: this.page.model() || t("model") });
+    byId("compare").hidden = this.page.models().length < 2;
+    this.composer.prompt.placeholder = t("placeholder", { model: this.page.model() || t("model") });
     document.title = this.chat.title ? `${this.chat.title} · Pagoda` : "Pagoda";
     const hint = document.querySelector(".welcome p");
     if (hint) hint.textContent = this.hint();
+    this.showMeter();
+  }
+
+  showMeter() {
+    // The composer says so before it is in place.
+    if (this.composer) this.meter.update(this.chat, this.composer.draft());
   }
 
   hint() {
@@ -128,7 +145,7 @@ export class ChatPane {
   welcome() {
     const ideas = ["idea1", "idea2", "idea3", "idea4"].map((key) => {
       const onclick = () => {
-        this.prompt.value = t(key);
+        this.composer.fill({ ...emptyDraft(), content: t(key) });
         this.send();
       };
       return el("button", { type: "button", onclick }, t(key));
@@ -143,32 +160,48 @@ export class ChatPane {
     );
   }
 
-  resize() {
-    this.prompt.style.height = "auto";
-    this.prompt.style.height = `${this.prompt.scrollHeight}px`;
-  }
-
   send() {
-    const content = this.prompt.value.trim();
-    if (!content && !this.images.length) return;
+    const message = this.composer.take();
+    if (!message) return;
     catchUp(this.chat);
-    this.prompt.value = "";
-    this.resize();
-    this.sendFrom(this.chat.leaf, content, this.images.splice(0));
-    this.showImages();
+    this.sendFrom(this.chat.leaf, message);
   }
 
-  sendFrom(parent, content, images) {
-    const fields = { role: "user", content, ...(images?.length ? { images } : {}) };
+  /** Send a message ({content, images, files}) under the node with the id `parent`. */
+  sendFrom(parent, { content, images, files }) {
+    const fields = { role: "user", content };
+    if (images?.length) fields.images = images;
+    if (files?.length) fields.files = files;
     const node = addNode(this.chat, parent, fields);
-    this.chat.title ||= content.replace(/\s+/g, " ").slice(0, TITLE_LENGTH) || t("newChat");
-    this.reply(node.id);
+    const named = content || files?.[0]?.name || t("newChat");
+    this.chat.title ||= named.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+    this.composer.open(this.chat.id);
+    saveOptions({});
+    if (this.second) this.replyTwice(node.id, [this.page.model(), this.second]);
+    else this.reply(node.id);
   }
 
   /** Have the model answer the path that ends at `parent`. */
-  reply(parent) {
-    const fields = { role: "assistant", model: this.page.model() };
-    this.write(addNode(this.chat, parent, fields), this.body(parent));
+  reply(parent, fields = { model: this.page.model() }) {
+    const node = addNode(this.chat, parent, { role: "assistant", ...fields });
+    this.write(node, requestBody(this.chat, parent, node.model));
+  }
+
+  replyTwice(parent, models) {
+    const pair = newId();
+    for (const model of models) this.reply(parent, { model, pair });
+  }
+
+  compareWith(model) {
+    this.second = model;
+    this.composer.show();
+  }
+
+  keep(node) {
+    this.pairs.dissolve(this.pairs.of(this.chat, node));
+    show(this.chat, node);
+    this.save(this.chat);
+    this.refresh();
   }
 
   async write(node, body) {
@@ -192,24 +225,9 @@ export class ChatPane {
     this.page.changed();
   }
 
-  /** A request for the path that ends at `leaf`. */
-  body(leaf) {
-    const { sampling, system } = settings;
-    const messages = system.trim() ? [{ role: "system", content: system }] : [];
-    for (const node of path(this.chat, leaf)) {
-      const message = requestMessage(node);
-      const before = messages.at(-1);
-      // After a reply that failed; templates want turns to alternate.
-      const joins = message?.role === "user" && before?.role === "user";
-      if (joins && typeof before.content === "string" && typeof message.content === "string") {
-        before.content += `\n\n${message.content}`;
-      } else if (message) {
-        messages.push(message);
-      }
-    }
-    const body = { model: this.page.model() || undefined, messages, ...sampling };
-    const tools = parseTools();
-    return tools.length ? { ...body, tools } : body;
+  saveOptions() {
+    if (this.chat.leaf) this.save(this.chat);
+    else saveOptions(this.chat.options);
   }
 
   save(chat) {
@@ -228,16 +246,16 @@ export class ChatPane {
   // What messages can ask for.
 
   edit(node, content) {
-    this.sendFrom(node.parent, content, node.images);
+    this.sendFrom(node.parent, { ...node, content });
   }
 
   retry(node) {
-    this.running()?.stop();
+    this.stop();
     this.reply(node.parent);
   }
 
   continue(node) {
-    const body = this.body(node.id);
+    const body = requestBody(this.chat, node.id, this.page.model());
     this.write(node, { ...body, add_generation_prompt: false, continue_final_message: true });
   }
 
@@ -255,30 +273,6 @@ export class ChatPane {
       parent = addNode(this.chat, parent, { ...fields, content: results[i] }).id;
     });
     this.reply(parent);
-  }
-
-  async attach(files) {
-    if (!this.page.sees()) return;
-    for (const file of Array.from(files).filter(({ type }) => type.startsWith("image/"))) {
-      try {
-        this.images.push(await shrunk(file));
-      } catch {
-        toast(t("imageWrong", { name: file.name }));
-      }
-    }
-    byId("file").value = "";
-    this.showImages();
-  }
-
-  showImages() {
-    const previews = this.images.map((src, i) => {
-      const remove = () => {
-        this.images.splice(i, 1);
-        this.showImages();
-      };
-      return el("span", {}, el("img", { src, alt: "" }), iconButton("close", t("remove"), remove));
-    });
-    byId("attachments").replaceChildren(...previews);
   }
 }
 
@@ -299,38 +293,4 @@ function place(parent, elements) {
     if (there !== element) parent.insertBefore(element, there ?? null);
   });
   while (parent.children.length > elements.length) parent.lastChild.remove();
-}
-
-function requestMessage({ role, content, images, tool_calls: calls, tool_call_id: id, name }) {
-  if (role === "tool") return { role, content, tool_call_id: id, name };
-  if (role === "assistant") {
-    if (!content && !calls?.length) return null;
-    return { role, content, ...(calls?.length ? { tool_calls: calls } : {}) };
-  }
-  if (!images?.length) return { role, content };
-  const pictures = images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role, content: [...pictures, { type: "text", text: content }] };
-}
-
-function parseTools() {
-  if (!settings.tools.trim()) return [];
-  try {
-    const tools = JSON.parse(settings.tools);
-    if (Array.isArray(tools)) return tools;
-  } catch {
-    // told below
-  }
-  toast(t("toolsWrong"));
-  return [];
-}
-
-/** A picture as a data URL, at most MAX_IMAGE_SIDE pixels wide and high. */
-async function shrunk(file) {
-  const bitmap = await createImageBitmap(file);
-  const scale = Math.min(1, MAX_IMAGE_SIDE / Math.max(bitmap.width, bitmap.height));
-  const canvas = el("canvas");
-  canvas.width = Math.round(bitmap.width * scale);
-  canvas.height = Math.round(bitmap.height * scale);
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return canvas.toDataURL(file.type === "image/png" ? "image/png" : "image/jpeg", 0.9);
 }

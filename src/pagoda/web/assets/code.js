@@ -1,7 +1,8 @@
 // Code blocks: highlighted line by line, so that lines that stream in leave the others alone.
 
-import { copyButton, el } from "./dom.js";
+import { copyButton, el, iconButton } from "./dom.js";
 import { languageOf } from "./languages.js";
+import { canPreview, openPreview } from "./preview.js";
 import { t } from "./words.js";
 
 // Beyond this a line is data, and colours help nobody.
@@ -15,7 +16,10 @@ export class CodeBlock {
     this.states = [null]; // what is open where a line starts: a comment or a string
     this.code = el("code");
     const copy = copyButton(t("copyCode"), () => this.lines.join("\n") + "\n");
-    const head = el("div", { class: "code-head" }, el("span", {}, language || "text"), copy);
+    this.show = iconButton("eye", t("preview"), () => openPreview(this.lines));
+    const name = el("span", { class: "name" }, language || "text");
+    const hint = /^mermaid$/i.test(language) ? el("span", { class: "hint" }, t("diagram")) : null;
+    const head = el("div", { class: "code-head" }, name, hint, this.show, copy);
     this.element = el("div", { class: "code" }, head, el("pre", {}, this.code));
   }
 
@@ -32,6 +36,7 @@ export class CodeBlock {
       this.code.append(row);
     }
     this.lines = lines.slice();
+    this.show.hidden = !canPreview(this.language, this.lines.slice(0, 5));
     return this;
   }
 }

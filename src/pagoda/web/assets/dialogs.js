@@ -3,6 +3,7 @@
 import { key } from "./api.js";
 import { ask } from "./ask.js";
 import { byId, download, toast } from "./dom.js";
+import { samplerFields } from "./samplers.js";
 import { deleteChat, exportJson, importJson, listChats, saveSettings, settings } from "./store.js";
 import { t } from "./words.js";
 
@@ -43,20 +44,12 @@ export function setUpSettings(changed) {
       settings[name] = field.value;
       saveSettings();
       changed();
-    });
-  }
-  for (const field of dialog.querySelectorAll("[data-sampling]")) {
-    const name = field.dataset.sampling;
-    field.value = settings.sampling[name] ?? "";
-    field.addEventListener("change", () => {
-      delete settings.sampling[name];
-      if (field.value !== "" && field.reportValidity())
-        settings.sampling[name] = Number(field.value);
-      saveSettings();
+      if (name === "language") showSamplers();
     });
   }
   byId("open-settings").addEventListener("click", () => {
     byId("forget-key").hidden = !key.get();
+    showSamplers();
     dialog.showModal();
   });
   byId("forget-key").addEventListener("click", () => {
@@ -67,6 +60,10 @@ export function setUpSettings(changed) {
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   byId("close-settings").addEventListener("click", () => dialog.close());
   setUpData(changed);
+}
+
+function showSamplers() {
+  byId("samplers").replaceChildren(...samplerFields(settings.sampling, saveSettings));
 }
 
 function setUpData(changed) {

@@ -2,6 +2,7 @@
 
 import { el } from "./dom.js";
 import { mathNode } from "./math.js";
+import { NOTE_REF, noteRef } from "./notes.js";
 
 // Deeper nesting is shown as it was written: nobody means it, and a stack has an end.
 const MAX_DEPTH = 16;
@@ -78,6 +79,7 @@ class Inline {
       this.escape() ??
       this.entity() ??
       this.code() ??
+      this.note() ??
       this.link() ??
       this.break() ??
       this.mark();
@@ -157,6 +159,11 @@ class Inline {
       at = this.text.indexOf(closes, at + 1);
     }
     return -1;
+  }
+
+  note() {
+    const found = this.match(NOTE_REF);
+    return found ? noteRef(found[1]) : null;
   }
 
   link() {

@@ -1,14 +1,16 @@
 // Puts the page together.
 
+import { ask } from "./ask.js";
 import { ChatPane } from "./chat.js";
 import "./chat_words.js";
 import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
 import { setUpModels } from "./models.js";
+import { hasOptions, openOptions } from "./options.js";
 import { Picker } from "./picker.js";
 import { Sidebar } from "./sidebar.js";
 import { keepDeleted, saveSettings, settings } from "./store.js";
-import { setLanguage, translate } from "./words.js";
+import { setLanguage, t, translate } from "./words.js";
 
 const root = byId("pagoda");
 const narrow = matchMedia("(max-width: 800px)");
@@ -16,9 +18,12 @@ const narrow = matchMedia("(max-width: 800px)");
 const picker = new Picker({ changed: () => pane.showButtons(), unauthorized: askKey });
 const pane = new ChatPane({
   model: () => picker.name,
+  models: () => picker.cards.map(({ id }) => id),
   sees: () => picker.sees,
+  context: () => picker.card?.max_model_len ?? 0,
   unauthorized: askKey,
   changed() {
+    showOptions();
     if (pane.chat.leaf) setHash(pane.chat.id);
     sidebar.refresh();
     // A request may have loaded its model, or found it gone.
@@ -33,7 +38,7 @@ const sidebar = new Sidebar({
     openChat();
   },
   removed(id) {
-    pane.running(id)?.stop();
+    pane.stop(id);
     if (pane.chat.id === id) this.open("");
   },
   renamed(id, { title, named }) {
@@ -43,6 +48,33 @@ const sidebar = new Sidebar({
   },
 });
 
+function chooseModel(name) {
+  settings.model = name;
+  saveSettings();
+  picker.show();
+  pane.showButtons();
+}
+
+/** Whether the chat has options of its own is seen beside the model. */
+function showOptions() {
+  byId("open-options").classList.toggle("set", hasOptions(pane.chat.options));
+}
+
+function setUpOptions() {
+  byId("open-options").addEventListener("click", () => {
+    const changed = () => {
+      pane.saveOptions();
+      showOptions();
+    };
+    openOptions(pane.chat, { model: () => picker.name, choose: chooseModel, changed });
+  });
+  byId("compare").addEventListener("click", () => {
+    const others = picker.cards.map(({ id }) => id).filter((id) => id !== picker.name);
+    const answers = others.map((id) => [id, () => pane.compareWith(id)]);
+    ask(t("compareHint", { model: picker.name }), Object.fromEntries(answers));
+  });
+}
+
 /** The chat's id is in the address, so that reloading comes back to it. */
 function setHash(id) {
   if (location.hash.slice(1) !== id) history.pushState(null, "", id ? `#${id}` : location.pathname);
@@ -50,6 +82,7 @@ function setHash(id) {
 
 function openChat() {
   pane.open(location.hash.slice(1));
+  showOptions();
   sidebar.refresh();
   if (narrow.matches) root.classList.remove("menu");
 }
@@ -83,8 +116,7 @@ function setUpButtons() {
 function listen() {
   addEventListener("popstate", openChat);
   addEventListener("pagehide", () => {
-    const run = pane.running();
-    if (run) pane.save(run.chat);
+    if (pane.running()) pane.save(pane.chat);
   });
   addEventListener("storage", () => {
     keepDeleted();
@@ -103,6 +135,7 @@ function listen() {
 }
 
 setUpButtons();
+setUpOptions();
 setUpSettings(() => {
   applySettings();
   openChat();

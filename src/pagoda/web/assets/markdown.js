@@ -5,6 +5,8 @@ import { CodeBlock } from "./code.js";
 import { el } from "./dom.js";
 import { appendInline } from "./inline.js";
 import { mathNode } from "./math.js";
+import { footnote, linkNotes } from "./notes.js";
+import { t } from "./words.js";
 
 const MAX_DEPTH = 10;
 const MAX_MATH_LINES = 200;
@@ -15,6 +17,13 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+•]|\d{1,9}[.)])(?:\s+(.*)|$)/;
 const DIVIDER = /^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$|^\s*\|\s*:?-+:?\s*$/;
+const NOTE = /^\s*\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\s*$/i;
+const FOOTNOTE = /^ {0,3}\[\^([\p{L}\p{N}_-]{1,40})\]:(?:\s+(.*)|$)/u;
+const DETAILS = /^ {0,3}<details(?:\s[^<>]{0,200})?>/i;
+const DETAILS_END = /<\/details>\s*$/i;
+const SUMMARY = /^\s*<summary>([^]*?)<\/summary>/i;
+// A cell with a figure in it, which is read as one.
+const FIGURE = /^(?=.*\d).{1,24}$/;
 const MATH_OPEN = /^\s*(\$\$|\\\[)/;
 const MATH_CLOSE = { $$: /\$\$\s*$/, "\\[": /\\\]\s*$/ };
 
@@ -33,6 +42,9 @@ function nextBlock(lines, at) {
   if (QUOTE.test(line)) return quoteBlock(lines, at);
   const item = ITEM.exec(line);
   if (item) return itemBlock(lines, at, item);
+  const note = FOOTNOTE.exec(line);
+  if (note) return footnoteBlock(lines, at, note);
+  if (DETAILS.test(line)) return detailsBlock(lines, at);
   const math = MATH_OPEN.exec(line) && mathBlock(lines, at);
   if (math) return math;
   if (isTable(lines, at)) return tableBlock(lines, at);
@@ -52,7 +64,46 @@ function quoteBlock(lines, at) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end++;
   const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
+  const note = NOTE.exec(inner[0]);
+  if (note) return { type: "note", end, kind: note[1].toLowerCase(), lines: inner.slice(1) };
   return { type: "quote", end, lines: inner };
+}
+
+/** A note goes on in lines that follow at once, and in indented ones. */
+function footnoteBlock(lines, at, [, label, text = ""]) {
+  let end = at + 1;
+  let blank = false;
+  for (; end < lines.length; end++) {
+    if (!lines[end].trim()) blank = true;
+    else if (indentOf(lines[end]) < 2 && (blank || startsBlock(lines, end))) break;
+    else blank = false;
+  }
+  const inner = lines.slice(at + 1, end).map((line) => line.replace(/^\s{0,4}/, ""));
+  return { type: "footnote", end, label, lines: [text, ...inner] };
+}
+
+/** Up to the line that closes it, or to the end. */
+function detailsBlock(lines, at) {
+  let depth = 0;
+  let end = at;
+  for (; end < lines.length; end++) {
+    if (DETAILS.test(lines[end])) depth++;
+    if (DETAILS_END.test(lines[end]) && --depth === 0) break;
+  }
+  const isWhole = end < lines.length;
+  const inner = lines.slice(at, end + 1);
+  inner[0] = inner[0].replace(DETAILS, "");
+  if (isWhole) inner.push(inner.pop().replace(DETAILS_END, ""));
+  const text = inner.join("\n");
+  const summary = SUMMARY.exec(text);
+  const body = summary ? text.slice(summary[0].length) : text;
+  return {
+    type: "details",
+    end: Math.min(end + 1, lines.length),
+    isWhole,
+    summary: summary?.[1].trim(),
+    lines: body.split("\n"),
+  };
 }
 
 function itemBlock(lines, at, [, , marker, text = ""]) {
@@ -124,7 +175,9 @@ function tableBlock(lines, at) {
 /** Whether the line begins another block than a paragraph. */
 function startsBlock(lines, at) {
   const line = lines[at];
-  const starts = [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
+  const starts = [FENCE, HEADING, RULE, QUOTE, ITEM, FOOTNOTE, DETAILS].some((pattern) =>
+    pattern.test(line),
+  );
   return starts || (MATH_OPEN.test(line) && mathBlock(lines, at) !== null) || isTable(lines, at);
 }
 
@@ -184,6 +237,12 @@ class Writer {
         return this.nested("blockquote", block.lines, open);
       case "item":
         return this.item(block, open);
+      case "note":
+        return this.note(block, open);
+      case "footnote":
+        return footnote(block.label, this.nested("div", block.lines, open));
+      case "details":
+        return this.details(block, open);
       case "math":
         return el("p", {}, mathNode(block.text, true));
       case "table":
@@ -222,6 +281,20 @@ class Writer {
     return node;
   }
 
+  note({ kind, lines }, open) {
+    const node = this.nested("blockquote", lines, open);
+    node.className = `note ${kind}`;
+    node.prepend(el("p", { class: "note-title" }, t(`note_${kind}`)));
+    return node;
+  }
+
+  /** Unfolded until it is whole, so that what is being written is seen. */
+  details({ summary, lines, isWhole }, open) {
+    const head = this.inline("summary", summary || t("details"), false);
+    const content = this.nested("div", lines, open);
+    return el("details", { class: "fold", open: !isWhole }, head, content);
+  }
+
   table({ sides, head, rows }, open) {
     const row = (name, texts) =>
       el(
@@ -230,6 +303,7 @@ class Writer {
         ...head.map((_, i) => {
           const cell = this.inline(name, texts[i] ?? "", open);
           cell.className = sides[i] ?? "left";
+          cell.classList.toggle("figure", FIGURE.test(texts[i] ?? ""));
           return cell;
         }),
       );
@@ -258,6 +332,7 @@ export class MarkdownStream {
     this.writer = new Writer(root, 0);
     this.tail = ""; // text of the blocks that may still change
     this.draft = { nodes: [], code: null, list: null }; // what shows them
+    this.hasNotes = false;
   }
 
   append(text) {
@@ -286,6 +361,7 @@ export class MarkdownStream {
       this.keep(block);
       at = block.end;
     }
+    if (this.hasNotes) linkNotes(this.writer.root);
     this.tail = lines.slice(at).join("\n");
     this.sketch(lines, at);
   }
@@ -295,6 +371,7 @@ export class MarkdownStream {
     this.discard();
     if (!code) this.writer.write(block, false);
     else this.writer.list = null;
+    this.hasNotes ||= block.type === "footnote";
     this.draft.list = this.writer.list;
   }
 

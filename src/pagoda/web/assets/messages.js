@@ -1,11 +1,16 @@
 // How one message looks, and how a reply looks while it is written.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
+import { fileCard } from "./files.js";
 import { MarkdownStream } from "./markdown.js";
 import { isFromElsewhere } from "./store.js";
 import { t } from "./words.js";
 
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/;
+
+// A message of more characters or lines is folded.
+const LONG_TEXT = 2000;
+const LONG_LINES = 25;
 
 // Why a reply is not whole, and whether the model can go on from there.
 const NOTICES = { stopped: "stopped", dropped: "dropped", running: "dropped", length: "length" };
@@ -42,7 +47,9 @@ export class MessageView {
     const images = (this.node.images ?? []).filter((url) => SAFE_IMAGE.test(url));
     const pictures = images.map((src) => el("img", { src, alt: "" }));
     if (pictures.length) this.element.append(el("div", { class: "pictures" }, ...pictures));
-    if (this.node.content) this.element.append(el("div", { class: "bubble" }, this.node.content));
+    const files = (this.node.files ?? []).map(fileCard);
+    if (files.length) this.element.append(el("div", { class: "files" }, ...files));
+    if (this.node.content) this.element.append(bubble(this.node.content));
   }
 
   buildReply() {
@@ -228,6 +235,21 @@ export function isSend(event) {
   // 229: Safari ends the composition before it tells of the key.
   const composing = event.isComposing || event.keyCode === 229;
   return event.key === "Enter" && !event.shiftKey && !composing;
+}
+
+/** What somebody wrote; a long text is folded. */
+function bubble(text) {
+  const node = el("div", { class: "bubble" }, text);
+  if (text.length < LONG_TEXT && text.split("\n").length < LONG_LINES) return node;
+  const label = () => t(node.classList.contains("folded") ? "showAll" : "showLess");
+  const toggle = () => {
+    const folded = node.classList.toggle("folded");
+    button.textContent = label();
+    button.setAttribute("aria-expanded", String(!folded));
+  };
+  const button = el("button", { type: "button", class: "plain", onclick: toggle });
+  toggle();
+  return el("div", { class: "long" }, node, button);
 }
 
 const perSecond = (rate) => t("perSecond", { rate: rate.toFixed(rate < 10 ? 1 : 0) });

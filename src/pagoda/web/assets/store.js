@@ -4,13 +4,15 @@
 // chat is saved together with what is stored of it, a tab whose messages were lost to another's
 // write saves them again when it hears of that, and what was deleted is remembered.
 
-import { checkedChat, isBehind, merge, path } from "./tree.js";
+import { forgetDraft } from "./drafts.js";
+import { checkedChat, checkedPreset, isBehind, merge, path } from "./tree.js";
 
 const INDEX = "pagoda.chats";
 const CHAT = "pagoda.chat.";
 const DELETED = "pagoda.deleted.";
 const MOST_DELETED = 200;
 const SETTINGS = "pagoda.settings";
+const PRESETS = "pagoda.presets";
 
 const DEFAULTS = {
   theme: "auto",
@@ -35,6 +37,14 @@ export function saveSettings() {
   localStorage.setItem(SETTINGS, JSON.stringify(settings));
 }
 
+/** [{name, model, options}], by name. */
+export const listPresets = () => read(PRESETS, []);
+
+export function savePresets(presets) {
+  const sorted = presets.toSorted((a, b) => a.name.localeCompare(b.name));
+  localStorage.setItem(PRESETS, JSON.stringify(sorted));
+}
+
 const namesWith = (start) => Object.keys(localStorage).filter((name) => name.startsWith(start));
 
 /** [{id, title, updated}], newest first. */
@@ -44,7 +54,10 @@ export function listChats() {
   return chats.filter(Boolean).sort((a, b) => b.updated - a.updated);
 }
 
-export const loadChat = (id) => read(CHAT + id, null);
+export function loadChat(id) {
+  const chat = read(CHAT + id, null);
+  return chat && { options: {}, ...chat };
+}
 export const isDeleted = (id) => localStorage.getItem(DELETED + id) !== null;
 
 const fromElsewhere = new Set();
@@ -67,7 +80,9 @@ export function catchUp(chat) {
 /** A tab that had not heard of a deletion may have saved the chat after it. */
 export function keepDeleted() {
   for (const name of namesWith(DELETED)) {
-    localStorage.removeItem(CHAT + name.slice(DELETED.length));
+    const id = name.slice(DELETED.length);
+    localStorage.removeItem(CHAT + id);
+    forgetDraft(id);
   }
 }
 
@@ -89,6 +104,7 @@ export function saveChat(chat) {
 
 export function deleteChat(id) {
   localStorage.removeItem(CHAT + id);
+  forgetDraft(id);
   const old = namesWith(DELETED).sort((a, b) => localStorage[a] - localStorage[b]);
   for (const name of old.slice(0, 1 - MOST_DELETED)) localStorage.removeItem(name);
   localStorage.setItem(DELETED + id, Date.now());
@@ -100,22 +116,30 @@ export function searchChats(query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return listChats().filter(({ id, title }) => {
     const nodes = words.length ? Object.values(loadChat(id)?.nodes ?? {}) : [];
-    const text = [title, ...nodes.map((node) => node.content)].join("\n").toLowerCase();
+    const names = nodes.flatMap((node) => (node.files ?? []).map(({ name }) => name));
+    const text = [title, ...names, ...nodes.map((node) => node.content)].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }
 
-/** All chats, or those with the ids, as JSON. */
-export function exportJson(ids = listChats().map(({ id }) => id)) {
-  const chats = ids.map(loadChat).filter(Boolean);
-  return JSON.stringify({ format: "pagoda-chats", version: 1, chats }, null, 1);
+/** Chats with these ids as JSON; without ids all, and the presets. */
+export function exportJson(ids) {
+  const all = ids ?? listChats().map(({ id }) => id);
+  const chats = all.map(loadChat).filter(Boolean);
+  const presets = ids ? undefined : listPresets();
+  return JSON.stringify({ format: "pagoda-chats", version: 1, chats, presets }, null, 1);
 }
 
-/** Save the chats of an export; their number. Throws where the text is none, and saves nothing. */
+/** Save the chats and presets of an export; the chats' number. Throws where the text is none, and
+ * saves nothing. */
 export function importJson(text) {
-  const { format, chats } = JSON.parse(text);
+  const { format, chats, presets = [] } = JSON.parse(text);
   if (format !== "pagoda-chats" || !Array.isArray(chats)) throw new Error("format");
   const checked = chats.map(checkedChat);
+  const named = new Map(
+    [...listPresets(), ...presets.map(checkedPreset)].map((one) => [one.name, one]),
+  );
+  savePresets(Array.from(named.values()));
   for (const chat of checked) {
     localStorage.removeItem(DELETED + chat.id);
     if (!saveChat(chat)) throw new Error("localStorage");
@@ -125,14 +149,15 @@ export function importJson(text) {
 
 /** The shown path as Markdown; `names` maps roles to headings. */
 export function exportMarkdown(chat, names) {
-  const parts = path(chat).map(({ role, content, reasoning, tool_calls: calls }) => {
+  const parts = path(chat).map(({ role, content, reasoning, files, tool_calls: calls }) => {
+    const attached = (files ?? []).map(({ name }) => `[${name}]\n\n`).join("");
     const thought = reasoning ? `> ${reasoning.trim().replaceAll("\n", "\n> ")}\n\n` : "";
     const called = (calls ?? [])
       .map(
         (call) => `\n\n\`${call.function.name}\`\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``,
       )
       .join("");
-    return `## ${names[role] ?? role}\n\n${thought}${content}${called}\n`;
+    return `## ${names[role] ?? role}\n\n${thought}${attached}${content}${called}\n`;
   });
   return `# ${chat.title}\n\n${parts.join("\n")}`;
 }

@@ -1,14 +1,14 @@
 // A chat is a tree of messages: editing or retrying adds a version and loses none.
 //
-// chat: {id, title, named, created, updated, leaf, nodes: {id: node}}
+// chat: {id, title, named, options, created, updated, leaf, nodes: {id: node}}
 // node: {id, parent, role, content, changed, ...}; `leaf` is where the shown path ends, `named` when
-// the title was given. Two tabs may hold the same chat: what each wrote is put together by ids.
+// the title was given, `options` how the model is asked (options.js). Two tabs may hold the same chat: what each wrote is put together by ids.
 
 import { newId } from "./dom.js";
 
-export function newChat() {
+export function newChat(options = {}) {
   const now = Date.now();
-  return { id: newId(), title: "", created: now, updated: now, leaf: null, nodes: {} };
+  return { id: newId(), title: "", options, created: now, updated: now, leaf: null, nodes: {} };
 }
 
 /** Add a message under `parent` and show it. */
@@ -36,7 +36,7 @@ export function touch(node) {
   node.changed = Math.max(Date.now(), (node.changed ?? 0) + 1);
 }
 
-const isNewer = (node, than) => (node.changed ?? 0) > (than.changed ?? 0);
+const isNewer = (one, than) => (one?.changed ?? 0) > (than?.changed ?? 0);
 
 /** Take over what `other`, the chat as another tab left it, has more or newer; ids of messages. */
 export function merge(chat, other) {
@@ -52,6 +52,7 @@ export function merge(chat, other) {
     chat.title = other.title;
     chat.named = other.named;
   }
+  if (isNewer(other.options, chat.options)) chat.options = other.options;
   chat.updated = Math.max(chat.updated, other.updated);
   // What was added to the shown path is shown.
   if (!chat.leaf || path(chat, other.leaf).some(({ id }) => id === chat.leaf)) {
@@ -67,7 +68,7 @@ export function isBehind(other, chat) {
     const there = other.nodes[node.id];
     return !there || (node.state !== "running" && isNewer(node, there));
   });
-  return lost || (chat.named ?? 0) > (other.named ?? 0);
+  return lost || isNewer(chat.options, other.options) || (chat.named ?? 0) > (other.named ?? 0);
 }
 
 /** The versions of a message, itself included, oldest first. */
@@ -79,6 +80,10 @@ export function show(chat, node) {
 }
 
 const isText = (value) => typeof value === "string";
+const isFile = (file) =>
+  isText(file?.name) &&
+  isText(file.text) &&
+  [file.pages, file.read].every((count) => count === undefined || Number.isFinite(count));
 const isCall = (call) => isText(call?.function?.name) && isText(call.function.arguments);
 
 // Fields that a message may have, each with what its value must be.
@@ -94,8 +99,35 @@ const FIELDS = {
   tool_call_id: isText,
   tool_calls: (value) => Array.isArray(value) && value.every(isCall),
   images: (value) => Array.isArray(value) && value.every((image) => isText(image)),
+  files: (value) => Array.isArray(value) && value.every(isFile),
+  pair: isText,
   stats: (value) => Object.values(value ?? {}).every((number) => Number.isFinite(number)),
 };
+
+// Options that a chat or a preset may have, each with what its value must be.
+const OPTIONS = {
+  changed: Number.isFinite,
+  system: isText,
+  thinking: isText,
+  budget: (value) => Number.isInteger(value) && value > 0,
+  sampling: (value) =>
+    value?.constructor === Object &&
+    Object.values(value).every(
+      (one) => Number.isFinite(one) || (Array.isArray(one) && one.every(isText)),
+    ),
+};
+
+/** Options of a file, reduced to those that this page knows. */
+export function checkedOptions(options) {
+  const fits = ([name, value]) => Object.hasOwn(OPTIONS, name) && OPTIONS[name](value);
+  return Object.fromEntries(Object.entries(options ?? {}).filter(fits));
+}
+
+/** A preset of a file. Throws where it is none. */
+export function checkedPreset({ name, model, options }) {
+  if (!isText(name) || !name) throw new Error("name");
+  return { name, model: isText(model) ? model : "", options: checkedOptions(options) };
+}
 
 /** A chat of a file, reduced to what this page writes itself. Throws where it is none. */
 export function checkedChat(chat) {
@@ -117,6 +149,7 @@ export function checkedChat(chat) {
     id: chat.id,
     title: String(chat.title ?? ""),
     named: Number(chat.named) || 0,
+    options: checkedOptions(chat.options),
     created: Number(chat.created) || now,
     updated: Number(chat.updated) || now,
     leaf: Object.hasOwn(nodes, chat.leaf) ? chat.leaf : (Object.keys(nodes).at(-1) ?? null),

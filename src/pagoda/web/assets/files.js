@@ -1,0 +1,103 @@
+// Files that a message brings: text and PDF as text, pictures as data URLs.
+
+import { extractText } from "./api.js";
+import { el, icon, iconButton } from "./dom.js";
+import { t } from "./words.js";
+
+// Larger pictures would fill the browser's storage, and models scale them down anyway.
+const MAX_IMAGE_SIDE = 1024;
+// Chats lie in the browser's storage, which has about five million characters for all of them.
+const MAX_TEXT = 1_000_000;
+const MAX_PDF_BYTES = 32_000_000;
+
+/** A file that cannot be taken; its message says why. */
+class FileError extends Error {}
+
+const isPdf = ({ name, type }) => type === "application/pdf" || /\.pdf$/i.test(name);
+const isPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
+
+/** What a file becomes: {image}, or {file: {name, text, ...}}. Throws an Error that says why not. */
+export async function readAttachment(file, { sees, model }) {
+  const { name } = file;
+  if (isPicture(file)) {
+    if (!sees) throw new FileError(t("noSight", { name, model }));
+    try {
+      return { image: await shrunk(file) };
+    } catch {
+      throw new FileError(t("imageWrong", { name }));
+    }
+  }
+  const read = isPdf(file) ? await readPdf(file) : { text: await readText(file) };
+  if (!read.text.trim()) throw new FileError(t(isPdf(file) ? "pdfEmpty" : "fileEmpty", { name }));
+  if (read.text.length > MAX_TEXT) throw new FileError(t("fileLarge", { name }));
+  return { file: { name, ...read } };
+}
+
+async function readPdf(file) {
+  if (file.size > MAX_PDF_BYTES) throw new FileError(t("fileLarge", { name: file.name }));
+  const { text, pages, pages_read: read } = await extractText(file);
+  return read < pages ? { text, pages, read } : { text, pages };
+}
+
+async function readText(file) {
+  // A character has at most four bytes.
+  if (file.size > 4 * MAX_TEXT) throw new FileError(t("fileLarge", { name: file.name }));
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const marks = { "255,254": "utf-16le", "254,255": "utf-16be" };
+  const coding = marks[bytes.slice(0, 2).join()] ?? "utf-8";
+  try {
+    const text = new TextDecoder(coding, { fatal: true }).decode(bytes);
+    if (!text.includes("\0")) return text.replaceAll("\r\n", "\n");
+  } catch {
+    // told below
+  }
+  throw new FileError(t("fileWrong", { name: file.name }));
+}
+
+/** A picture as a data URL, at most MAX_IMAGE_SIDE pixels wide and high. */
+async function shrunk(file) {
+  const bitmap = await createImageBitmap(file);
+  const scale = Math.min(1, MAX_IMAGE_SIDE / Math.max(bitmap.width, bitmap.height));
+  const canvas = el("canvas");
+  canvas.width = Math.round(bitmap.width * scale);
+  canvas.height = Math.round(bitmap.height * scale);
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL(file.type === "image/png" ? "image/png" : "image/jpeg", 0.9);
+}
+
+/** The text that a model gets of files and what was asked about them. */
+export function textWithFiles(content, files) {
+  const parts = (files ?? []).map(
+    ({ name, text }) => `<file name="${name.replace(/["<>\n]/g, "_")}">\n${text}\n</file>`,
+  );
+  return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+function factsOf({ text, pages, read }) {
+  if (read) return t("filePagesRead", { read, pages });
+  if (pages) return t(pages === 1 ? "filePage" : "filePages", { pages });
+  const lines = text.split("\n").length;
+  return t(lines === 1 ? "fileLine" : "fileLines", { lines });
+}
+
+const label = (file) => [
+  icon("file"),
+  el("span", { class: "name", title: file.name }, file.name),
+  el("span", { class: "facts" }, factsOf(file)),
+];
+
+/** A file that is going to be sent. */
+export const fileChip = (file, remove) =>
+  el("span", { class: "chip" }, ...label(file), iconButton("close", t("remove"), remove));
+
+/** A file that was sent; unfolded, it shows its text. */
+export function fileCard(file) {
+  const card = el("details", { class: "chip" }, el("summary", {}, ...label(file)));
+  // A long text is laid out only where somebody looks at it.
+  card.addEventListener("toggle", () => {
+    if (card.open && !card.querySelector("pre")) {
+      card.append(el("pre", { tabindex: "0" }, file.text));
+    }
+  });
+  return card;
+}

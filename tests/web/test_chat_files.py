@@ -1,0 +1,189 @@
+"""Files that a message brings, and drafts."""
+
+from typing import Any
+
+from tests.server.conftest import wait_until
+from tests.server.fakes import REPLY, FakeClient
+from tests.unit.text.pdfs import pdf
+from tests.web.conftest import Visit
+from tests.web.test_chat_page import png, prompt_of, texts
+from tests.web.test_chat_tabs import second_tab
+
+
+def file(name: str, data: bytes, kind: str = "") -> dict[str, Any]:
+    return {"name": name, "mimeType": kind, "buffer": data}
+
+
+def attach(visitor: Visit, *files: dict[str, Any]) -> None:
+    visitor.page.set_input_files("#file", list(files))
+
+
+def chips(visitor: Visit) -> list[str]:
+    return visitor.page.locator("#attachments .chip .name").all_inner_texts()
+
+
+def test_text_code_and_pdf_go_along(visit) -> None:
+    client = FakeClient()
+    visitor = visit(client).open()
+    code = file("a.py", b"def f():\r\n    pass\n", "text/x-python")
+    utf16 = file("b.txt", "宝塔".encode("utf-16"), "text/plain")
+    attach(visitor, code, utf16, file("c.PDF", pdf("from a PDF", "more")))
+    visitor.page.locator("#attachments .chip", has_text="2 pages").wait_for()
+    assert chips(visitor) == ["a.py", "b.txt", "c.PDF"]
+    visitor.send("What is this?")
+    visitor.reply()
+    assert prompt_of(client) == (
+        'user: <file name="a.py">\ndef f():\n    pass\n\n</file>\n\n'
+        '<file name="b.txt">\n宝塔\n</file>\n\n'
+        '<file name="c.PDF">\nfrom a PDF\n\nmore\n</file>\n\n'
+        "What is this?\nassistant: "
+    )
+    assert chips(visitor) == []
+    # The message shows them as names, and their text when asked.
+    card = visitor.page.locator(".message.user details.chip", has_text="c.PDF")
+    assert card.locator("pre").count() == 0
+    card.locator("summary").click()
+    assert "from a PDF" in card.locator("pre").inner_text()
+    # They belong to the chat: they are sent again, also after a reload.
+    visitor.page.reload()
+    visitor.reply()
+    visitor.send("And now?")
+    wait_until(lambda: len(client.requests) == 2)
+    assert "from a PDF" in prompt_of(client) and prompt_of(client).endswith(
+        "user: And now?\nassistant: "
+    )
+
+
+def test_a_file_that_no_model_reads_is_refused_with_the_reason(visit) -> None:
+    visitor = visit().open()
+    wrong = {
+        "neither text": file("a.zip", b"PK\x03\x04\xff\xfe\x00", "application/zip"),
+        "is empty": file("b.txt", b" \n"),
+        "too large": file("c.log", b"x" * 1_000_001),
+        "no text in it": file("d.pdf", pdf(b"0 0 m 9 9 l S")),
+        "cannot be read": file("e.pdf", b"%PDF-1.7\n"),
+        "cannot see": file("f.png", png(2, 2), "image/png"),
+    }
+    for reason, one in wrong.items():
+        visitor.page.fill("#prompt", "kept")
+        attach(visitor, one)
+        visitor.page.locator("#toast.shown", has_text=reason).wait_for()
+        assert visitor.page.input_value("#prompt") == "kept"
+    assert chips(visitor) == []
+    # Only the browser's own word about the two that the server refused.
+    assert all("status of 400" in problem for problem in visitor.problems)
+
+
+def test_files_are_dropped_and_pasted(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    transfer = page.evaluate_handle(
+        "() => { const data = new DataTransfer();"
+        " data.items.add(new File(['dropped'], 'drop.md')); return data; }"
+    )
+    page.dispatch_event("#messages", "dragover", {"dataTransfer": transfer})
+    page.locator("#pagoda.dropping").wait_for()
+    page.dispatch_event("#messages", "drop", {"dataTransfer": transfer})
+    page.locator("#attachments .chip", has_text="drop.md").wait_for()
+    assert page.locator("#pagoda.dropping").count() == 0
+    page.evaluate(
+        "() => { const data = new DataTransfer();"
+        " data.items.add(new File(['pasted'], 'paste.md'));"
+        " document.querySelector('#prompt').dispatchEvent("
+        "new ClipboardEvent('paste', {clipboardData: data, bubbles: true})); }"
+    )
+    page.locator("#attachments .chip", has_text="paste.md").wait_for()
+    page.locator("#attachments .chip", has_text="drop.md").get_by_role("button").click()
+    page.locator("#attachments .chip", has_text="drop.md").wait_for(state="detached")
+    assert chips(visitor) == ["paste.md"]
+    assert not visitor.problems
+
+
+def test_names_and_texts_of_files_are_no_markup(visit) -> None:
+    name = "<img src=x onerror='window.hacked=1'>"
+    client = FakeClient()
+    visitor = visit(client).open()
+    attach(visitor, file(name + ".md", b"</file><script>window.hacked=2</script>"))
+    visitor.page.locator("#attachments .chip").wait_for()
+    visitor.send("hi")
+    visitor.reply()
+    visitor.page.locator("details.chip summary").click()
+    visitor.page.locator("details.chip pre").wait_for()
+    assert visitor.page.evaluate("window.hacked") is None
+    assert "<img" not in prompt_of(client)
+
+
+def test_a_long_message_is_folded(visit) -> None:
+    visitor = visit().open()
+    visitor.send("line\n" * 60)
+    visitor.reply()
+    bubble = visitor.page.locator(".bubble")
+    folded = bubble.bounding_box()["height"]
+    visitor.page.get_by_role("button", name="Show all").click()
+    assert bubble.bounding_box()["height"] > 2 * folded
+    visitor.page.get_by_role("button", name="Show less").click()
+    assert bubble.bounding_box()["height"] == folded
+
+
+def test_drafts_survive_a_reload_and_a_visit_to_another_chat(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    visitor.send("first")
+    visitor.reply()
+    page.fill("#prompt", "not sent yet")
+    attach(visitor, file("notes.md", b"notes"))
+    page.locator("#attachments .chip").wait_for()
+    page.click("#new-chat")
+    assert page.input_value("#prompt") == "" and chips(visitor) == []
+    page.fill("#prompt", "of the new chat")
+    page.reload()
+    page.wait_for_selector("#pagoda:not(.locked)")
+    assert page.input_value("#prompt") == "of the new chat"
+    page.locator(".chat-row .open", has_text="first").click()
+    page.reload()
+    visitor.reply()
+    assert page.input_value("#prompt") == "not sent yet" and chips(visitor) == ["notes.md"]
+    page.press("#prompt", "Enter")
+    page.locator(".bubble", has_text="not sent yet").wait_for()
+    page.reload()
+    visitor.reply()
+    assert page.input_value("#prompt") == "" and chips(visitor) == []
+
+
+def test_two_tabs_keep_their_own_drafts_of_one_chat(visit) -> None:
+    client = FakeClient()
+    one = visit(client).open()
+    one.send("first")
+    one.reply()
+    one.page.fill("#prompt", "draft one")
+    two = second_tab(one).open("/" + one.page.evaluate("location.hash"))
+    assert two.page.input_value("#prompt") == ""
+    # What the other tab sends, and its reply that streams in, leave a draft alone.
+    client.delay = 0.02
+    two.send("second")
+    one.page.locator(".bubble", has_text="second").wait_for()
+    assert one.page.input_value("#prompt") == "draft one"
+    one.page.locator(".message.assistant", has_text=REPLY).nth(1).wait_for()
+    one.page.reload()
+    one.reply()
+    assert one.page.input_value("#prompt") == "draft one"
+    assert texts(one.page.locator(".bubble")) == ["first", "second"]
+
+
+def test_a_draft_outlives_its_chat(visit) -> None:
+    """Another tab deletes the chat: what was typed here stays in the composer."""
+    one = visit().open()
+    one.send("gone")
+    one.reply()
+    one.page.fill("#prompt", "long thought")
+    two = second_tab(one).open()
+    row = two.page.locator(".chat-row", has_text="gone")
+    row.hover()
+    row.get_by_role("button", name="Delete").click()
+    two.page.locator("dialog.ask").get_by_role("button", name="Delete").click()
+    one.page.locator(".welcome").wait_for()
+    assert one.page.input_value("#prompt") == "long thought"
+    one.page.reload()
+    one.page.locator(".welcome").wait_for()
+    assert one.page.input_value("#prompt") == "long thought"
+    assert two.page.evaluate("Object.keys(sessionStorage)") == []
