@@ -20,6 +20,8 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self, api_key=None):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.api_key = api_key
+        self.inputs = None
+        """What its model takes beside text, where it says so."""
         self.bodies = []
         self.was_busy = set()
         self.running = 0
@@ -44,6 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path == "/v1/models":
             card = {"id": MODEL, "object": "model", "max_model_len": 4096, "root": "org/fake"}
+            if self.server.inputs is not None:
+                card["architecture"] = {"input_modalities": self.server.inputs}
             self._json(200, {"object": "list", "data": [card]})
         else:
             self._fail(404, "no such route")
@@ -77,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not chat and self.path != "/v1/completions":
             return self._fail(404, "no such route")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        if chat and isinstance(prompt, list):  # the words of a message with pictures
+            prompt = " ".join(part["text"] for part in prompt if part["type"] == "text")
         words = [str(word) for word in (prompt.split() if isinstance(prompt, str) else prompt)]
         if "boom" in words:
             return self._fail(400, "boom is not allowed")

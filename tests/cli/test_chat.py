@@ -1,21 +1,11 @@
-"""`pagoda chat` and `complete` against a server: one shot, and on a terminal."""
+"""`pagoda chat` and `complete` against a server, one shot each."""
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import pty
-import re
-import select
 import shlex
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import threading
-import time
 
 import pytest
 
@@ -32,7 +22,7 @@ def pagoda(*words, stdin=""):
 
 
 def test_quick_prints_one_reply(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "hello there", "--max-tokens", "1")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "hello there", "--max-tokens", "1")
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["hello"], "")
     body = fake_server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "hello there"}]
@@ -40,7 +30,7 @@ def test_quick_prints_one_reply(fake_server):
 
 
 def test_piped_text_is_one_message(fake_server):
-    line = ["chat", "--url", fake_server.url + "/v1", "--system-prompt", "be brief"]
+    line = ["chat", "--base-url", fake_server.url + "/v1", "--system-prompt", "be brief"]
     done = pagoda(*line, stdin="two\nlines")
     assert done.stdout.split() == ["two", "lines"]
     assert fake_server.bodies[0]["messages"] == [
@@ -50,19 +40,21 @@ def test_piped_text_is_one_message(fake_server):
 
 
 def test_the_newline_of_echo_is_no_part_of_a_message(fake_server):
-    pagoda("chat", "--url", fake_server.url, stdin="two words\n")
+    pagoda("chat", "--base-url", fake_server.url, stdin="two words\n")
     assert fake_server.bodies[0]["messages"] == [{"role": "user", "content": "two words"}]
 
 
 @pytest.mark.parametrize("words", [(), ("-p", ""), ("-q", "  ")])
 def test_an_empty_message_is_not_sent(words, fake_server):
-    done = pagoda("chat", "--url", fake_server.url, *words)
+    done = pagoda("chat", "--base-url", fake_server.url, *words)
     assert done.returncode != 0 and "nothing to answer" in done.stderr
     assert fake_server.bodies == []
 
 
 def test_piped_text_stands_before_the_question_about_it(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n")
+    done = pagoda(
+        "chat", "--base-url", fake_server.url, "-q", "What is it?", stdin="a file\nof words\n"
+    )
     assert done.returncode == 0
     assert fake_server.bodies[0]["messages"] == [
         {"role": "user", "content": "a file\nof words\n\nWhat is it?"}
@@ -70,23 +62,33 @@ def test_piped_text_stands_before_the_question_about_it(fake_server):
 
 
 def test_thought_is_no_part_of_a_piped_answer(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "think twice")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "think twice")
     assert done.stdout.split() == ["think", "twice"]
     assert "hmm let me see" in done.stderr
 
 
 def test_a_refused_request_is_one_line(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "boom")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "boom")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "pagoda chat: The server answered 400: boom is not allowed\n"
 
 
 def test_an_error_inside_the_stream_keeps_what_came(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-q", "one midway two")
+    done = pagoda("chat", "--base-url", fake_server.url, "-q", "one midway two")
     assert done.returncode == 1
     assert done.stdout.split() == ["one"]
     assert done.stderr == "pagoda chat: the engine died\n"
+
+
+@pytest.mark.parametrize("name", ["chat", "complete", "run-batch", "bench", "launch"])
+def test_url_is_another_spelling_of_base_url(name):
+    """Help shows one of the two."""
+    words = ["bench", "serve"] if name == "bench" else [name]
+    printed = pagoda(*words, "--help").stdout
+    assert "--base-url" in printed and "--url" not in printed
+    given = pagoda(*words, "--url", "x", "--no-such-flag")
+    assert "unknown flag --no-such-flag" in given.stderr or "required" in given.stderr
 
 
 def test_no_server_is_one_line():
@@ -96,7 +98,7 @@ def test_no_server_is_one_line():
 
 
 def test_a_model_the_server_does_not_have(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "--model-name", "other", "-q", "hi")
+    done = pagoda("chat", "--base-url", fake_server.url, "--model-name", "other", "-q", "hi")
     assert "has no model 'other'; it has fake-model." in done.stderr
 
 
@@ -114,7 +116,7 @@ def test_a_model_of_a_server_is_never_replaced_by_one_of_our_own(monkeypatch):
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_named_server_is_never_replaced_by_a_model_of_our_own(command, fake_server):
     port = str(fake_server.server_address[1])
-    for where in (["--port", port], ["--url", fake_server.url]):
+    for where in (["--port", port], ["--base-url", fake_server.url]):
         done = pagoda(command, "smollm2", *where, "-q", "hi")
         error = f"The server at {fake_server.url}/v1 has no model 'smollm2'; it has fake-model."
         assert (done.returncode, done.stdout) == (1, "")
@@ -149,10 +151,10 @@ def test_another_kind_of_server_is_one_line(answer):
 
 def test_the_key_comes_from_flag_or_environment(fake_server, monkeypatch):
     fake_server.api_key = "sk"
-    assert "a key is needed" in pagoda("chat", "--url", fake_server.url, "-q", "hi").stderr
-    assert pagoda("chat", "--url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
+    assert "a key is needed" in pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stderr
+    assert pagoda("chat", "--base-url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
     monkeypatch.setenv("PAGODA_API_KEY", "sk")
-    assert pagoda("chat", "--url", fake_server.url, "-q", "hi").stdout
+    assert pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stdout
 
 
 @pytest.mark.parametrize("model", [[], ["fake-model"], ["org/fake"]])
@@ -176,7 +178,7 @@ def test_text_in_the_model_s_place_is_answered_with_a_hint(command):
 
 
 def test_complete_goes_on_with_the_text(fake_server):
-    done = pagoda("complete", "--url", fake_server.url, "-q", "one two", "--temperature", "0")
+    done = pagoda("complete", "--base-url", fake_server.url, "-q", "one two", "--temperature", "0")
     assert done.stdout == "one two \n"
     body = fake_server.bodies[0]
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 128)
@@ -184,7 +186,7 @@ def test_complete_goes_on_with_the_text(fake_server):
 
 def test_complete_takes_llama_clis_words(fake_server):
     line = "-p 'one two' -n 7 --temp 0 --repeat-penalty 1.5 --jinja -no-cnv"
-    done = pagoda("complete", "--url", fake_server.url, *shlex.split(line))
+    done = pagoda("complete", "--base-url", fake_server.url, *shlex.split(line))
     assert done.stdout == "one two \n"
     body = fake_server.bodies[0]
     assert (body["prompt"], body["temperature"], body["max_tokens"]) == ("one two", 0.0, 7)
@@ -194,244 +196,12 @@ def test_complete_takes_llama_clis_words(fake_server):
 
 
 def test_a_prompt_without_a_terminal_is_one_message(fake_server):
-    done = pagoda("chat", "--url", fake_server.url, "-p", "hello there", "-n", "-1")
+    done = pagoda("chat", "--base-url", fake_server.url, "-p", "hello there", "-n", "-1")
     assert done.stdout.split() == ["hello", "there"]
     assert "max_tokens" not in fake_server.bodies[0]
 
 
 def test_complete_keeps_thought_apart(fake_server):
-    done = pagoda("complete", "--url", fake_server.url, "-q", "<think> hm </think> yes")
+    done = pagoda("complete", "--base-url", fake_server.url, "-q", "<think> hm </think> yes")
     assert done.stdout.strip() == "yes"
     assert done.stderr.strip() == "hm"
-
-
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, words, env):
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "pagoda", *words], env)
-        self.seen = ""
-        self.status = None
-
-    def send(self, text):
-        os.write(self.fd, text.encode())
-
-    def wait_for(self, pattern):
-        """Read until `pattern` appears behind what was found before."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            match = re.search(pattern, self.seen)
-            if match:
-                found, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-                return found
-            assert time.monotonic() < deadline, f"no {pattern!r} in {self.seen!r}"
-            if select.select([self.fd], [], [], 0.1)[0]:
-                try:
-                    data = os.read(self.fd, 65536).decode(errors="replace")
-                except OSError:
-                    data = ""
-                self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data)
-
-    def exit_status(self):
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-                return self.status
-            if select.select([self.fd], [], [], 0.05)[0]:
-                try:
-                    os.read(self.fd, 65536)
-                except OSError:
-                    time.sleep(0.05)
-        raise AssertionError("the program did not end")
-
-    def close(self):
-        if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        os.close(self.fd)
-
-
-@contextlib.contextmanager
-def chatting(fake_server, *words):
-    # NO_CPR: this terminal does not answer where its cursor is.
-    env = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    program = Terminal(["chat", "--url", fake_server.url, *words], env)
-    try:
-        program.wait_for("/help lists the commands")
-        yield program
-    finally:
-        program.close()
-
-
-@pytest.fixture
-def terminal(fake_server):
-    with chatting(fake_server) as program:
-        program.wait_for("› ")
-        yield program
-
-
-def test_a_prompt_on_a_terminal_is_the_first_message(fake_server):
-    with chatting(fake_server, "-p", "hello you") as terminal:
-        terminal.wait_for(r"\[2 tokens")
-        terminal.send("again\r")
-        terminal.wait_for(r"\[1 tokens")
-        turns = [turn["content"].strip() for turn in fake_server.bodies[1]["messages"]]
-        assert turns == ["hello you", "hello you", "again"]
-        terminal.send("\x04")
-        assert terminal.exit_status() == 0
-
-
-def test_a_conversation_keeps_its_history(terminal, fake_server):
-    terminal.send("hello you\r")
-    terminal.wait_for(r"\[2 tokens · .*first token")
-    terminal.send("again\r")
-    terminal.wait_for(r"\[1 tokens · first token")
-    assert [turn["content"].strip() for turn in fake_server.bodies[1]["messages"]] == [
-        "hello you",
-        "hello you",
-        "again",
-    ]
-    terminal.send("\x04")
-    assert terminal.exit_status() == 0
-
-
-def test_ctrl_c_stops_the_reply_and_not_the_program(terminal, fake_server):
-    words = " ".join(str(number) for number in range(100))
-    terminal.send(f"slow {words}\r")
-    terminal.wait_for(r"\nslow 0 1 2 ")  # the question's echo follows a prompt, not a line break
-    terminal.send("\x03")
-    terminal.wait_for(r"\[stopped\]")
-    assert fake_server.cut_off.wait(SECONDS), "the server still generates"
-    terminal.send("next\r")
-    terminal.wait_for(r"\[1 tokens")
-    stopped = fake_server.bodies[-1]["messages"][1]
-    assert stopped["role"] == "assistant"
-    assert stopped["content"].startswith("slow 0 1 2")
-    terminal.send("/exit\r")
-    assert terminal.exit_status() == 0
-
-
-def test_text_typed_during_a_reply_outlives_ctrl_c(terminal, fake_server):
-    terminal.send("slow a b c d e f g h\r")
-    terminal.wait_for(r"\nslow a ")
-    terminal.send("typed early")
-    terminal.wait_for("b ")
-    terminal.send("\x03")
-    terminal.wait_for(r"\[stopped\]")
-    terminal.send(" and late\r")
-    terminal.wait_for(r"\[4 tokens")
-    assert fake_server.bodies[-1]["messages"][-1]["content"] == "typed early and late"
-
-
-def test_a_stopped_reply_counts_into_the_context(terminal):
-    terminal.send("slow a b c d e f g h\r")
-    terminal.wait_for(r"\nslow a ")
-    terminal.send("\x03")
-    terminal.wait_for(r"\[stopped\]")
-    terminal.send("/stats\r")
-    used = re.search(r"(\d+) of 4096", terminal.wait_for(r"context +\d+ of 4096"))
-    assert int(used[1]) >= 11  # the question's nine words and two of the answer
-
-
-def test_stats_tell_of_the_last_reply_and_of_all(terminal):
-    terminal.send("/stats\r")
-    assert "last reply" not in terminal.wait_for("replies +0, 0 tokens")
-    terminal.send("guess this\r")
-    terminal.wait_for(r"\[2 tokens")
-    terminal.send("/stats\r")
-    said = terminal.wait_for("replies +1, 2 tokens")
-    assert re.search(r"last reply +2 tokens · .*first token \d", said)
-    assert re.search("prompt +2 tokens, 1 of them from the prefix cache", said)
-    assert re.search("guesses +8 tokens verified, 5 of them right", said)
-    terminal.send("one more reply\r")
-    terminal.wait_for(r"\[3 tokens")
-    terminal.send("/stats\r")
-    said = terminal.wait_for(r"replies +2, 5 tokens\s+prompts .*cache\s+guesses .*right")
-    first, _, sums = said.rpartition("replies ")
-    assert "guesses" not in first and re.search("last reply +3 tokens", first)
-    assert re.search("prompts +5 tokens, 2 of them from the prefix cache", sums)
-    assert re.search("guesses +8 tokens verified, 5 of them right", sums)
-
-
-@pytest.mark.parametrize(("columns", "per_line"), [(40, 5), (0, 30)])
-def test_words_of_a_reply_stay_whole(terminal, columns, per_line):
-    """A terminal of unknown width breaks lines itself."""
-    fcntl.ioctl(terminal.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    words = [f"word{number:03}" for number in range(30)]
-    terminal.send(" ".join(words) + "\r")
-    reply = terminal.wait_for(r"\[30 tokens").rpartition("word000")[2].partition("\n[30")[0]
-    lines = [line.split() for line in f"word000{reply}".split("\n")]
-    assert [len(line) for line in lines if line] == [per_line] * (30 // per_line)
-    assert [word for line in lines for word in line] == words
-
-
-def test_two_ctrl_c_at_the_prompt_leave(terminal):
-    terminal.send("\x03")
-    terminal.wait_for("Ctrl-C again")
-    terminal.wait_for("› ")
-    terminal.send("\x03")
-    assert terminal.exit_status() == 0
-
-
-def test_keys_pressed_during_a_reply_wait_for_the_prompt(terminal, fake_server):
-    terminal.send("slow a b c\r")
-    terminal.wait_for(r"\nslow a ")
-    terminal.send("typed early\r")
-    assert "typed" not in terminal.wait_for(r"\[4 tokens")
-    terminal.wait_for(r"\[2 tokens")
-    assert fake_server.bodies[1]["messages"][-1]["content"] == "typed early"
-
-
-def test_an_error_loses_nothing(terminal, fake_server):
-    terminal.send("one\r")
-    terminal.wait_for(r"\[1 tokens")
-    terminal.send("boom\r")
-    terminal.wait_for("boom is not allowed")
-    terminal.send("two\r")
-    terminal.wait_for(r"\[1 tokens")
-    messages = [turn["content"].strip() for turn in fake_server.bodies[-1]["messages"]]
-    assert messages == ["one", "one", "two"]
-
-
-def test_several_lines(terminal, fake_server):
-    terminal.send("first\\\r")
-    terminal.send("second")
-    terminal.send("\x1b\r")
-    terminal.send("third\r")
-    terminal.wait_for(r"\[3 tokens")
-    assert fake_server.bodies[0]["messages"][0]["content"] == "first\nsecond\nthird"
-
-
-def test_commands(terminal, fake_server, tmp_path):
-    terminal.send("/nonsense\r")
-    terminal.wait_for("There is no command /nonsense")
-    terminal.send("/system be kind\r")
-    terminal.wait_for("system prompt is set")
-    terminal.send("/set temperature 0.5\r")
-    terminal.wait_for(r"temperature +0\.5")
-    terminal.send("hello\r")
-    terminal.wait_for(r"\[1 tokens")
-    terminal.send("/regen\r")
-    terminal.wait_for(r"\[1 tokens")
-    assert fake_server.bodies[0] == fake_server.bodies[1]
-    assert fake_server.bodies[1]["temperature"] == 0.5
-    assert fake_server.bodies[1]["messages"][0] == {"role": "system", "content": "be kind"}
-    terminal.send(f"/save {tmp_path}/chat.json\r")
-    terminal.wait_for("2 messages are in")
-    terminal.send("/clear\r")
-    terminal.wait_for("The chat is empty")
-    terminal.send(f"/load {tmp_path}/chat.json\r")
-    terminal.wait_for("2 messages loaded")
-    terminal.send("/stats\r")
-    terminal.wait_for("of 4096 tokens")
-
-
-def test_commands_complete_with_tab(terminal):
-    terminal.send("/he\t")
-    terminal.wait_for("lp")
-    terminal.send("\r")
-    terminal.wait_for("this list")

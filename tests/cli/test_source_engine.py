@@ -14,7 +14,7 @@ ANSWER = [("reasoning", "Hm."), ("text", "Well.")]
 
 
 class Client(FakeClient):
-    async def generate(self, request):
+    async def generate(self, request, media=None):
         self.requests.append(request)
         for delta in self.deltas(request):
             yield delta

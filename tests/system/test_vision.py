@@ -13,6 +13,10 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from pagoda.cli.talk.chat_commands import run_command
+from pagoda.cli.talk.conversation import Conversation
+from pagoda.cli.talk.source_engine import EngineSource
+from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import vision
@@ -20,6 +24,8 @@ from tests.models.vision import picture
 from tests.system.conftest import starter
 from tests.system.harness import Served, wait_until
 
+BEGUN = len("<|im_start|>assistant:") - len("<|im_start|>") + 1
+"""Tokens that begin a reply."""
 SIZE = ("letters", 310, 51)
 COUNT = 12
 TEMPLATE = (
@@ -117,6 +123,25 @@ def test_both_clients_get_what_transformers_computes(server: Served, folder: Pat
         )  # fmt: skip
     assert "".join(block.text for block in message.content if block.type == "text") == text
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= length
+
+
+async def test_a_chat_without_a_server_sees_the_same(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "letters.png").write_bytes(png(picture(*SIZE)))
+    chat = Conversation(options={"temperature": 0.0, "max_tokens": 1})
+    source = await EngineSource.start(EngineConfig(ModelConfig(str(folder), dtype="float32")))
+    try:
+        assert source.sees
+        run_command(f"/image {tmp_path}/letters.png", chat, source)
+        chat.ask("See")
+        (message,) = chat.turns
+        message["content"].reverse()  # as below, the text stands first
+        items = [item async for item in source.chat(chat.messages(), chat.options)]
+        length, tokens = expected(folder)
+        assert items[-1].prompt_tokens == await source.count(chat.messages()) + BEGUN == length
+        first = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(tokens[:1])
+        assert "".join(item.text for item in items[:-1]) == first
+    finally:
+        await source.close()
 
 
 def test_a_video_gives_what_transformers_computes(server: Served, folder: Path) -> None:

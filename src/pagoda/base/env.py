@@ -66,6 +66,12 @@ VARIABLES = {
             "NCCL_SOCKET_IFNAME", str, None, "Where ranks on GPUs meet; lo in Pagoda, this machine."
         ),
         Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
+        Variable(
+            "OPENCODE_CONFIG_CONTENT",
+            str,
+            None,
+            "Settings of opencode as JSON; `pagoda launch opencode` adds its own to them.",
+        ),
         Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
     )
 }

@@ -44,6 +44,15 @@ def find(port: int) -> RunningServer | None:
     return None
 
 
+def running() -> list[RunningServer]:
+    """The servers that are alive, by their ports."""
+    try:
+        ports = sorted(int(note.stem) for note in _folder().glob("*.json") if note.stem.isdigit())
+    except OSError:
+        return []
+    return [entry for port in ports if (entry := find(port)) is not None]
+
+
 def unregister(port: int, pid: int | None = None) -> None:
     """Forget the server on `port`, unless the note is another process's by now."""
     entry = _read(port)

@@ -14,8 +14,17 @@ from pagoda.cli.connect import (
     request_options,
     say_answers,
 )
-from pagoda.cli.talk.chat_commands import Next, context_used, run_command
+from pagoda.cli.talk.blocks import block_of
+from pagoda.cli.talk.chat_commands import (
+    Next,
+    attach,
+    context_used,
+    is_command,
+    run_command,
+    waiting,
+)
 from pagoda.cli.talk.conversation import Conversation
+from pagoda.cli.talk.pictures import BEGINNINGS, dropped_pictures
 from pagoda.cli.talk.piped import with_piped
 from pagoda.cli.talk.reply import (
     ReplyPrinter,
@@ -30,11 +39,11 @@ from pagoda.cli.talk.source import Source
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-USAGE = "[MODEL] [--url URL] [-p TEXT | -q TEXT] [flags]"
+USAGE = "[MODEL] [--base-url URL] [-p TEXT | -q TEXT] [flags]"
 EPILOG = (
-    "Without MODEL and --url, a server on this machine's port 8000 answers; without a server the "
-    "default model runs in this terminal. Text piped in, and -q's behind it, is one message; its "
-    "reply goes to stdout."
+    "Without MODEL and --base-url, a server on this machine's port 8000 answers; without a server "
+    "the default model runs in this terminal. Text piped in, and -q's behind it, is one message; "
+    "its reply goes to stdout."
 )
 
 
@@ -114,12 +123,17 @@ async def _loop(
 
 
 async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPrinter) -> Next:
-    """One line of the user: a command or a message. Errors are shown and nothing is lost."""
-    if not line.startswith("/"):
-        await _say(line, chat, source, printer)
-        return Next.PROMPT
+    """What the user typed: a command or a message. Errors are shown and nothing is lost."""
     before = list(chat.turns)
     try:
+        message = _message(line, chat, source)
+        if message:
+            await _say(message, chat, source, printer)
+            return Next.PROMPT
+        if message is not None:
+            if chat.pictures:
+                printer.note(waiting(chat))
+            return Next.PROMPT
         text, following = run_command(line, chat, source)
     except PagodaError as error:
         printer.note(str(error))
@@ -132,10 +146,29 @@ async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPri
     return Next.PROMPT
 
 
+def _message(line: str, chat: Conversation, source: Source) -> str | None:
+    """The text to send, without the paths of pictures, which wait in the chat for it; None for a
+    command. Raises ConfigError for pictures alone that cannot be sent."""
+    block = block_of(line)
+    if block is not None:
+        return block
+    if is_command(line):
+        return None
+    paths, text = dropped_pictures(line)
+    # A text may speak of a picture's path to a model that cannot see.
+    if paths and (source.sees is not False or not text or line.startswith(BEGINNINGS)):
+        attach(paths, chat, source)
+        return text
+    return None if line.startswith("/") else line
+
+
 async def _say(text: str, chat: Conversation, source: Source, printer: ReplyPrinter) -> None:
-    before = list(chat.turns)
+    before, pictures = list(chat.turns), chat.pictures
     chat.ask(text)
     await _reply(before, chat, source, printer)
+    if pictures and chat.turns == before:
+        chat.pictures = pictures
+        printer.note(f"{waiting(chat)}; /image none leaves them out.")
 
 
 async def _reply(
@@ -161,4 +194,6 @@ async def _reply(
 
 
 def _toolbar(chat: Conversation, source: Source) -> str:
-    return f" {source.model} · {context_used(chat)} of {source.max_model_len or '?'} tokens"
+    used = f" {source.model} · {context_used(chat)} of {source.max_model_len or '?'} tokens"
+    names = ", ".join(picture.name for picture in chat.pictures)
+    return f"{used} · with {names}" if names else used

@@ -20,7 +20,7 @@ from pagoda.cli.talk.source import Source
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-USAGE = "[MODEL] [--url URL] [-p TEXT] [flags]"
+USAGE = "[MODEL] [--base-url URL] [-p TEXT] [flags]"
 _DEFAULT_TOKENS = 128
 
 

@@ -23,7 +23,7 @@ _FLAGS = {number.name: number.flags for number in NUMBERS} | {
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """The server or the model, and how tokens are chosen."""
     where = parser.add_argument_group("server")
-    where.add_argument("--url", help="an OpenAI-compatible server, such as http://host:8000/v1")
+    add_base_url(where, "an OpenAI-compatible server, such as http://host:8000/v1")
     where.add_argument(
         "--port", type=int, metavar="N",
         help="a server on this machine (default: the one on port 8000, if it fits)",
@@ -36,6 +36,12 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X")
     add_engine_flags(parser)
     add_compat_flags(parser)
+
+
+def add_base_url(group: argparse._ActionsContainer, text: str) -> None:
+    """`--base-url`, which may also be spelt `--url`."""
+    group.add_argument("--base-url", metavar="URL", help=text)
+    group.add_argument("--url", dest="base_url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def say_answers(args: argparse.Namespace) -> None:
@@ -60,13 +66,13 @@ def refuse_text_as_model(args: argparse.Namespace) -> None:
 
 
 async def open_source(args: argparse.Namespace) -> Source:
-    """The server of --url or --port; without them, one on port 8000 that fits, else an engine
+    """The server of --base-url or --port; without them, one on port 8000 that fits, else an engine
     of our own. A server that was named is never replaced: that would load a model unasked."""
     from pagoda.cli.talk.source_http import HttpSource, find_local
 
     key = args.api_key or env.get("PAGODA_API_KEY")
     model = args.model_name or getattr(args, "model_tag", None) or getattr(args, "model", None)
-    url = args.url or (None if args.port is None else f"127.0.0.1:{args.port}")
+    url = args.base_url or (None if args.port is None else f"127.0.0.1:{args.port}")
     if url:
         return await HttpSource.connect(_base_url(url), model=model, api_key=key)
     config = engine_config(args)
@@ -76,7 +82,7 @@ async def open_source(args: argparse.Namespace) -> Source:
     if args.model_name:
         raise ConfigError(
             f"No server on port {_DEFAULT_PORT} has a model {args.model_name!r}; say which server "
-            "does with --url or --port, or load a model here with --model."
+            "does with --base-url or --port, or load a model here with --model."
         )
 
     from pagoda.cli.talk.source_engine import EngineSource

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "Serve a model behind an OpenAI-compatible API.",
     "stop": "Stop a running server.",
     "chat": "Chat in the terminal, with a server or with a model on this machine.",
+    "launch": "Start a coding agent (Codex, Claude Code, opencode, ...) with a model.",
     "complete": "Continue text, without a chat template.",
     "run-batch": "Answer a file of OpenAI batch requests.",
     "pull": "Fetch a model.",

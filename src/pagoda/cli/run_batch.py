@@ -12,6 +12,7 @@ from pagoda.base import env
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.cli.bars import CountBar
+from pagoda.cli.connect import add_base_url
 from pagoda.config.compat import add_compat_flags, answers
 from pagoda.config.flags import add_engine_flags, engine_config, with_config_file
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
     from pagoda.cli.batch import Tally
 
-USAGE = "-i IN.jsonl -o OUT.jsonl [MODEL | --url URL] [flags]"
+USAGE = "-i IN.jsonl -o OUT.jsonl [MODEL | --base-url URL] [flags]"
 EPILOG = (
-    "Without --url the model runs here, without HTTP. A run that was stopped goes on where it "
+    "Without --base-url the model runs here, without HTTP. A run that was stopped goes on where it "
     "was: answered lines are skipped, lines that failed are asked again. "
     "The exit status is 1 if any line failed."
 )
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batch")
     group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests")
     group.add_argument("-o", "--output-file", required=True, metavar="FILE", help="results")
-    group.add_argument("--url", help="an OpenAI-compatible server, such as http://host:8000")
+    add_base_url(group, "an OpenAI-compatible server, such as http://host:8000")
     group.add_argument("--api-key", metavar="KEY", help="key for the server; also PAGODA_API_KEY")
     group.add_argument(
         "--concurrency", type=int, default=_CONCURRENCY, metavar="N",
@@ -92,14 +93,14 @@ def _first(group: BaseExceptionGroup[PagodaError]) -> PagodaError:
 
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"]:
-    """A client of --url, or of a server inside this process."""
+    """A client of --base-url, or of a server inside this process."""
     import httpx
 
     key = args.api_key or env.get("PAGODA_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
-    if args.url:
-        url = args.url.rstrip("/").removesuffix("/v1")
+    if args.base_url:
+        url = args.base_url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(None, connect=5.0)
         async with httpx.AsyncClient(
             base_url=url, headers=headers, timeout=timeout, limits=limits

@@ -64,7 +64,9 @@ class FlagParser(argparse.ArgumentParser):
     def _switched(self, words: list[str]) -> list[str]:
         """`--switch=False` and `--switch False`, as older vLLM had it, are `--no-switch`."""
         out: list[str] = []
-        for word in words:
+        for index, word in enumerate(words):
+            if word == "--":
+                return out + words[index:]
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             switch = flag or (out[-1] if out else "")
             action = self._option_string_actions.get(switch)

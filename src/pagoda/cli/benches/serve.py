@@ -17,6 +17,7 @@ USAGE = "[--base-url URL] [--num-prompts N] [--request-rate R] [flags]"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadConfig)
     add_flags(parser, DatasetConfig)
+    parser.add_argument("--url", dest="base_url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 

@@ -1,5 +1,6 @@
 """The /commands of `pagoda chat`."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -8,6 +9,7 @@ from pathlib import Path
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
 from pagoda.cli.talk.conversation import OPTIONS, Conversation
+from pagoda.cli.talk.pictures import check_sight, paths_of, read_picture
 from pagoda.cli.talk.reply import describe
 from pagoda.cli.talk.source import Source, Usage
 
@@ -34,6 +36,8 @@ def run_command(line: str, chat: Conversation, source: Source) -> tuple[str, Nex
     name = name.lower()
     name = _ALIASES.get(name, name)
     if name not in COMMANDS:
+        if Path(line.strip()).is_file():
+            raise ConfigError(f"{line.strip()} is no picture; /read FILE sends the text of a file.")
         close = nearest(name, COMMANDS)
         hint = f"did you mean /{close}?" if close else "/help lists them."
         raise ConfigError(f"There is no command /{name}; {hint}")
@@ -54,6 +58,8 @@ def _help(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Ne
     lines += [
         "",
         "  Enter sends; Alt-Enter or a \\ at the end of the line starts a new one.",
+        '  """ begins and ends a message of several lines.',
+        "  A picture that is dropped here goes with the message, or with the next one.",
         "  Ctrl-C stops a reply, Ctrl-D leaves.",
     ]
     return "\n".join(lines), Next.PROMPT
@@ -80,6 +86,27 @@ def _regen(_argument: str, chat: Conversation, _source: Source) -> tuple[str, Ne
 def _read(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
     chat.ask(_path(argument).read_text())
     return "", Next.REPLY
+
+
+def _image(argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
+    if argument == "none":
+        chat.pictures.clear()
+    elif argument:
+        return attach(paths_of(argument), chat, source), Next.PROMPT
+    return waiting(chat) or "No picture waits; /image FILE adds one.", Next.PROMPT
+
+
+def attach(paths: Sequence[Path], chat: Conversation, source: Source) -> str:
+    """Keep pictures for the next message; the words that say so. Raises ConfigError, and keeps
+    none, where one cannot be sent or the model cannot see."""
+    check_sight(source)
+    chat.pictures += [read_picture(path) for path in paths]
+    return waiting(chat)
+
+
+def waiting(chat: Conversation) -> str:
+    names = ", ".join(str(picture) for picture in chat.pictures)
+    return f"With the next message: {names}" if names else ""
 
 
 def _set(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
@@ -131,6 +158,12 @@ def _exit(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Ne
     return "", Next.EXIT
 
 
+def is_command(line: str) -> bool:
+    """Whether a line is a /command; what else begins with / may be the path of a picture."""
+    name = line[1:].partition(" ")[0].lower()
+    return line.startswith("/") and (name in COMMANDS or name in _ALIASES)
+
+
 def context_used(chat: Conversation) -> str:
     """Tokens of the chat so far, as of the last reply; `?` where nobody has counted them."""
     return "?" if chat.context is None else str(chat.context)
@@ -139,7 +172,7 @@ def context_used(chat: Conversation) -> str:
 def _path(argument: str) -> Path:
     if not argument:
         raise ConfigError("Name a file.")
-    return Path(argument).expanduser()
+    return Path(os.path.expanduser(argument))  # `~nobody` stays as it is
 
 
 COMMANDS = {
@@ -148,11 +181,12 @@ COMMANDS = {
     "system": Command("[TEXT|none]", "show or set the system prompt", _system),
     "regen": Command("", "answer the last message again", _regen),
     "read": Command("FILE", "send a file's text", _read),
+    "image": Command("FILE ...|none", "send pictures with the next message", _image),
     "set": Command("[OPTION VALUE]", "show or set sampling options", _set),
     "save": Command("FILE", "keep the chat in a file", _save),
     "load": Command("FILE", "go on with a saved chat", _load),
     "stats": Command("", "figures of the last reply and of the chat", _stats),
-    "exit": Command("", "leave (/quit, Ctrl-D)", _exit),
+    "exit": Command("", "leave (/bye, /quit, Ctrl-D)", _exit),
 }
-_ALIASES = {"quit": "exit"}
-FILE_COMMANDS = ("read", "save", "load")
+_ALIASES = {"quit": "exit", "bye": "exit"}
+FILE_COMMANDS = ("read", "image", "save", "load")

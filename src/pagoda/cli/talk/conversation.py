@@ -7,6 +7,7 @@ from typing import Any
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.whole import write_whole
+from pagoda.cli.talk.pictures import Picture
 from pagoda.cli.talk.source import Usage
 from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import SamplingParams
@@ -25,6 +26,8 @@ OPTIONS: dict[str, type] = {
 class Conversation:
     system: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    pictures: list[Picture] = field(default_factory=list)
+    """For the next message."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """Messages after the system prompt: user and assistant by turns."""
     usages: list[Usage] = field(default_factory=list)
@@ -36,7 +39,11 @@ class Conversation:
         return [*start, *self.turns]
 
     def ask(self, text: str) -> None:
-        self.turns.append({"role": "user", "content": text})
+        """Add a message of the user, with the pictures that wait for one."""
+        parts: Any = [picture.part for picture in self.pictures]
+        self.pictures = []
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        self.turns.append({"role": "user", "content": content})
 
     def answer(self, text: str, usage: Usage | None) -> None:
         """Keep a reply; `usage` is None where it was stopped."""
@@ -54,6 +61,7 @@ class Conversation:
 
     def clear(self) -> None:
         self.turns.clear()
+        self.pictures.clear()
         self.usages.clear()
         self.context = 0
 
@@ -88,10 +96,25 @@ class Conversation:
             texts = [(str(entry["role"]), entry["content"]) for entry in messages]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} holds no saved chat.") from error
-        if any(not isinstance(content, str) for _, content in texts):
-            raise ConfigError(f"{path} holds messages that are not text.")
+        if any(not _is_content(content) for _, content in texts):
+            raise ConfigError(f"{path} holds messages that are neither text nor pictures.")
         self.clear()
         systems = [content for role, content in texts if role == "system"]
         self.system = systems[0] if systems else None
         self.turns = [{"role": r, "content": c} for r, c in texts if r != "system"]
         self.context = None
+
+
+def _is_content(content: Any) -> bool:
+    """Whether it is what `Conversation.ask` makes."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    try:
+        return all(
+            isinstance(part["text"], str)
+            if part["type"] == "text"
+            else part["type"] == "image_url" and part["image_url"]["url"].startswith("data:image/")
+            for part in content
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False

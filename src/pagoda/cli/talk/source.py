@@ -82,6 +82,8 @@ class Source(Protocol):
     place: str
     """For people: `at URL`, or `on this machine`."""
     max_model_len: int | None
+    sees: bool | None
+    """Whether it takes pictures; None where that is not known."""
 
     def chat(
         self, messages: list[dict[str, Any]], options: dict[str, Any]

@@ -1,5 +1,6 @@
 """Replies from an engine of our own: a child process, and no HTTP."""
 
+import asyncio
 import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,9 +13,14 @@ from pagoda.cli.talk.source import Clock, Piece, Usage, piece_of
 from pagoda.config.engine import EngineConfig
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
+from pagoda.engine.media import Placed, payloads
+from pagoda.engine.offline_media import OfflineMedia, message_media
 from pagoda.engine.outputs import OutputProcessor
 from pagoda.engine.served.model import ServedModel, start_served_model
 from pagoda.engine.start.progress import StartupDisplay
+
+_Tokens = tuple[list[int], list[Placed]]
+"""A prompt's token ids, and the pieces of media among them."""
 
 
 class EngineSource:
@@ -27,6 +33,7 @@ class EngineSource:
         # A path is long, and its last part says which model it is.
         self.model = served.names[0].rstrip("/").rpartition("/")[2]
         self.max_model_len: int | None = served.max_model_len
+        self.sees: bool | None = "image" in served.modalities
         self._ids = itertools.count()
 
     @classmethod
@@ -47,11 +54,13 @@ class EngineSource:
                 "`pagoda complete`."
             )
         prompt = template.render(messages)
-        async for piece in self._reply(prompt, options, special=False):
+        tokens = await asyncio.to_thread(self._with_media, prompt, messages)
+        async for piece in self._reply(prompt, tokens, options, chat=True):
             yield piece
 
     async def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]:
-        async for piece in self._reply(prompt, options, special=True):
+        tokens: _Tokens = self.served.tokenizer.encode(prompt), []
+        async for piece in self._reply(prompt, tokens, options, chat=False):
             yield piece
 
     async def count(self, messages: list[dict[str, Any]]) -> int | None:
@@ -60,18 +69,25 @@ class EngineSource:
             return None
         try:
             text = template.render(messages, add_generation_prompt=False)
+            ids, _ = await asyncio.to_thread(self._with_media, text, messages)
         except PagodaError:
             return None
-        return len(self.served.tokenizer.encode(text, add_special_tokens=False))
+        return len(ids)
 
     async def close(self) -> None:
         await self.served.client.shutdown()
 
+    def _with_media(self, prompt: str, messages: list[dict[str, Any]]) -> _Tokens:
+        """Token ids of a chat's prompt, with its pictures."""
+        ready, served = self.served.client.ready, self.served
+        media = OfflineMedia(served.text, {} if ready is None else ready.media, served.media)
+        return media.place(prompt, message_media(messages), {}, add_special_tokens=False)
+
     async def _reply(
-        self, prompt: str, options: dict[str, Any], *, special: bool
+        self, prompt: str, tokens: _Tokens, options: dict[str, Any], *, chat: bool
     ) -> AsyncIterator[Piece | Usage]:
         parser = self.served.parser(prompt)
-        stream = self._generate(prompt, options, special=special)
+        stream = self._generate(prompt, tokens, options, chat=chat)
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, Usage):
@@ -83,20 +99,20 @@ class EngineSource:
                     yield piece_of(delta)
 
     async def _generate(
-        self, prompt: str, options: dict[str, Any], *, special: bool
+        self, prompt: str, tokens: _Tokens, options: dict[str, Any], *, chat: bool
     ) -> AsyncGenerator[str | Usage, None]:
-        """Text as it comes, then the usage. `special`: the prompt lacks its BOS."""
+        """Text as it comes, then the usage."""
         served = self.served
-        ids = served.tokenizer.encode(prompt, add_special_tokens=special)
+        ids, placed = tokens
         sampling = SamplingParams(**({"max_tokens": None} | served.defaults | options))
         grammar = None
         if sampling.structured_outputs is not None:
-            grammar = self._grammar(prompt, sampling.structured_outputs, chat=not special)
+            grammar = self._grammar(prompt, sampling.structured_outputs, chat=chat)
         req_id = f"chat-{next(self._ids)}"
-        request = served.make_request(req_id, ids, sampling, grammar=grammar)
+        request = served.make_request(req_id, ids, sampling, media=placed, grammar=grammar)
         processor = OutputProcessor(served.tokenizer, request.sampling, ids, served.text.markup_ids)
         clock, count, cached, finish, guesses = Clock(), 0, 0, None, (0, 0)
-        deltas = served.client.generate(request)
+        deltas = served.client.generate(request, payloads(placed))
         async with aclosing(deltas):
             async for delta in deltas:
                 output = processor.process(delta)

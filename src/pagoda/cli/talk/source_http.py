@@ -17,11 +17,14 @@ _PROBE_SECONDS = 0.5
 class HttpSource:
     """A model behind `base_url` (which ends in /v1)."""
 
-    def __init__(self, client: httpx.AsyncClient, base_url: str, model: str, length: int | None):
-        self.model = model
+    def __init__(self, client: httpx.AsyncClient, base_url: str, card: dict[str, Any]):
+        """`card` is the model's, of the server's list."""
+        self.model: str = card["id"]
         self.place = f"at {base_url}"
         self._base_url = base_url
-        self.max_model_len = length
+        self.max_model_len: int | None = card.get("max_model_len")
+        inputs = (card.get("architecture") or {}).get("input_modalities")
+        self.sees = None if inputs is None else "image" in inputs
         self._client = client
 
     @classmethod
@@ -40,7 +43,7 @@ class HttpSource:
         except BaseException:
             await client.aclose()
             raise
-        return cls(client, base_url, card["id"], card.get("max_model_len"))
+        return cls(client, base_url, card)
 
     async def chat(
         self, messages: list[dict[str, Any]], options: dict[str, Any]
@@ -118,7 +121,7 @@ async def find_local(port: int, model: str | None, api_key: str | None) -> HttpS
     if card is None:
         await client.aclose()
         return None
-    return HttpSource(client, url, card["id"], card.get("max_model_len"))
+    return HttpSource(client, url, card)
 
 
 def _host(url: str) -> str:

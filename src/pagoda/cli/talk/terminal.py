@@ -14,6 +14,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
+from pagoda.cli.talk.blocks import is_open
 from pagoda.cli.talk.chat_commands import COMMANDS, FILE_COMMANDS
 
 _LOCAL_FLAGS = 3  # index in the list of termios.tcgetattr
@@ -82,7 +83,9 @@ def _bindings() -> KeyBindings:
     @bindings.add("enter")
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.document.current_line_before_cursor.endswith("\\"):
+        if is_open(buffer.text):
+            buffer.insert_text("\n")
+        elif buffer.document.current_line_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
         else:

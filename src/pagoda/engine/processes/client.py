@@ -126,13 +126,15 @@ class EngineClient(KeptEngine):
         if running and self.state == "ready":
             self._child.end.send(AbortRequests(running))
 
-    async def generate(self, req: AddRequest) -> AsyncGenerator[RequestDelta, None]:
+    async def generate(
+        self, req: AddRequest, media: Mapping[str, Values] = _NO_MEDIA
+    ) -> AsyncGenerator[RequestDelta, None]:
         """Send `req` and yield what was added to it since the last look, one step's work or
         several; the last delta has a finish_reason. Closing the iterator early aborts the request.
 
         Raises as `submit`, and EngineDeadError when the engine ends on the way.
         """
-        inbox = self.submit([req])
+        inbox = self.submit([req], media)
         try:
             running = True
             while running:
