@@ -218,7 +218,7 @@ async def test_a_task_is_asked_once(make, computer):
     assert "nothing but mkdir" in given[0]["offer"] and "offer" not in given[1]
     assert "nothing but mkdir" in export_html(operator.folder)
     chinese = export_html(operator.folder, chinese=True)
-    assert "已允许，不再询问" in chinese and "会放行只运行 mkdir 的每一行" in chinese
+    assert "已在本次任务中允许" in chinese and "会放行只运行 mkdir 的每一行" in chinese
 
     again = FakeComputer()
     with pytest.raises(ReplayError, match="Step 2 was not allowed"):

@@ -78,7 +78,7 @@ async def test_consent_that_lasts(make, computer, person, capsys, answers, sent)
     watched = Watched(operator, capsys)
     shown = []
     for answer in answers:
-        shown += ["nothing but mkdir", "\nAllow it? [y/N, a: do not ask again] "]
+        shown += ["nothing but mkdir", "\nAllow it? [y/N, a: for this task] "]
         await watched.shows(*shown)
         person(f"{answer}\n")
     await watched.shows(*shown, f"Enter would run 'reboot' ('reboot'). {CONSENT}")

@@ -97,7 +97,7 @@ def fake_engines(monkeypatch):
     SIZES["broken"] = 1
     FakeEngine.running, FakeEngine.alive = set(), set()
     FakeEngine.most, FakeEngine.launches = 0, []
-    monkeypatch.setattr(fleets, "fetch_model", lambda model: model)
+    monkeypatch.setattr(fleets, "fetch_model", lambda model, *_: model)
     monkeypatch.setattr(fleets, "load_text_side", lambda model: FakeText(model.model))
     monkeypatch.setattr(fleets, "start_workers", lambda model: Direct(FakeText(model.model)))
     monkeypatch.setattr(entries, "parse_ref", lambda ref: None)

@@ -130,6 +130,8 @@ class ThinkParser(OutputParser):
 class FakeClient:
     """Writes REPLY byte by byte, or what `script` makes of a request."""
 
+    pid = "self"
+
     script: Callable[[AddRequest], bytes] = lambda request: REPLY.encode()
     delay: float = 0.0
     die_after: int | None = None

@@ -12,7 +12,7 @@ import pytest
 
 from pagoda.base.errors import SourceError
 from pagoda.config.server import ServerConfig
-from pagoda.server import fetches
+from pagoda.server.library import fetches
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import FakeClient
 from tests.server.test_ollama import error_of, lines_of, whole

@@ -97,7 +97,7 @@ def _machine(world: "World") -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         with (
-            mock.patch.object(fleet_module, "fetch_model", lambda model: model),
+            mock.patch.object(fleet_module, "fetch_model", lambda model, *_: model),
             mock.patch.object(fleet_module, "load_text_side", lambda _: FakeTextSide()),
             mock.patch.object(fleet_module, "start_workers", lambda _: Direct(FakeTextSide())),
             mock.patch.object(entry_module, "resident_bytes", lambda _: 0),

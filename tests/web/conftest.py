@@ -12,6 +12,8 @@ from pagoda.web.site import Site
 from tests.server.conftest import RunningServer, running
 from tests.server.fakes import FakeClient
 
+# Milliseconds until a test gives up waiting for what a page shows.
+PATIENCE = 20_000
 # The page asks nobody but its server, and the browser shall not either.
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -51,6 +53,17 @@ def served(*args: Any, **text: Any) -> Iterator[RunningServer]:
     yield server.__enter__()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(server.__exit__, None, None, None).result()
+
+
+def expect(locator: Any) -> Any:
+    """Playwright's assertions, which wait as long as the other waits here.
+
+    What a page shows arrives some time after what caused it: a test never reads it once.
+    """
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE)
+    return expect(locator)
 
 
 class Visit:
@@ -102,7 +115,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
             page = stack.enter_context(
                 contextlib.closing(browser.new_context(**options))
             ).new_page()
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(PATIENCE)
             return Visit(page, server)
 
         yield start

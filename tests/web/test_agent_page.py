@@ -13,7 +13,7 @@ from pagoda_agent.service import gate
 from tests.agent.fake_computer import FakeComputer
 from tests.agent.model_server import Step
 from tests.web.agent_server import AgentServer, serving, wait_until
-from tests.web.conftest import Visit
+from tests.web.conftest import Visit, expect
 
 CLICK = "# I click the button\nmouse 500 500 1"
 PAY = "# pay\nmouse 500 500 1"
@@ -83,18 +83,20 @@ def test_a_task_from_start_to_end(visit, context: dict[str, Any]) -> None:
     visitor.enter().state("idle")
     visitor.run("Say hello")
     assert visitor.server.computer.typed == "hello"
-    assert page.locator(".step").count() == 4
+    expect(page.locator(".step")).to_have_count(4)
     first = page.locator(".step").first
-    assert first.locator(".thought").inner_text() == "I click the button"
-    assert first.locator(".actions code").inner_text() == "Click (320, 180)"
-    assert first.locator(".result").inner_text() == "Done."
-    assert "% of the screen changed" in first.locator(".effect").inner_text()
-    assert "Say hello" in page.locator(".note.user").first.inner_text()
+    expect(first.locator(".thought")).to_have_text("I click the button")
+    expect(first.locator(".actions code")).to_have_text("Click (320, 180)")
+    expect(first.locator(".result")).to_have_text("Done.")
+    expect(first.locator(".effect")).to_contain_text("% of the screen changed")
+    expect(page.locator(".note.user").first).to_contain_text("Say hello")
     page.get_by_text("Round 4/20").wait_for()
-    assert "tokens" in page.locator("#meter").inner_text()
+    expect(page.locator("#meter")).to_contain_text("tokens")
     first.locator(".shot").click()
     page.locator("#large-screen .ink").wait_for(state="attached")
-    assert page.evaluate("document.querySelector('#large-screen img').naturalWidth") == 640
+    wait_until(
+        lambda: page.evaluate("document.querySelector('#large-screen img').naturalWidth == 640")
+    )
     assert not visitor.problems
     assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
     for name in ("#pause", "#reset", "#send", "#screen", "#transcript"):
@@ -108,8 +110,8 @@ def test_the_screen_is_live_and_marked(visit) -> None:
     page = visitor.page
     visitor.send("look")
     page.locator("#screen .ink").wait_for(state="attached")
-    assert page.locator("#screen .marks").get_attribute("viewBox") == "0 0 640 360"
-    assert "Click (160, 180)" in page.locator("#caption").inner_text()
+    expect(page.locator("#screen .marks")).to_have_attribute("viewBox", "0 0 640 360")
+    expect(page.locator("#caption")).to_contain_text("Click (160, 180)")
     pixel = """([x, y]) => {
         const image = document.querySelector("#screen img");
         if (!image.naturalWidth) return null;
@@ -120,9 +122,13 @@ def test_the_screen_is_live_and_marked(visit) -> None:
         return [...context.getImageData(x, y, 1, 1).data.slice(0, 3)];
     }"""
     visitor.server.computer.paint((500, 100, 639, 300), (250, 0, 0))
+
     # The newest picture is shown although none follows it.
-    wait_until(lambda: (page.evaluate(pixel, [600, 200]) or [0])[0] > 230)
-    assert page.evaluate(pixel, [600, 200])[1] < 40
+    def is_red() -> bool:
+        red, green, _ = page.evaluate(pixel, [600, 200]) or (0, 0, 0)
+        return bool(red > 230 and green < 40)
+
+    wait_until(is_red)
 
 
 def test_pause_hint_and_go_on(visit) -> None:
@@ -131,15 +137,15 @@ def test_pause_hint_and_go_on(visit) -> None:
     visitor.send("wait")
     wait_until(lambda: visitor.server.model.requests)
     page.locator("#prompt:disabled").wait_for(state="attached")
-    assert page.locator(".step .effect").inner_text().startswith("waits for the model")
+    expect(page.locator(".step .effect")).to_have_text(re.compile("^waits for the model"))
     page.keyboard.press("Escape")
     visitor.state("paused")
     assert visitor.server.state == "paused"
-    assert page.locator(".step .effect").inner_text() == "stopped before anything was done"
+    expect(page.locator(".step .effect")).to_have_text("stopped before anything was done")
     visitor.send("use the keyboard")
     visitor.state("done")
     assert "use the keyboard" in visitor.server.model.requests[-1].said()
-    assert "use the keyboard" in page.locator(".note.user").last.inner_text()
+    expect(page.locator(".note.user").last).to_contain_text("use the keyboard")
 
 
 @pytest.mark.parametrize("allow", [True, False])
@@ -150,12 +156,12 @@ def test_consent(visit, allow: bool) -> None:
     dialog = page.locator("#consent")
     dialog.wait_for()
     visitor.state("waiting_consent")
-    assert dialog.locator("code").inner_text() == "Click (320, 180)"
-    assert "delet" in dialog.locator("#consent-reason").inner_text()
-    assert "Refused in 1" in dialog.locator("#countdown").inner_text()
+    expect(dialog.locator("code")).to_have_text("Click (320, 180)")
+    expect(dialog.locator("#consent-reason")).to_contain_text("delet")
+    expect(dialog.locator("#countdown")).to_contain_text("Refused in 1")
     dialog.locator(".ink").wait_for(state="attached")
     assert not visitor.server.computer.done("press")
-    dialog.get_by_role("button", name="Allow" if allow else "Refuse").click()
+    dialog.get_by_role("button", name="Allow" if allow else "Refuse", exact=True).click()
     visitor.state("done")
     dialog.wait_for(state="hidden")
     assert bool(visitor.server.computer.done("press")) is allow
@@ -169,18 +175,18 @@ def test_consent_that_lasts(visit) -> None:
     visitor.send("make folders")
     dialog = page.locator("#consent")
     dialog.wait_for()
-    offer = '"Do not ask again" lets every line pass that runs nothing but mkdir'
-    assert dialog.locator("#consent-offer").inner_text().startswith(offer)
-    dialog.get_by_role("button", name="Allow, and do not ask again").click()
+    offer = '"Allow for this task" lets every line pass that runs nothing but mkdir'
+    expect(dialog.locator("#consent-offer")).to_have_text(re.compile(f"^{re.escape(offer)}"))
+    dialog.get_by_role("button", name="Allow for this task").click()
     page.locator("#consent-reason", has_text="this click is to 'pay'").wait_for()
     assert visitor.server.computer.log.count(("down", "Enter")) == 2
-    assert not dialog.locator("#allow-lasting").is_visible()
-    assert dialog.locator("#consent-offer").inner_text() == ""
+    expect(dialog.locator("#allow-lasting")).to_be_hidden()
+    expect(dialog.locator("#consent-offer")).to_have_text("")
     dialog.get_by_role("button", name="Allow", exact=True).click()
     visitor.state("done")
-    note = page.locator(".note", has_text="Allowed, not to be asked again")
-    assert offer in note.inner_text()
-    assert page.get_by_text("Allowed", exact=True).count() == 1
+    note = page.locator(".note", has_text="Allowed for this task")
+    expect(note).to_contain_text(offer)
+    expect(page.get_by_text("Allowed", exact=True)).to_have_count(1)
 
 
 def test_escape_stops_while_consent_is_asked(visit) -> None:
@@ -197,7 +203,7 @@ def test_the_model_asks(visit) -> None:
     visitor = visit("$ Which of the two files?", "Done").enter()
     visitor.send("open the file")
     visitor.state("waiting_user")
-    assert "Which of the two files?" in visitor.page.locator("#wanted").inner_text()
+    expect(visitor.page.locator("#wanted")).to_contain_text("Which of the two files?")
     visitor.send("the second")
     visitor.state("done")
     assert "the second" in visitor.server.model.requests[-1].said()
@@ -209,8 +215,9 @@ def test_settings(visit) -> None:
     page.click("#open-settings")
     page.locator("#settings").wait_for()
     key = page.locator("[data-field=api_key]")
-    assert key.input_value() == "" and "...cdef" in (key.get_attribute("placeholder") or "")
-    assert page.locator("[data-field=driver]").input_value() == "fake:"
+    expect(key).to_have_value("")
+    expect(key).to_have_attribute("placeholder", re.compile(r"\.\.\.cdef"))
+    expect(page.locator("[data-field=driver]")).to_have_value("fake:")
     for field, value, words in (
         ("max_rounds", "0", "at least 1"), ("images_kept", "x", "images_kept"),
         ("max_cost", "1", "prices"), ("base_url", "ftp://x", "http://"),
@@ -237,7 +244,9 @@ def test_settings(visit) -> None:
     assert kept["policy"] == {"close": "deny"} and kept["consent"] == "strict"
     page.click("#open-settings")
     page.locator("#settings").wait_for()
-    assert "0123456789" not in page.content() and key.input_value() == ""
+    expect(key).to_have_value("")
+    expect(key).to_have_attribute("placeholder", re.compile(r"\.\.\.6789"))
+    assert "0123456789" not in page.content()
     page.check("#forget-key")
     page.click("#settings [type=submit]")
     page.locator("#settings").wait_for(state="hidden")
@@ -268,7 +277,7 @@ def test_another_computer(visit, monkeypatch, tmp_path) -> None:
     assert other.done("press") and not visitor.server.computer.done("press")
     page.click("#open-settings")
     page.locator("#settings").wait_for()
-    assert page.locator("[data-field=driver]").input_value() == "pikvm://admin@desk"
+    expect(page.locator("[data-field=driver]")).to_have_value("pikvm://admin@desk")
     assert "hunter2" not in page.content() and not visitor.problems[1:]
 
 
@@ -278,10 +287,11 @@ def test_the_computers_buttons(visit) -> None:
     page.click("#open-settings")
     buttons = page.locator("#buttons button")
     buttons.first.wait_for()
-    assert buttons.count() == 4
+    expect(buttons).to_have_count(4)
     page.get_by_role("button", name="Hold its power button").click()
     asked = page.locator("dialog.ask")
-    assert "may be lost" in asked.inner_text() and not visitor.server.computer.log
+    expect(asked).to_contain_text("may be lost")
+    assert not visitor.server.computer.log
     asked.get_by_role("button", name="Hold its power button").click()
     page.get_by_text("Done: Hold its power button").wait_for()
     assert visitor.server.computer.log == [("power", "hold")]
@@ -298,9 +308,9 @@ def test_what_a_model_says_is_text(visit) -> None:
     page.click("#open-history")
     page.get_by_role("button", name="Step through").click()
     page.locator("#viewer").wait_for()
-    assert page.locator("#transcript").inner_text().count(HOSTILE) >= 4
+    wait_until(lambda: page.locator("#transcript").inner_text().count(HOSTILE) >= 4)
     assert page.evaluate("window.hacked") is None
-    assert page.locator("#transcript script, #transcript [onerror]").count() == 0
+    expect(page.locator("#transcript script, #transcript [onerror]")).to_have_count(0)
     assert not visitor.problems
 
 
@@ -310,11 +320,12 @@ def test_history(visit) -> None:
     visitor.run("Say hello")
     page.click("#reset")
     visitor.state("idle")
-    assert page.locator(".step").count() == 0
+    expect(page.locator(".step")).to_have_count(0)
     page.click("#open-history")
     page.locator("#history").wait_for()
     row = page.locator("#runs li")
-    assert "Say hello" in row.inner_text() and "3 steps" in row.inner_text()
+    expect(row).to_contain_text("Say hello")
+    expect(row).to_contain_text("3 steps")
     with page.expect_download() as download:
         row.get_by_text("Export as HTML").click()
     html = download.value.path().read_text()
@@ -322,11 +333,11 @@ def test_history(visit) -> None:
     row.get_by_role("button", name="Step through").click()
     viewer = page.locator("#viewer")
     viewer.wait_for()
-    assert viewer.locator(".actions code").inner_text() == "Click (320, 180)"
+    expect(viewer.locator(".actions code")).to_have_text("Click (320, 180)")
     viewer.locator(".ink").wait_for(state="attached")
     viewer.locator("#next").click()
-    assert "hello" in viewer.locator(".actions code").inner_text()
-    assert viewer.locator("#position-text").inner_text() == "2 / 3"
+    expect(viewer.locator(".actions code")).to_contain_text("hello")
+    expect(viewer.locator("#position-text")).to_have_text("2 / 3")
     assert not visitor.problems
 
 
@@ -343,7 +354,7 @@ def test_a_run_that_was_cut_off_or_failed_goes_on(ended, shown, visit, tmp_path)
     visitor = visit("Done").enter()
     page = visitor.page
     page.click("#open-history")
-    assert shown in page.locator("#runs li").inner_text()
+    expect(page.locator("#runs li")).to_contain_text(shown)
     page.get_by_role("button", name="Continue").click()
     visitor.state("done")
     assert "Old task" in visitor.server.model.requests[-1].said()
@@ -364,15 +375,17 @@ def test_going_on_shows_what_was_done_before(visit, tmp_path) -> None:
     page.click("#open-history")
     page.get_by_role("button", name="Continue").click()
     visitor.state("done")
-    assert page.locator(".step").count() == 4
+    expect(page.locator(".step")).to_have_count(4)
     first = page.locator(".step").first
-    assert first.locator(".actions code").inner_text() == "Click (320, 180)"
-    assert "Done." in first.locator(".result").inner_text()
-    titles = page.locator(".note b").all_inner_texts()
-    assert titles == ["Task", "Goes on where it was cut off", "Done"]
+    expect(first.locator(".actions code")).to_have_text("Click (320, 180)")
+    expect(first.locator(".result")).to_contain_text("Done.")
+    titles = ["Task", "Goes on where it was cut off", "Done"]
+    expect(page.locator(".note b")).to_have_text(titles)
     first.locator(".shot").click()
     page.locator("#large-screen .ink").wait_for(state="attached")
-    assert page.evaluate("document.querySelector('#large-screen img').naturalWidth") == 640
+    wait_until(
+        lambda: page.evaluate("document.querySelector('#large-screen img').naturalWidth == 640")
+    )
 
 
 def test_the_risks_come_first(visit) -> None:
@@ -382,11 +395,11 @@ def test_the_risks_come_first(visit) -> None:
     risks.wait_for()
     for _ in range(3):
         page.keyboard.press("Escape")
-    page.wait_for_timeout(200)
-    risks.wait_for()
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    expect(risks).to_be_visible()
     page.get_by_role("button", name="I understand").click()
     risks.wait_for(state="hidden")
-    assert page.evaluate("localStorage.getItem('pagoda.agent.risks')") == "understood"
+    wait_until(lambda: page.evaluate("localStorage.getItem('pagoda.agent.risks') == 'understood'"))
 
 
 def test_the_address_works_once(visit, browser) -> None:
@@ -398,8 +411,8 @@ def test_the_address_works_once(visit, browser) -> None:
     other = elsewhere.new_page()
     other.goto(address)
     other.get_by_text("This address was used before").wait_for()
-    assert other.locator("body").inner_text().strip().startswith("This address")
-    assert other.locator("#screen, header").first.is_hidden()
+    expect(other.locator("body")).to_have_text(re.compile(r"^\s*This address"), use_inner_text=True)
+    expect(other.locator("#screen, header").first).to_be_hidden()
     elsewhere.close()
 
 
@@ -408,7 +421,7 @@ def test_an_agent_that_ended_is_said(visit) -> None:
     visitor.page.route("**/api/events*", lambda route: route.abort())
     visitor.page.goto(visitor.server.gate.address)
     visitor.page.get_by_text("cannot be reached").wait_for()
-    assert visitor.page.locator("header").first.is_hidden()
+    expect(visitor.page.locator("header").first).to_be_hidden()
 
 
 def test_a_second_tab_shows_one_sentence(visit) -> None:
@@ -416,7 +429,7 @@ def test_a_second_tab_shows_one_sentence(visit) -> None:
     second = visitor.page.context.new_page()
     second.goto(visitor.server.url)
     second.get_by_text("open in another tab").wait_for()
-    assert second.locator("header").first.is_hidden()
+    expect(second.locator("header").first).to_be_hidden()
     second.close()
     assert not visitor.server.exited.is_set(), "only the controller's goodbye counts"
 
@@ -448,8 +461,8 @@ def test_a_reload_stops_the_task_and_not_the_agent(visit) -> None:
     assert len(visitor.leave_asked) == 1
     visitor.state("paused")
     assert computer.held == () and len(computer.typed) < 5000
-    assert page.locator(".step").count() == 1
-    page.click("#send")
+    expect(page.locator(".step")).to_have_count(1)
+    page.click("#pause")
     visitor.state("done")
     page.reload()
     visitor.state("done")
@@ -464,4 +477,4 @@ def test_loading_again_takes_up_where_it_was(visit) -> None:
     page.reload()
     visitor.state("paused")
     page.locator(".step").nth(1).wait_for()
-    assert page.locator(".step").count() == 2
+    expect(page.locator(".step")).to_have_count(2)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.web.agent_server import wait_until
+from tests.web.conftest import expect
 from tests.web.test_agent_page import CLICK, HANGS, PHONE, visit
 
 __all__ = ["visit"]
@@ -29,6 +30,7 @@ def test_a_long_base_url_can_be_read(visit, context: dict[str, Any]) -> None:
 def test_nothing_moves_or_is_covered_on_a_phone(visit) -> None:
     script = ["# delete the file\nmouse 500 500 1", "$ Which of the two files?", "Done"]
     visitor = visit(*script, context=PHONE).enter()
+    visitor.state("idle")
     page = visitor.page
     header = page.locator("header").first
     height = header.bounding_box()["height"]
@@ -56,7 +58,7 @@ def test_the_history_of_a_long_task(visit) -> None:
     page.click("#open-history")
     row = page.locator("#runs li")
     assert row.locator("b").bounding_box()["height"] < 100
-    assert "1 step ·" in row.inner_text()
+    expect(row).to_contain_text("1 step ·")
     row.get_by_role("button", name="Step through").click()
     page.locator("#viewer").wait_for()
     assert page.locator("#viewer-title").bounding_box()["height"] < 100
@@ -71,16 +73,18 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
     wait_until(lambda: len(visitor.server.model.requests) == 3)
     page.keyboard.press("Escape")
     visitor.state("paused")
-    assert page.locator(".result").all_inner_texts() == [
-        "等待了 1 秒。",
-        "被用户拒绝：据它自己所说，这次点击是要 'delete'。不要再次尝试。",
-    ]
-    assert "已由用户暂停。" in page.locator(".note").last.inner_text()
+    expect(page.locator(".result")).to_have_text(
+        [
+            "等待了 1 秒。",
+            "被用户拒绝：据它自己所说，这次点击是要 'delete'。不要再次尝试。",
+        ]
+    )
+    expect(page.locator(".note").last).to_contain_text("已由用户暂停。")
     page.click("#open-settings")
     page.fill("[data-field=max_rounds]", "0")
     page.click("#settings [type=submit]")
     wrong = page.locator("[data-field=max_rounds] + .field-wrong")
-    assert wrong.inner_text() == "设置有误：max_rounds 至少为 1。"
+    expect(wrong).to_have_text("设置有误：max_rounds 至少为 1。")
     page.click("#settings .close")
     page.click("#open-history")
     with page.expect_download() as download:
@@ -94,7 +98,7 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
     page.route("**/api/resume", lambda route: route.fulfill(
         status=409, json={"error": "The task is failed, not paused."}
     ))  # fmt: skip
-    page.click("#send")
+    page.click("#pause")
     page.get_by_text("任务并未暂停 (失败)。").wait_for()
 
 
@@ -102,22 +106,26 @@ def test_in_chinese_and_dark(visit) -> None:
     script = ["# delete the file\nmouse 500 500 1", "keyboard Enter", "Done"]
     visitor = visit(*script, context={"locale": "zh-CN", "color_scheme": "dark"}).enter()
     page = visitor.page
-    assert page.locator("#state").inner_text() == "空闲"
-    assert page.locator("#send").inner_text() == "提交"
-    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    expect(page.locator("#state")).to_have_text("空闲")
+    expect(page.locator("#send")).to_have_text("提交")
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
     visitor.send("你好")
     page.locator("#consent").wait_for()
     reason = "据它自己所说，这次点击是要 'delete'。"
-    assert page.locator("#consent-reason").inner_text() == reason
+    expect(page.locator("#consent-reason")).to_have_text(reason)
     page.click("#allow")
-    offer = "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    offer = (
+        "“本次任务中允许”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+    )
     page.locator("#consent-offer", has_text=offer).wait_for()
-    page.get_by_role("button", name="允许，不再询问").click()
+    page.get_by_role("button", name="本次任务中允许").click()
     visitor.state("done")
-    assert reason in page.locator("#transcript").inner_text()
-    assert f"已允许，不再询问\n\n{offer}" in page.locator("#transcript").inner_text()
-    assert page.locator(".result").first.inner_text() == "完成。"
-    assert page.locator("#state").inner_text() == "完成"
+    expect(page.locator("#transcript")).to_contain_text(reason)
+    expect(page.locator("#transcript")).to_contain_text(
+        f"已在本次任务中允许 {offer}", use_inner_text=True
+    )
+    expect(page.locator(".result").first).to_have_text("完成。")
+    expect(page.locator("#state")).to_have_text("完成")
     dark = page.evaluate("getComputedStyle(document.querySelector('#pagoda')).backgroundColor")
     assert dark == "rgb(28, 27, 26)"
     page.click("#toggle-theme")
@@ -144,3 +152,104 @@ def test_on_a_phone(visit) -> None:
     page.tap("#open-settings")
     page.locator("#settings").wait_for()
     assert page.locator("#settings").bounding_box()["width"] <= 390
+
+
+def test_one_button_pauses_and_goes_on(visit) -> None:
+    visitor = visit(HANGS, HANGS, "Done").enter()
+    page = visitor.page
+    button = page.locator("#pause")
+    expect(button).to_be_disabled()
+    visitor.send("wait")
+    wait_until(lambda: len(visitor.server.model.requests) == 1)
+    expect(button).to_have_text("Pause")
+    button.click()
+    expect(button).to_have_text("Go on")
+    page.keyboard.press("Escape")  # stops, and never goes on
+    visitor.state("paused")
+    expect(page.locator("#send")).to_be_disabled()
+    button.click()
+    wait_until(lambda: len(visitor.server.model.requests) == 2)
+    button.click()
+    visitor.state("paused")
+    page.fill("#prompt", "use the keyboard")
+    button.click()
+    visitor.state("done")
+    assert "use the keyboard" in visitor.server.model.requests[-1].said()
+    expect(page.locator("#reset")).to_have_text("Reset")
+    assert not visitor.problems
+
+
+CALLED = """() => {
+    window.called = [];
+    window.AudioContext = class {
+        currentTime = 0;
+        destination = {};
+        resume() { called.push("sound"); }
+    };
+    const node = class { connect(to) { return to; } start() {} stop() {}
+                         gain = { setTargetAtTime() {} }; };
+    window.OscillatorNode = window.GainNode = node;
+    window.Notification = class extends EventTarget {
+        static permission = "default";
+        static async requestPermission() { called.push("permission"); this.permission = "granted"; }
+        constructor(title, { body }) { super(); called.push(title, body); }
+        close() {}
+    };
+    document.hasFocus = () => false;
+}"""
+
+
+def test_who_looks_elsewhere_is_called(visit) -> None:
+    visitor = visit("# delete it\nmouse 500 500 1", "# delete it\nmouse 100 100 1", "Done")
+    page = visitor.page
+    page.add_init_script(f"({CALLED})()")
+    visitor.enter()
+    expect(page).to_have_title("Idle · Pagoda agent")
+    visitor.send("tidy up")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    expect(page).to_have_title("● Needs consent · Pagoda agent")
+    wait_until(
+        lambda: page.evaluate("called.length == 1 && called[0] == 'sound'")
+    )  # nothing unasked
+    dialog.locator("#allow").click()
+    wait_until(lambda: page.evaluate("called.length == 2"))
+    page.click("#consent-pause")
+    visitor.state("paused")
+    page.click("#open-settings")
+    page.locator("#settings").wait_for()
+    page.click("#notify")
+    expect(page.locator("#notify")).to_be_hidden()
+    expect(page.locator("#notify-state")).to_contain_text("Notifications are on")
+    page.uncheck("#sound")
+    page.click("#settings .close")
+    visitor.server.model.script = ["# delete it\nmouse 100 900 1", "Done"]
+    page.click("#pause")
+    dialog.wait_for()
+    wait_until(lambda: page.evaluate("called.at(-2) == 'Pagoda agent: Needs consent'"))
+    assert page.evaluate("called.at(-1)") == "By its own words this click is to 'delete'."
+    assert page.evaluate("called.filter((one) => one == 'sound').length") == 2
+    dialog.locator("#refuse").click()
+    visitor.state("done")
+    expect(page).to_have_title("Done · Pagoda agent")
+    page.reload()
+    page.click("#open-settings")
+    expect(page.locator("#sound")).not_to_be_checked()
+
+
+def test_a_kind_of_click_is_allowed_for_the_task(visit) -> None:
+    sends = "# I send it\nmouse 500 500 1"
+    visitor = visit(sends, sends, "# I delete it\nmouse 500 500 1", "Done").enter()
+    page = visitor.page
+    visitor.send("send both")
+    dialog = page.locator("#consent")
+    dialog.wait_for()
+    expect(page.locator("#consent-offer")).to_contain_text("every click pass that is to 'send'")
+    dialog.get_by_role("button", name="Allow for this task").click()
+    expect(page.locator("#consent-reason")).to_have_text(
+        "By its own words this click is to 'delete'."
+    )
+    assert len(visitor.server.computer.done("press")) == 2
+    dialog.locator("#refuse").click()
+    visitor.state("done")
+    expect(page.locator("#transcript")).to_contain_text("Allowed for this task")

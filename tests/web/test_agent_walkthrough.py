@@ -18,6 +18,7 @@ from tests.agent.fakes import stations
 from tests.agent.model_server import ModelServer, Step
 from tests.agent.rig.desktop import Desktop, free_port, listens, require, start_desktop, wait_until
 from tests.agent.rig.programs import datasheet, xterm, zenity
+from tests.web.conftest import expect
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "walkthroughs.md"
 KVM = "192.168.1.50"
@@ -128,7 +129,7 @@ def test_as_written(browser, desktop, agent, model, tmp_path) -> None:
         state(page, "paused")
         send(page, "the dialog is open already")
         state(page, "waiting_consent")
-        assert "'8.8.8.8'" in page.locator("#consent-reason").inner_text()
+        expect(page.locator("#consent-reason")).to_contain_text("'8.8.8.8'")
         page.click("#allow")
         state(page, "done")
         assert dialog.answer() == (0, "8.8.8.8")
@@ -137,11 +138,11 @@ def test_as_written(browser, desktop, agent, model, tmp_path) -> None:
     assert "the dialog is open already" in model.requests[1].said()
     assert {request.body["model"] for request in model.requests} == {MODEL}
     assert {request.headers["authorization"] for request in model.requests} == {f"Bearer {KEY}"}
-    assert "/12" in page.locator("#meter").inner_text()
+    expect(page.locator("#meter")).to_contain_text("/12")
 
     page.click("#reset")
     state(page, "idle")
-    assert page.locator(".step").count() == 0
+    expect(page.locator(".step")).to_have_count(0)
     first = len(model.requests)
     model.script = [qwen("left_click", coordinate=[500, 600]), DONE]
     with datasheet(desktop, tmp_path) as (file, content):
@@ -154,7 +155,9 @@ def test_as_written(browser, desktop, agent, model, tmp_path) -> None:
     elsewhere = browser.new_context(locale="en-US").new_page()
     elsewhere.goto(address)
     elsewhere.get_by_text("This address was used before").wait_for()
-    assert elsewhere.locator("body").inner_text().strip().startswith("This address")
+    expect(elsewhere.locator("body")).to_have_text(
+        re.compile(r"^\s*This address"), use_inner_text=True
+    )
     assert process.poll() is None
 
     model.script = [qwen("type", text="x" * 5000)]

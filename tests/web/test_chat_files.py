@@ -5,8 +5,8 @@ from typing import Any
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.unit.text.pdfs import pdf
-from tests.web.conftest import Visit
-from tests.web.test_chat_page import png, prompt_of, texts
+from tests.web.conftest import Visit, expect
+from tests.web.test_chat_page import png, prompt_of
 from tests.web.test_chat_tabs import second_tab
 
 
@@ -41,9 +41,9 @@ def test_text_code_and_pdf_go_along(visit) -> None:
     assert chips(visitor) == []
     # The message shows them as names, and their text when asked.
     card = visitor.page.locator(".message.user details.chip", has_text="c.PDF")
-    assert card.locator("pre").count() == 0
+    expect(card.locator("pre")).to_have_count(0)
     card.locator("summary").click()
-    assert "from a PDF" in card.locator("pre").inner_text()
+    expect(card.locator("pre")).to_contain_text("from a PDF")
     # They belong to the chat: they are sent again, also after a reload.
     visitor.page.reload()
     visitor.reply()
@@ -68,7 +68,7 @@ def test_a_file_that_no_model_reads_is_refused_with_the_reason(visit) -> None:
         visitor.page.fill("#prompt", "kept")
         attach(visitor, one)
         visitor.page.locator("#toast.shown", has_text=reason).wait_for()
-        assert visitor.page.input_value("#prompt") == "kept"
+        expect(visitor.page.locator("#prompt")).to_have_value("kept")
     assert chips(visitor) == []
     # Only the browser's own word about the two that the server refused.
     assert all("status of 400" in problem for problem in visitor.problems)
@@ -85,7 +85,7 @@ def test_files_are_dropped_and_pasted(visit) -> None:
     page.locator("#pagoda.dropping").wait_for()
     page.dispatch_event("#messages", "drop", {"dataTransfer": transfer})
     page.locator("#attachments .chip", has_text="drop.md").wait_for()
-    assert page.locator("#pagoda.dropping").count() == 0
+    expect(page.locator("#pagoda.dropping")).to_have_count(0)
     page.evaluate(
         "() => { const data = new DataTransfer();"
         " data.items.add(new File(['pasted'], 'paste.md'));"
@@ -134,20 +134,23 @@ def test_drafts_survive_a_reload_and_a_visit_to_another_chat(visit) -> None:
     attach(visitor, file("notes.md", b"notes"))
     page.locator("#attachments .chip").wait_for()
     page.click("#new-chat")
-    assert page.input_value("#prompt") == "" and chips(visitor) == []
+    expect(page.locator("#prompt")).to_have_value("")
+    wait_until(lambda: chips(visitor) == [])
     page.fill("#prompt", "of the new chat")
     page.reload()
     page.wait_for_selector("#pagoda:not(.locked)")
-    assert page.input_value("#prompt") == "of the new chat"
+    expect(page.locator("#prompt")).to_have_value("of the new chat")
     page.locator(".chat-row .open", has_text="first").click()
     page.reload()
     visitor.reply()
-    assert page.input_value("#prompt") == "not sent yet" and chips(visitor) == ["notes.md"]
+    expect(page.locator("#prompt")).to_have_value("not sent yet")
+    wait_until(lambda: chips(visitor) == ["notes.md"])
     page.press("#prompt", "Enter")
     page.locator(".bubble", has_text="not sent yet").wait_for()
     page.reload()
     visitor.reply()
-    assert page.input_value("#prompt") == "" and chips(visitor) == []
+    expect(page.locator("#prompt")).to_have_value("")
+    wait_until(lambda: chips(visitor) == [])
 
 
 def test_two_tabs_keep_their_own_drafts_of_one_chat(visit) -> None:
@@ -157,17 +160,17 @@ def test_two_tabs_keep_their_own_drafts_of_one_chat(visit) -> None:
     one.reply()
     one.page.fill("#prompt", "draft one")
     two = second_tab(one).open("/" + one.page.evaluate("location.hash"))
-    assert two.page.input_value("#prompt") == ""
+    expect(two.page.locator("#prompt")).to_have_value("")
     # What the other tab sends, and its reply that streams in, leave a draft alone.
     client.delay = 0.02
     two.send("second")
     one.page.locator(".bubble", has_text="second").wait_for()
-    assert one.page.input_value("#prompt") == "draft one"
+    expect(one.page.locator("#prompt")).to_have_value("draft one")
     one.page.locator(".message.assistant", has_text=REPLY).nth(1).wait_for()
     one.page.reload()
     one.reply()
-    assert one.page.input_value("#prompt") == "draft one"
-    assert texts(one.page.locator(".bubble")) == ["first", "second"]
+    expect(one.page.locator("#prompt")).to_have_value("draft one")
+    expect(one.page.locator(".bubble")).to_have_text(["first", "second"])
 
 
 def test_a_draft_outlives_its_chat(visit) -> None:
@@ -182,8 +185,8 @@ def test_a_draft_outlives_its_chat(visit) -> None:
     row.get_by_role("button", name="Delete").click()
     two.page.locator("dialog.ask").get_by_role("button", name="Delete").click()
     one.page.locator(".welcome").wait_for()
-    assert one.page.input_value("#prompt") == "long thought"
+    expect(one.page.locator("#prompt")).to_have_value("long thought")
     one.page.reload()
     one.page.locator(".welcome").wait_for()
-    assert one.page.input_value("#prompt") == "long thought"
+    expect(one.page.locator("#prompt")).to_have_value("long thought")
     assert two.page.evaluate("Object.keys(sessionStorage)") == []

@@ -12,8 +12,8 @@ from pagoda.config.sampling import NUMBERS
 from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY, TEMPLATE, FakeClient
-from tests.web.conftest import Visit
-from tests.web.test_chat_page import prompt_of, texts
+from tests.web.conftest import Visit, expect
+from tests.web.test_chat_page import prompt_of
 from tests.web.test_chat_tabs import second_tab
 
 SAMPLERS = Path(pagoda.web.__file__).parent / "assets" / "samplers.js"
@@ -71,7 +71,7 @@ def test_a_chat_has_its_own_system_prompt_and_sampling(visit) -> None:
     assert sent == {"temperature": 0.5, "top_p": 0.75, "min_p": 0.1, "stop": ["END", "\n\n"]}
     # Another chat has none of it.
     page.click("#new-chat")
-    assert page.locator("#open-options.set").count() == 0
+    expect(page.locator("#open-options.set")).to_have_count(0)
     visitor.send("third")
     wait_until(lambda: len(client.requests) == 3)
     assert prompt_of(client).startswith("system: Of all chats.\nuser: third\n")
@@ -88,7 +88,7 @@ def test_options_of_a_chat_without_messages_survive_a_reload(visit) -> None:
     visitor.reply()
     assert prompt_of(client).startswith("system: Be brief.\n")
     visitor.page.click("#new-chat")
-    assert visitor.page.locator("#open-options.set").count() == 0
+    expect(visitor.page.locator("#open-options.set")).to_have_count(0)
 
 
 def test_every_number_of_the_sampler_has_a_field() -> None:
@@ -163,9 +163,9 @@ def test_presets_are_kept_and_travel_with_the_chats(visit, tmp_path) -> None:
     page.wait_for_selector("#pagoda:not(.locked)")
     dialog = options(visitor)
     dialog.get_by_role("button", name="Pirate", exact=True).click()
-    assert dialog.locator("[data-option=system]").input_value() == "Talk like a pirate."
+    expect(dialog.locator("[data-option=system]")).to_have_value("Talk like a pirate.")
     close(visitor)
-    assert page.locator("#model").input_value() == "fake-alias"
+    expect(page.locator("#model")).to_have_value("fake-alias")
     visitor.send("hi")
     visitor.reply()
     assert prompt_of(client).startswith("system: Talk like a pirate.\n")
@@ -187,7 +187,7 @@ def test_presets_are_kept_and_travel_with_the_chats(visit, tmp_path) -> None:
     page.set_input_files("#import-file", [saved])
     page.locator("#toast.shown", has_text="1 chats imported").wait_for()
     dialog = options(visitor)
-    assert texts(dialog.locator(".chip")) == ["<b>Bold", "Pirate"]
+    expect(dialog.locator(".chip")).to_have_text(["<b>Bold", "Pirate"])
 
 
 def test_a_bad_preset_spoils_no_import(visit, tmp_path) -> None:
@@ -209,7 +209,7 @@ def test_the_meter_counts_the_context(visit) -> None:
     visitor = visit(FakeClient(abilities={"max_model_len": 1000})).open()
     page = visitor.page
     meter = page.locator("#meter")
-    assert not meter.is_visible()
+    expect(meter).to_be_hidden()
     visitor.send("hi")
     visitor.reply()
     # A byte is a token, and one ends the reply.
@@ -247,7 +247,7 @@ def test_two_models_answer_side_by_side_and_one_is_kept(visit) -> None:
     for i in range(2):
         sides.nth(i).locator(".message footer").wait_for()
     assert [body["model"] for body in bodies] == ["fake", "fake-alias"]
-    assert texts(sides.locator("strong")) == ["fake", "fake-alias"]
+    expect(sides.locator("strong")).to_have_text(["fake", "fake-alias"])
     kept = sides.nth(0).locator(".markdown").last.inner_text()
     boxes = [sides.nth(i).bounding_box() for i in range(2)]
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"] and boxes[0]["y"] == boxes[1]["y"]
@@ -256,9 +256,9 @@ def test_two_models_answer_side_by_side_and_one_is_kept(visit) -> None:
     sides.nth(1).locator(".message footer").wait_for()
     page.get_by_role("button", name="Keep this: fake", exact=True).click()
     page.locator(".pair").wait_for(state="detached")
-    assert visitor.reply().locator(".markdown").last.inner_text() == kept
+    expect(visitor.reply().locator(".markdown").last).to_have_text(kept)
     # The other one is a version.
-    assert visitor.reply().locator(".pager").inner_text() == "1/2"
+    expect(visitor.reply().locator(".pager")).to_have_text("1/2")
     visitor.send("and?")
     wait_until(lambda: len(client.requests) == 3)
     assert prompt_of(client) == f"user: question\nassistant: {kept}\nuser: and?\nassistant: "
@@ -278,12 +278,12 @@ def test_stop_ends_both_replies(visit) -> None:
     visitor.page.locator("#attachments .chip").get_by_role("button", name="Remove").click()
     visitor.send("go on")
     visitor.page.get_by_text(REPLY).wait_for()
-    assert visitor.page.locator(".pair").count() == 0
-    assert visitor.page.locator(".message.assistant .pager").inner_text() == "2/2"
+    expect(visitor.page.locator(".pair")).to_have_count(0)
+    expect(visitor.page.locator(".message.assistant .pager")).to_have_text("2/2")
 
 
 def test_nothing_to_compare_with_one_model(visit) -> None:
     visitor = visit()
     visitor.page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "one"}]}))
     visitor.open()
-    assert not visitor.page.locator("#compare").is_visible()
+    expect(visitor.page.locator("#compare")).to_be_hidden()

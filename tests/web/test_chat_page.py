@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import struct
 import zlib
 from typing import Any
@@ -12,6 +13,7 @@ from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY, FakeClient, Guessing
 from tests.unit.text.templates import QWEN_TOOLS
+from tests.web.conftest import expect
 
 MARKDOWN = """Paragraph with **bold** and `code`.
 
@@ -31,6 +33,11 @@ HOSTILE = (
 )
 
 
+# What takes the fake half a minute unless it is hurried, and has no space that a page would trim.
+LONG = "Hello" + "o" * 2000
+SLOW = 0.05
+
+
 def says(text: str, **options: Any) -> FakeClient:
     return FakeClient(script=lambda request: text.encode(), **options)
 
@@ -39,28 +46,24 @@ def prompt_of(client: FakeClient) -> str:
     return bytes(client.requests[-1].prompt_token_ids).decode()
 
 
-def texts(locator: Any) -> list[str]:
-    return [text.strip() for text in locator.all_inner_texts()]
-
-
 def test_first_chat(visit) -> None:
     client = Guessing()
     page = (visitor := visit(client).open()).page
-    assert page.locator("#model").input_value() == "fake"
+    expect(page.locator("#model")).to_have_value("fake")
     page.locator("#model-state[data-state=ready]").wait_for()
     visitor.send("hi there")
     reply = visitor.reply()
-    assert reply.locator(".markdown").last.inner_text() == REPLY
-    assert "tok/s" in reply.locator(".facts").inner_text()
-    assert "s to first token" in reply.locator(".facts").inner_text()
+    expect(reply.locator(".markdown").last).to_have_text(REPLY)
+    expect(reply.locator(".facts")).to_contain_text("tok/s")
+    expect(reply.locator(".facts")).to_contain_text("s to first token")
     # Each step but the first had four guesses.
     steps = len(REPLY.encode()) // 3
     told = f"{2 * steps} of {4 * steps} guessed tokens came true"
-    assert told in reply.locator(".facts").get_attribute("title")
-    assert texts(page.locator("#chats .open")) == ["hi there"]
+    expect(reply.locator(".facts")).to_have_attribute("title", re.compile(told))
+    expect(page.locator("#chats .open")).to_have_text(["hi there"])
     # It is still there when the page is loaded again, and goes on from where it was.
     page.reload()
-    assert visitor.reply().locator(".markdown").last.inner_text() == REPLY
+    expect(visitor.reply().locator(".markdown").last).to_have_text(REPLY)
     visitor.send("more")
     page.locator(".message.assistant").nth(1).locator("footer").wait_for()
     assert prompt_of(client) == f"user: hi there\nassistant: {REPLY}\nuser: more\nassistant: "
@@ -69,7 +72,8 @@ def test_first_chat(visit) -> None:
 
 
 def test_keyboard(visit) -> None:
-    client = FakeClient(delay=0.05)
+    replies = iter([LONG, REPLY])
+    client = FakeClient(script=lambda request: next(replies).encode(), delay=SLOW)
     visitor = visit(client).open()
     page = visitor.page
     page.fill("#prompt", "one")
@@ -78,12 +82,14 @@ def test_keyboard(visit) -> None:
     # What an input method sends when Enter accepts a suggestion.
     compose = "new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true})"
     page.evaluate(f"document.querySelector('#prompt').dispatchEvent({compose})")
-    assert page.input_value("#prompt") == "one\ntwo" and not client.requests
+    expect(page.locator("#prompt")).to_have_value("one\ntwo")
+    assert not client.requests
     page.press("#prompt", "Enter")
     page.locator(".message.assistant .markdown", has_text="Hel").wait_for()
     page.keyboard.press("Escape")
     reply = visitor.reply()
-    assert "Stopped." in reply.inner_text() and "Hel" in reply.inner_text()
+    expect(reply).to_contain_text("Stopped.")
+    expect(reply).to_contain_text("Hel")
     wait_until(lambda: len(client.aborted) == 1)
     # The model goes on from there.
     kept = reply.locator(".markdown").last.inner_text()
@@ -91,19 +97,21 @@ def test_keyboard(visit) -> None:
     wait_until(lambda: len(client.requests) == 2)
     assert prompt_of(client).endswith(f"assistant: {kept}")
     reply = visitor.reply()
-    assert reply.locator(".markdown").last.inner_text() == kept + REPLY
+    expect(reply.locator(".markdown").last).to_have_text(kept + REPLY)
 
 
 def test_text_is_appended(visit) -> None:
     """A finished paragraph stays the same node while the rest streams in."""
-    visitor = visit(says("First.\n\n" + "word " * 60, delay=0.01)).open()
+    client = says("First.\n\n" + "word " * 500, delay=0.02)
+    visitor = visit(client).open()
     page = visitor.page
     visitor.send("go")
     page.locator(".markdown p", has_text="word word").wait_for()
     page.evaluate("document.querySelector('.message.assistant p').dataset.mark = 'kept'")
     page.locator(".markdown p", has_text="word " * 50).wait_for()
-    assert page.locator(".progress").count() == 1, "the reply ended too early for this test"
-    assert page.locator("p[data-mark=kept]").inner_text() == "First."
+    assert client.running, "the reply ended too early for this test"
+    expect(page.locator("p[data-mark=kept]")).to_have_text("First.")
+    client.delay = 0
     visitor.reply()
 
 
@@ -114,7 +122,7 @@ def test_retry_and_edit_keep_all_versions(visit) -> None:
     visitor.send("question")
     visitor.reply().get_by_role("button", name="Retry").click()
     page.get_by_text("Reply 2.").wait_for()
-    assert visitor.reply().locator(".pager").inner_text() == "2/2"
+    expect(visitor.reply().locator(".pager")).to_have_text("2/2")
     visitor.reply().get_by_role("button", name="Previous version").click()
     page.get_by_text("Reply 1.").wait_for()
     page.locator(".message.user").hover()
@@ -126,31 +134,32 @@ def test_retry_and_edit_keep_all_versions(visit) -> None:
     page.locator(".message.user").hover()
     page.locator(".message.user").get_by_role("button", name="Previous version").click()
     page.get_by_text("Reply 2.").wait_for()
-    assert texts(page.locator(".bubble")) == ["question"]
+    expect(page.locator(".bubble")).to_have_text(["question"])
 
 
 def test_thought_is_folded(visit) -> None:
     visitor = visit(says("<Let me think.|The answer.")).open()
     visitor.send("why")
     reply = visitor.reply()
-    assert not reply.get_by_text("Let me think.").is_visible()
+    expect(reply.get_by_text("Let me think.")).to_be_hidden()
     reply.locator(".thought summary").click()
-    assert reply.get_by_text("Let me think.").is_visible()
-    assert "Thought for" in reply.locator(".thought summary").inner_text()
+    expect(reply.get_by_text("Let me think.")).to_be_visible()
+    expect(reply.locator(".thought summary")).to_contain_text("Thought for")
 
 
 def test_markdown_code_and_math(visit) -> None:
     visitor = visit(says(MARKDOWN), context={"permissions": ["clipboard-read", "clipboard-write"]})
     visitor.open().send("show")
     reply = visitor.reply()
-    assert texts(reply.locator("strong")) == ["bold"]
-    assert texts(reply.locator(".code .keyword")) == ["def", "return"]
-    assert texts(reply.locator(".code .string")) == ['"text"']
-    assert texts(reply.locator(".code .comment")) == ["# why"]
-    assert reply.locator("math msup mi").first.text_content() == "e"
+    expect(reply.locator("strong")).to_have_text(["bold"])
+    expect(reply.locator(".code .keyword")).to_have_text(["def", "return"])
+    expect(reply.locator(".code .string")).to_have_text(['"text"'])
+    expect(reply.locator(".code .comment")).to_have_text(["# why"])
+    expect(reply.locator("math msup mi").first).to_have_text("e")
     reply.get_by_role("button", name="Copy code").click()
     read = "navigator.clipboard.readText()"
-    assert visitor.page.evaluate(read) == 'def f(x):\n    return "text"  # why\n'
+    code = 'def f(x):\n    return "text"  # why\n'
+    wait_until(lambda: visitor.page.evaluate(read) == code)
     reply.locator("footer").get_by_role("button", name="Copy").click()
     wait_until(lambda: visitor.page.evaluate(read) == MARKDOWN)
 
@@ -168,13 +177,14 @@ def test_tools(visit) -> None:
     page.click("#close-settings")
     visitor.send("weather?")
     reply = visitor.reply()
-    assert "Called weather" in reply.inner_text() and '"city": "Paris"' in reply.inner_text()
+    expect(reply).to_contain_text("Called weather")
+    expect(reply).to_contain_text('"city": "Paris"')
     hostile = "<img src=x onerror='window.hacked = 1'>"
     reply.locator(".results textarea").fill(hostile)
     reply.get_by_role("button", name="Send result").click()
     page.get_by_text("It is sunny.").wait_for()
     assert f"<tool_response>\n{hostile}\n</tool_response>" in prompt_of(client)
-    assert hostile in page.locator(".message.tool").inner_text()
+    expect(page.locator(".message.tool")).to_contain_text(hostile)
     assert page.evaluate("window.hacked") is None
 
 
@@ -184,7 +194,7 @@ def test_script_in_model_text_does_not_run(visit) -> None:
     cards = {"data": [{"id": name}]}
     visitor.page.route("**/v1/models", lambda route: route.fulfill(json=cards))
     page = visitor.open().page
-    assert name in page.locator("#model").inner_text()
+    expect(page.locator("#model")).to_contain_text(name)
     visitor.page.route("**/v1/chat/completions", lambda route: route.continue_(
         post_data={**route.request.post_data_json, "model": "fake"}
     ))  # fmt: skip
@@ -194,11 +204,11 @@ def test_script_in_model_text_does_not_run(visit) -> None:
     page.get_by_role("button", name="Rename").click()
     page.locator(".chat-row input").fill(name)
     page.keyboard.press("Enter")
-    assert texts(page.locator("#chats .open")) == [name]
+    expect(page.locator("#chats .open")).to_have_text([name])
     page.reload()
     reply = visitor.reply()
     assert page.evaluate("window.hacked") is None
-    assert reply.locator("script, svg:not(.icon), img, [onerror]").count() == 0
+    expect(reply.locator("script, svg:not(.icon), img, [onerror]")).to_have_count(0)
     addresses = reply.locator("a").evaluate_all("links => links.map((link) => link.protocol)")
     assert set(addresses) <= {"https:"}
     assert not any("elsewhere" in url for url in visitor.requested)
@@ -223,8 +233,8 @@ def test_errors_are_shown_with_a_way_on(visit) -> None:
     visitor.send("hi")
     notice = visitor.page.locator(".notice.error")
     notice.wait_for()
-    assert "killed by a test" in notice.inner_text()
-    assert REPLY[:4] in visitor.reply().inner_text()
+    expect(notice).to_contain_text("killed by a test")
+    expect(visitor.reply()).to_contain_text(REPLY[:4])
     client.state, client.die_after = "ready", None
     notice.get_by_role("button", name="Retry").click()
     visitor.page.get_by_text(REPLY).wait_for()
@@ -248,7 +258,8 @@ def test_dropped_stream_keeps_its_text(visit) -> None:
     ))  # fmt: skip
     visitor.open().send("hi")
     reply = visitor.reply()
-    assert "Half a sent" in reply.inner_text() and "connection was lost" in reply.inner_text()
+    expect(reply).to_contain_text("Half a sent")
+    expect(reply).to_contain_text("connection was lost")
     visitor.page.unroute("**/v1/chat/completions")
     reply.locator(".notice").get_by_role("button", name="Retry").click()
     visitor.page.get_by_text(REPLY).wait_for()
@@ -260,7 +271,7 @@ def test_api_key(visit) -> None:
     page = visitor.page
     page.goto(visitor.server.url)
     page.locator("#key-dialog[open]").wait_for()
-    assert page.locator("#pagoda.locked").count() == 1
+    expect(page.locator("#pagoda.locked")).to_have_count(1)
     page.fill("#key-field", "wrong")
     page.get_by_role("button", name="Unlock").click()
     page.get_by_text("This key was not accepted.").wait_for()
@@ -268,10 +279,10 @@ def test_api_key(visit) -> None:
     page.get_by_role("button", name="Unlock").click()
     page.locator("#pagoda:not(.locked)").wait_for()
     visitor.send("hi")
-    assert REPLY in visitor.reply().inner_text()
+    expect(visitor.reply()).to_contain_text(REPLY)
     # Kept for this visit only, unless the user wants more.
     stored = "[sessionStorage, localStorage].map((storage) => storage.getItem('pagoda.key'))"
-    assert page.evaluate(stored) == ["sesame", None]
+    wait_until(lambda: page.evaluate(stored) == ["sesame", None])
 
 
 def test_sampling_and_system_prompt(visit) -> None:
@@ -285,7 +296,7 @@ def test_sampling_and_system_prompt(visit) -> None:
         page.fill(f"[data-sampling={name}]", value)
     page.click("#close-settings")
     visitor.send("hi")
-    assert "token limit" in visitor.reply().inner_text()
+    expect(visitor.reply()).to_contain_text("token limit")
     sampling = client.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
     assert (sampling.max_tokens, sampling.seed) == (4, 42)
@@ -299,9 +310,9 @@ def test_chats_can_be_searched_exported_and_imported(visit, tmp_path) -> None:
         page.click("#new-chat")
         visitor.send(question)
         visitor.reply()
-    assert texts(page.locator("#chats .open")) == ["about dogs", "about cats"]
+    expect(page.locator("#chats .open")).to_have_text(["about dogs", "about cats"])
     page.fill("#search", "CATS")
-    assert texts(page.locator("#chats .open")) == ["about cats"]
+    expect(page.locator("#chats .open")).to_have_text(["about cats"])
     page.fill("#search", "")
 
     def export(kind: str) -> str:
@@ -319,14 +330,14 @@ def test_chats_can_be_searched_exported_and_imported(visit, tmp_path) -> None:
     page.locator(".chat-row", has_text="about cats").hover()
     page.locator(".chat-row", has_text="about cats").get_by_role("button", name="Delete").click()
     page.locator("dialog.ask").get_by_role("button", name="Delete").click()
-    assert texts(page.locator("#chats .open")) == ["about dogs"]
+    expect(page.locator("#chats .open")).to_have_text(["about dogs"])
     bad = tmp_path / "bad.json"
     bad.write_text('{"format": "pagoda-chats", "chats": [{"id": 1}]}')
     page.set_input_files("#import-file", [bad])
     page.locator("#toast.shown", has_text="bad.json").wait_for()
     page.set_input_files("#import-file", [saved])
     page.locator(".chat-row", has_text="about cats").locator(".open").click()
-    assert REPLY in visitor.reply().inner_text()
+    expect(visitor.reply()).to_contain_text(REPLY)
 
 
 def test_pictures_only_for_models_that_see(visit) -> None:
@@ -334,7 +345,7 @@ def test_pictures_only_for_models_that_see(visit) -> None:
     blind = visit().open()
     blind.page.set_input_files("#file", [picture])
     blind.page.locator("#toast.shown", has_text="<b>.png was not added").wait_for()
-    assert blind.page.locator("#attachments img").count() == 0
+    expect(blind.page.locator("#attachments img")).to_have_count(0)
     visitor = visit()
     seeing = {"data": [{"id": "eyes", "architecture": {"input_modalities": ["text", "image"]}}]}
     visitor.page.route("**/v1/models", lambda route: route.fulfill(json=seeing))
@@ -363,8 +374,8 @@ def test_chinese_dark_and_phone(visit) -> None:
     context = {"locale": "zh-CN", "color_scheme": "dark", **phone}
     visitor = visit(context=context).open()
     page = visitor.page
-    assert page.locator("html").get_attribute("lang") == "zh-CN"
-    assert page.locator("#prompt").get_attribute("placeholder") == "给 fake 发消息"
+    expect(page.locator("html")).to_have_attribute("lang", "zh-CN")
+    expect(page.locator("#prompt")).to_have_attribute("placeholder", "给 fake 发消息")
     background = "getComputedStyle(document.querySelector('#pagoda')).backgroundColor"
     dark = page.evaluate(background)
     page.click("#toggle-theme")
@@ -373,39 +384,41 @@ def test_chinese_dark_and_phone(visit) -> None:
     page.wait_for_selector("#pagoda:not(.locked)")
     assert page.evaluate(background) != dark
     # The list of chats lies outside until it is asked for; nothing is wider than the screen.
-    assert page.locator("#sidebar").bounding_box()["x"] < 0
+    wait_until(lambda: page.locator("#sidebar").bounding_box()["x"] < 0)
     page.click("#toggle-menu")
     wait_until(lambda: page.locator("#sidebar").bounding_box()["x"] == 0)
     page.click("#open-settings")
     page.select_option("[data-setting=language]", "en")
     page.click("#close-settings")
-    assert page.locator("#new-chat").inner_text() == "New chat"
+    expect(page.locator("#new-chat")).to_have_text("New chat")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_reply_goes_on_while_another_chat_is_shown(visit) -> None:
-    client = FakeClient(delay=0.04)
+    client = says(LONG, delay=SLOW)
     visitor = visit(client).open()
     page = visitor.page
     visitor.send("slow one")
     page.get_by_text("Hello").wait_for()
     page.click("#new-chat")
-    assert page.locator(".message").count() == 0
+    expect(page.locator(".message")).to_have_count(0)
     page.locator(".chat-row.running", has_text="slow one").wait_for()
     page.locator(".chat-row .open", has_text="slow one").click()
-    assert page.locator(".progress").count() == 1, "the reply ended too early for this test"
-    assert REPLY in visitor.reply().inner_text()
+    expect(page.locator(".progress")).to_have_count(1)
+    client.delay = 0
+    expect(visitor.reply()).to_contain_text(LONG)
     assert len(client.requests) == 1 and not client.aborted
 
 
 def test_reload_in_the_middle_of_a_reply_keeps_its_text(visit) -> None:
-    client = FakeClient(delay=0.1)
+    client = says(LONG, delay=SLOW)
     visitor = visit(client).open()
     visitor.send("slow one")
     visitor.page.get_by_text("Hello").wait_for()
     visitor.page.reload()
     reply = visitor.reply()
-    assert "Hello" in reply.inner_text() and "connection was lost" in reply.inner_text()
+    expect(reply).to_contain_text("Hello")
+    expect(reply).to_contain_text("connection was lost")
     wait_until(lambda: len(client.aborted) == 1)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.server.conftest import wait_until
 from tests.server.fakes import FakeClient
-from tests.web.conftest import Visit
+from tests.web.conftest import Visit, expect
 
 SLOW = 0.05
 
@@ -21,10 +21,6 @@ def second_tab(first: Visit) -> Visit:
     return Visit(page, first.server)
 
 
-def bubbles(visitor: Visit) -> list[str]:
-    return [text.strip() for text in visitor.page.locator(".bubble").all_inner_texts()]
-
-
 def stored(visitor: Visit) -> list[str]:
     """What all chats hold, in the order in which it was written."""
     nodes = visitor.page.evaluate(
@@ -32,6 +28,10 @@ def stored(visitor: Visit) -> list[str]:
         ".flatMap((key) => Object.values(JSON.parse(localStorage[key]).nodes))"
     )
     return [node["content"] for node in sorted(nodes, key=lambda node: node["created"])]
+
+
+def questions(visitor: Visit) -> list[str]:
+    return [text for text in stored(visitor) if ":" not in text]
 
 
 def titles(visitor: Visit) -> list[str]:
@@ -57,14 +57,15 @@ def test_each_tab_shows_what_the_other_writes(visit) -> None:
     two.send("third")
     one.page.locator(".bubble", has_text="third").wait_for()
     wait_until(lambda: len(client.running) == 2)
-    assert not one.page.get_by_text("connection was lost").count()
+    expect(one.page.get_by_text("connection was lost")).to_have_count(0)
     client.delay = 0
     for visitor in (one, two):
         replies_to(visitor, "first", "second", "third")
-        assert bubbles(visitor) == ["first", "second", "third"]
+        expect(visitor.page.locator(".bubble")).to_have_text(["first", "second", "third"])
         assert not visitor.problems
-    assert stored(one) == stored(two)
-    assert [text for text in stored(one) if ":" not in text] == ["first", "second", "third"]
+    for visitor in (one, two):
+        wait_until(lambda visitor=visitor: questions(visitor) == ["first", "second", "third"])
+    wait_until(lambda: stored(one) == stored(two))
     for visitor in (one, two):
         visitor.page.reload()
         replies_to(visitor, "first", "second", "third")
@@ -96,7 +97,7 @@ def test_messages_sent_at_once_are_versions(visit) -> None:
     for visitor in (one, two):
         visitor.page.locator(".pager", has_text="/2").wait_for()
     wait_until(lambda: len(stored(one)) == 6)
-    assert [text for text in stored(one) if ":" not in text] == ["first", "here", "there"]
+    assert questions(one) == ["first", "here", "there"]
     for visitor in (one, two, three):
         visitor.page.reload()
         visitor.page.locator(".pager", has_text="/2").first.wait_for()
@@ -146,9 +147,9 @@ def test_a_chat_that_is_deleted_is_not_written_again(visit) -> None:
     one.page.locator(".welcome").wait_for()
     # A save that was on its way.
     one.page.evaluate("([key, value]) => localStorage.setItem(key, value)", saved)
-    two.page.wait_for_function("(key) => !(key in localStorage)", arg=saved[0])
+    wait_until(lambda: two.page.evaluate("(key) => !(key in localStorage)", saved[0]))
     for visitor in (one, two):
-        assert stored(visitor) == [] and titles(visitor) == []
+        wait_until(lambda visitor=visitor: not stored(visitor) and not titles(visitor))
         visitor.page.reload()
         visitor.page.locator(".welcome").wait_for()
         assert not visitor.problems

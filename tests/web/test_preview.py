@@ -7,7 +7,7 @@ import pytest
 from pagoda.web.site import Site
 from tests.server.conftest import wait_until
 from tests.server.fakes import FakeClient
-from tests.web.conftest import Visit, served
+from tests.web.conftest import Visit, expect, served
 from tests.web.test_chat_page import says
 
 HTML = """```html
@@ -42,7 +42,7 @@ def test_html_is_shown_when_asked_and_reaches_nothing(visit) -> None:
     page.evaluate("document.cookie = 'secret=1'")
     visitor.send("show")
     visitor.reply()
-    assert page.locator("iframe").count() == 0
+    expect(page.locator("iframe")).to_have_count(0)
     frame = opened(visitor)
     frame.get_by_text("refused").wait_for()
     told = frame.locator("body").inner_text().splitlines()[-1]
@@ -108,4 +108,4 @@ def test_the_frame_shows_what_its_parent_sends_and_nobody_else(visit) -> None:
         "() => { postMessage('<h1>forged</h1>', '*');"
         " return new Promise((done) => setTimeout(done)); }"
     )
-    assert page.locator("h1").count() == 0
+    expect(page.locator("h1")).to_have_count(0)

@@ -27,14 +27,27 @@ _REASONS: Mapping[str, str] = {
     "anyInput": "设置要求每次点击、按键和输入文字都先询问。",
     "warning": "模型提供方警告：{text}",
     "lastingPrograms": (
-        "“不再询问”会放行只运行 {programs} 的每一行，无论涉及哪些文件，直到任务结束。"
+        "“本次任务中允许”会放行只运行 {programs} 的每一行，无论涉及哪些文件，直到任务结束。"
     ),
+    "lastingClick": (
+        "“本次任务中允许”会放行模型自己说是要 {what} 的每次点击，其他点击不在内，直到任务结束。"
+    ),
+    "lastingClose": "“本次任务中允许”会放行关闭窗口或程序的按键，直到任务结束。",
+    "lastingInput": (
+        "“本次任务中允许”会放行没有其他可疑之处的每次点击、按键和输入文字，直到任务结束。"
+    ),
+    "lastingAddress": "“本次任务中允许”会允许输入 {what} 的地址，直到任务结束。",
     "lastingAnyLine": (
-        "“不再询问”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
+        "“本次任务中允许”会放行任何一行，无论其内容，直到任务结束或暂停；已知危险的命令仍会询问。"
     ),
 }
 SENTENCES: Mapping[str, str] = {
     **{WORDS[code]: chinese for code, chinese in _REASONS.items()},
+    # Of the demonstration.
+    "A demonstration: the model is a script that knows where this form's buttons are. Everything "
+    "else is the agent itself.": (
+        "这是演示：模型是一段脚本，它知道表单的按钮在哪里。其余部分都是真正的代理。"
+    ),
     # How actions went. Of two forms that fit, the first is taken.
     "Done.": "完成。",
     "Waited {seconds} s.": "等待了 {seconds} 秒。",

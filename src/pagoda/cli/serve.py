@@ -16,6 +16,7 @@ from pagoda.config.flags import (
 )
 from pagoda.config.server import ServerConfig
 from pagoda.doctor.command import serve_command, serving_words
+from pagoda.planner.planned import Advice, PlannedModel, PlanQuestion
 from pagoda.version import __version__
 
 USAGE = "[MODEL ...] [flags]"
@@ -72,4 +73,23 @@ def run(args: argparse.Namespace) -> int:
 
         return after_failure(engine, error, serving)
 
-    return run_server(engine, server, more_models=args.more_models, wrap=with_page, advise=advise)
+    return run_server(
+        engine,
+        server,
+        more_models=args.more_models,
+        wrap=with_page,
+        advise=advise,
+        advice=Advice(_plan, _known),
+    )
+
+
+async def _plan(question: PlanQuestion) -> PlannedModel:
+    from pagoda.doctor.beside import plan_beside
+
+    return await plan_beside(question)
+
+
+def _known() -> list[str]:
+    from pagoda.doctor.subject import names
+
+    return names()

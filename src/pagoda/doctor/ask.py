@@ -67,7 +67,7 @@ def answers(
             ),
             name=lambda subject: subject.ref,
         )
-        speed = _speed(planned, hardware, measuring)
+        speed = measured_speed(planned, hardware, measuring)
     finally:
         if measuring is not None:
             measuring.close()
@@ -118,7 +118,7 @@ def _named(config: EngineConfig, subject: Subject) -> EngineConfig:
     return replace(config, model=replace(config.model, model=subject.ref))
 
 
-def _speed(
+def measured_speed(
     planned: Sequence[Answer], hardware: Hardware, measuring: Measuring | None
 ) -> DeviceSpeed | None:
     """The speed of a CPU, for all formats that the plans hold weights in."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.served.fleet import Fleet
+from pagoda.planner.planned import Advice
 from pagoda.server.context import Context
 from pagoda.server.errors import install_handlers
 from pagoda.server.http.auth import AuthMiddleware
@@ -54,9 +55,9 @@ _READABLE_HEADERS = (
 """What pages of other origins may read beside the body."""
 
 
-def create_app(fleet: Fleet, config: ServerConfig) -> FastAPI:
+def create_app(fleet: Fleet, config: ServerConfig, advice: Advice | None = None) -> FastAPI:
     """An app that answers from the start: 503 until its context has a fleet with models."""
-    context = Context(fleet, config)
+    context = Context(fleet, config, advice=advice)
     app = FastAPI(
         title="Pagoda API",
         docs_url=None,

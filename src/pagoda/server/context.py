@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
@@ -19,11 +19,14 @@ from pagoda.base.errors import (
     RequestError,
 )
 from pagoda.config.server import ServerConfig
+from pagoda.core.messages import EngineProgress
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
 from pagoda.engine.served.model_entry import ModelEntry
+from pagoda.planner.planned import Advice
 from pagoda.server.errors import ApiError, unavailable
-from pagoda.server.fetches import Fetches
+from pagoda.server.library.fetches import Fetches
+from pagoda.server.library.plans import Plans
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
 
@@ -45,8 +48,14 @@ class Context:
     background: set[asyncio.Task[None]] = field(default_factory=set)
     """What goes on behind requests that were answered."""
     fetches: Fetches = field(default_factory=Fetches)
+    advice: InitVar[Advice | None] = None
+    plans: Plans = field(init=False)
+    starting: EngineProgress | None = None
+    """How far the first engine's start is."""
+    began: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, advice: Advice | None) -> None:
+        self.plans = Plans(advice)
         self.metrics = Metrics(lambda: self.fleet.models())
 
     def entries(self) -> list[ModelEntry]:

@@ -17,6 +17,7 @@ from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.processes.watchdog import Watchdog
 from pagoda.engine.served.text_side import fetch_model
+from pagoda.planner.planned import Advice
 from pagoda.server.http.listen import listening
 from pagoda.server.http.tls import tls_context
 
@@ -41,12 +42,13 @@ def run_server(
     more_models: Sequence[str] = (),
     wrap: Wrap | None = None,
     advise: Advise | None = None,
+    advice: Advice | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
     `launcher` starts another engine process than `pagoda.engine.processes.main`. `more_models` are
     loaded when they are asked for. `wrap` puts pages in front of the API. `advise` says what would
-    work where starting failed.
+    work where starting failed; `advice` plans further models while it runs.
     """
     launcher = launcher or _launch
     begun = time.monotonic()
@@ -82,14 +84,14 @@ def run_server(
                     limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
                     launcher=lambda config, room: launcher(config, server_config, room),
                 )
-                lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap)
+                lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap, advice)
                 return uvloop.run(lifecycle.run())
             finally:
                 client.kill()
     except PagodaError as error:
         _log.error("%s", error)
-        for advice in advise(error) if advise else ():
-            for line in advice.split("\n"):  # a log line has none of its own
+        for found in advise(error) if advise else ():
+            for line in found.split("\n"):  # a log line has none of its own
                 _log.error("%s", line)
         return 1
     except KeyboardInterrupt:
@@ -108,7 +110,7 @@ def _fetch(model: ModelConfig, timeout: float) -> ModelConfig:
     watchdog = Watchdog(deadline_seconds=timeout, give_up=_give_up)
     watchdog.beat("fetch model")
     try:
-        return fetch_model(model, lambda: watchdog.beat("fetch model"))
+        return fetch_model(model, lambda *_: watchdog.beat("fetch model"))
     finally:
         watchdog.close()
 

@@ -18,6 +18,7 @@ from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.server import ServerConfig, configured_keys
+from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
 from pagoda.engine.processes.client import EngineClient
@@ -26,6 +27,7 @@ from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel, both_sides
 from pagoda.engine.served.text_side import TextSide, load_text_side
 from pagoda.engine.start.progress import StartupDisplay
+from pagoda.planner.planned import Advice
 from pagoda.server.app import create_app
 from pagoda.server.context import Context
 from pagoda.server.http.listen import base_url, is_loopback
@@ -67,6 +69,7 @@ class Lifecycle:
         config: ServerConfig,
         tls: ssl.SSLContext | None = None,
         wrap: Callable[[ASGIApp], ASGIApp] | None = None,
+        advice: Advice | None = None,
     ):
         """`client` is the engine of the fleet's first model, which starts already."""
         self._listener = listener
@@ -76,7 +79,7 @@ class Lifecycle:
         self._url = base_url(listener, "https" if tls else "http")
         # uvicorn closes the listener. A unix socket has no port, so nobody looks for one.
         self._port: int | None = None if config.uds else listener.getsockname()[1]
-        app = create_app(Fleet(), config)
+        app = create_app(Fleet(), config, advice)
         self._context: Context = app.state.context
         self._context.phase = lambda: client.phase
         self._responses: Responses = app.state.responses
@@ -117,6 +120,11 @@ class Lifecycle:
     async def _start(self) -> None:
         """Load the text side while the engine loads, then open the doors."""
         display = StartupDisplay()
+
+        def progress(step: EngineProgress) -> None:
+            self._context.starting = step
+            display.update(step)
+
         timeout = self._config.startup_timeout or None
         self._work = start_workers(self._client.config.model)
         try:
@@ -124,7 +132,7 @@ class Lifecycle:
                 self._load_text_side(timeout),
                 self._client,
                 timeout=timeout,
-                progress=display.update,
+                progress=progress,
             )
         finally:
             display.close()

@@ -12,6 +12,7 @@ VARIABLES = {
     "PAGODA_DEBUG": "1 shows the traceback of every error.",
     "NO_COLOR": "Anything: no colours in the terminal.",
     "DISPLAY": "X11 display that `--driver x11:` operates, as :0.",
+    "WAYLAND_DISPLAY": "A desktop that is there, for `demo` to open a browser on.",
     "XAUTHORITY": "File with the keys to X11 displays; ~/.Xauthority.",
     "PAGODA_DRIVER_PASSWORD": "Password of the computer that `--driver` names, to keep it out of "
     "the command line.",
@@ -25,6 +26,11 @@ def get(name: str) -> str | None:
     if name not in VARIABLES:
         raise KeyError(name)
     return os.environ.get(name) or None
+
+
+def everything() -> dict[str, str]:
+    """All variables, for programs that are started."""
+    return dict(os.environ)
 
 
 def with_prefix(prefix: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pagoda_agent.cli.name import ALONE, command
 from pagoda_agent.cli.parser import FlagParser
 from pagoda_agent.version import __version__
 
-USAGE = "{serve,run,resume,replay,calibrate,mcp} [flags]"
+USAGE = "{serve,run,resume,replay,calibrate,mcp,demo} [flags]"
 EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -26,6 +26,7 @@ KINDS = {
     "replay": "Do a recorded run again, without a model.",
     "calibrate": "How far a model's clicks miss drawn targets.",
     "mcp": "The computer and the agent as tools for other programs.",
+    "demo": "All of it on a small form, with a scripted model: nothing else is needed.",
 }
 
 

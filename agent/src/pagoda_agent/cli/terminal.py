@@ -120,7 +120,7 @@ class Terminal:
 
     async def _ask_consent(self, control: Control, event: dict[str, Any]) -> None:
         offer = event["offer"]
-        choices = f"{offer}\nAllow it? [y/N, a: do not ask again] " if offer else "Allow it? [y/N] "
+        choices = f"{offer}\nAllow it? [y/N, a: for this task] " if offer else "Allow it? [y/N] "
         reply = await self._keyboard.ask(f"{event['reason']} {choices}")
         chosen = (reply or "").strip().lower()
         lasting = bool(offer) and chosen == "a"

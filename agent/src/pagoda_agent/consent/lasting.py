@@ -1,4 +1,5 @@
-"""Consent that lasts: lines like one that a person allowed pass without another question."""
+"""Consent that lasts: what is like an action that a person allowed passes without another
+question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,20 @@ BY_NAME = frozenset({
 
 
 @dataclass(frozen=True)
+class Act:
+    """A kind of act beside lines that may be allowed for a whole task."""
+
+    code: str
+    """The reason that says what it covers."""
+    what: str = ""
+    """The model's own words of a click, the host of an address; empty where any."""
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(self.code, {"what": self.what} if self.what else {})
+
+
+@dataclass(frozen=True)
 class Lasting:
     """What a person allowed beyond one action."""
 
@@ -29,10 +44,13 @@ class Lasting:
     """Programs of BY_NAME. Lines that are known and run nothing else pass."""
     any_line: bool = False
     """All lines pass, until the task pauses: after it they may go to another program."""
+    acts: frozenset[Act] = frozenset()
 
     @property
     def reason(self) -> Reason:
         """What it would let pass, for the person who is asked."""
+        for act in self.acts:
+            return act.reason
         if self.any_line:
             return Reason("lastingAnyLine")
         return Reason("lastingPrograms", {"programs": ", ".join(sorted(self.programs))})
@@ -41,7 +59,8 @@ class Lasting:
         return self.any_line or all(_names(line) <= self.programs for line in lines)
 
     def joined(self, other: "Lasting") -> "Lasting":
-        return Lasting(self.programs | other.programs, self.any_line or other.any_line)
+        any_line = self.any_line or other.any_line
+        return Lasting(self.programs | other.programs, any_line, self.acts | other.acts)
 
     def after_pause(self) -> "Lasting":
         return replace(self, any_line=False)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.consent.lasting import Lasting, offered
+from pagoda_agent.consent.lasting import Act, Lasting, offered
 from pagoda_agent.consent.line import ALT, CONTROL, META, SHIFT, Danger, Line, Memory
 from pagoda_agent.consent.reasons import Reason
 from pagoda_agent.input.actions import (
@@ -88,6 +88,12 @@ _COMMITS = re.compile(
     "|支付|付款|购买|下单|转账|删除|清空|格式化|恢复出厂|卸载|发送|发布|提交订单|安装|关机|重启|注销",
     re.IGNORECASE,
 )
+# Of these each is asked about, whatever was allowed before.
+_ONCE = re.compile(
+    r"pay|purchas|buy|checkout|order|transfer|eras|format|wip|factory|power|shut|reboot|sign"
+    "|支付|付款|购买|下单|转账|清空|格式化|恢复出厂|提交订单|关机|重启|注销",
+    re.IGNORECASE,
+)
 _ADDRESS = re.compile(
     r"\b(?:https?|ftp)://[^\s\"'<>]+"
     r"|\b(?:[a-z0-9-]+\.)+[a-z]{2,}(?=[/:\s]|$)|\b(?:\d{1,3}\.){3}\d{1,3}(?=[/:\s]|$)",
@@ -116,6 +122,8 @@ class _Finding(NamedTuple):
     reason: Reason
     lines: tuple[Line, ...] = ()
     """Those that it would send and that are asked about."""
+    act: Act | None = None
+    """What a person may allow for the whole task; lines say that by themselves."""
 
 
 @dataclass
@@ -135,20 +143,23 @@ class Policy:
 
     def judge(self, action: Action, thought: str = "", program: str | None = None) -> Judgement:
         """`program` has the keyboard's focus, as far as the driver knows."""
-        found = list(self._found(action, thought, program))
-        judgements = [
-            Judgement(self.decisions[category], category, reason) for category, reason, _ in found
-        ]
+        found = [one for one in self._found(action, thought, program) if not self._passes(one)]
+        judgements = [Judgement(self.decisions[one.category], *one[:2]) for one in found]
         worst = max(judgements, key=_strictness, default=Judgement(Decision.ALLOW))
-        lines = self._nothing_but_lines(found) if worst.decision is Decision.CONFIRM else ()
-        if not lines:
+        if worst.decision is not Decision.CONFIRM:
             return worst
-        if self.lasting.covers(lines):
-            return Judgement(Decision.ALLOW)
-        return replace(worst, offer=offered(lines))
+        said = self._said(found)
+        if len(said) != 1:
+            return worst
+        if lines := self._nothing_but_lines(said[0]):
+            if self.lasting.covers(lines):
+                return Judgement(Decision.ALLOW)
+            return replace(worst, offer=offered(lines))
+        act = said[0].act
+        return worst if act is None else replace(worst, offer=Lasting(acts=frozenset((act,))))
 
     def allow(self, offer: Lasting) -> None:
-        """Do not ask about such lines again."""
+        """Do not ask about the like again."""
         self.lasting = self.lasting.joined(offer)
 
     def erasure(self, action: Action, category: Category) -> tuple[Key, ...] | None:
@@ -196,13 +207,14 @@ class Policy:
             case Key():
                 yield from self._pressing(action, thought, program)
             case Click(button="left") if committed := _COMMITS.search(thought):
-                yield _Finding(
-                    Category.COMMIT, Reason("committingClick", {"words": _quoted(committed)})
-                )
+                reason = Reason("committingClick", {"words": _quoted(committed)})
+                once = _ONCE.search(committed[0])
+                act = None if once else Act("lastingClick", _quoted(committed).lower())
+                yield _Finding(Category.COMMIT, reason, act=act)
             case Click(button="middle"):
                 yield _Finding(Category.LINE, Reason("pasting"))
         if isinstance(action, InputAction) and not isinstance(action, Move | Scroll):
-            yield _Finding(Category.INPUT, Reason("anyInput"))
+            yield _Finding(Category.INPUT, Reason("anyInput"), act=Act("lastingInput"))
 
     def _typing(self, action: Type, thought: str, program: str | None) -> Iterator[_Finding]:
         line = self.memory.line
@@ -217,16 +229,25 @@ class Policy:
             known = {_host(address[0]) for address in _ADDRESS.finditer(line.text)}
             for address in self._foreign(typed):
                 if _host(address) not in known:
-                    yield _Finding(Category.ADDRESS, Reason("address", {"address": address[:200]}))
+                    reason = Reason("address", {"address": address[:200]})
+                    host = _host(address)
+                    act = Act("lastingAddress", host) if host else None
+                    yield _Finding(Category.ADDRESS, reason, act=act)
 
-    def _nothing_but_lines(self, found: list[_Finding]) -> tuple[Line, ...]:
-        """The lines that the user is asked about, where nothing else is to be said of the action or
-        of them; none otherwise."""
+    def _passes(self, one: _Finding) -> bool:
+        """Whether a person allowed it for the whole task."""
+        asks = self.decisions[one.category] is Decision.CONFIRM
+        return asks and one.act is not None and one.act in self.lasting.acts
+
+    def _said(self, found: list[_Finding]) -> list[_Finding]:
+        """All that is to be said of the action; that it is one, where that is asked about."""
         asks_always = self.decisions[Category.INPUT] is not Decision.ALLOW
-        said = [one for one in found if one.category is not Category.INPUT or asks_always]
-        if len(said) != 1 or said[0].category is not Category.LINE:
-            return ()
-        lines = said[0].lines
+        return [one for one in found if one.category is not Category.INPUT or asks_always]
+
+    def _nothing_but_lines(self, one: _Finding) -> tuple[Line, ...]:
+        """The lines that the user is asked about, where nothing else is to be said of them; none
+        otherwise."""
+        lines = one.lines
         if any([*self._secrets(line.whole), *self._foreign(line.whole)] for line in lines):
             return ()
         return lines
@@ -253,7 +274,7 @@ class Policy:
         ):
             yield _Finding(Category.SECURE_KEYS, Reason("systemKeys", named))
         if (alt and "F4" in keys) or (control and keys & {"KeyQ", "KeyW"}):
-            yield _Finding(Category.CLOSE, Reason("closingKeys", named))
+            yield _Finding(Category.CLOSE, Reason("closingKeys", named), act=Act("lastingClose"))
         yield from _committing(sent, thought)
         pastes = ("KeyV" in keys and keys & (CONTROL | META)) or ("Insert" in keys and keys & SHIFT)
         if pastes and program not in BROWSERS:

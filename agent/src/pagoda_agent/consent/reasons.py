@@ -23,11 +23,19 @@ WORDS: Mapping[str, str] = {
     "closingKeys": "{keys} closes a window or a program.",
     "anyInput": "The settings say to ask about every click, key and text.",
     "warning": "The model's provider warns: {text}",
-    # What passes once a person says not to be asked again.
-    "lastingPrograms": '"Do not ask again" lets every line pass that runs nothing but {programs}, '
-    "whatever files it names, until the task ends.",
-    "lastingAnyLine": '"Do not ask again" lets every line pass, whatever stands on it, until the '
-    "task ends or pauses; commands that are known to be dangerous still ask.",
+    # What passes from then on.
+    "lastingPrograms": '"Allow for this task" lets every line pass that runs nothing but '
+    "{programs}, whatever files it names, until the task ends.",
+    "lastingClick": '"Allow for this task" lets every click pass that is to {what} by '
+    "the model's own words, and no other one, until the task ends.",
+    "lastingClose": '"Allow for this task" lets all keys pass that close a window or '
+    "a program, until the task ends.",
+    "lastingInput": '"Allow for this task" lets every click, key and text pass of '
+    "which nothing else is to be said, until the task ends.",
+    "lastingAddress": '"Allow for this task" lets addresses of {what} be typed, until '
+    "the task ends.",
+    "lastingAnyLine": '"Allow for this task" lets every line pass, whatever stands on it, '
+    "until the task ends or pauses; commands that are known to be dangerous still ask.",
 }
 
 

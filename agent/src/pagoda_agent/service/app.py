@@ -73,6 +73,15 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     run: str
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """What the page offers before anything was typed."""
+
+    task: str
+    notice: str
+    """What is to be known of this agent, as long as its page is open."""
+
+
 @dataclass
 class Service:
     operator: Operator
@@ -82,6 +91,7 @@ class Service:
     """Ends the program."""
     exits_with_page: bool = True
     """Whether the agent ends when its page does not come back; the task is paused in any case."""
+    suggestion: Suggestion | None = None
 
     def __post_init__(self) -> None:
         self._ending = asyncio.Event()
@@ -306,6 +316,8 @@ class Service:
             "buttons": [*power, *["replug"] * driver.capabilities.hid_reset],
             "run": self.operator.folder.name if self.operator.folder else None,
         }  # fmt: skip
+        if self.suggestion is not None:
+            status |= {"suggestion": self.suggestion.task, "notice": self.suggestion.notice}
         if control is not None:
             request = control.consent_request
             status |= {

@@ -6,9 +6,11 @@ do, the model that nobody used for longest goes.
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ from pagoda.base.errors import (
 )
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
-from pagoda.config.engine import EngineConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
@@ -44,6 +46,8 @@ _IDLE_LOOKS = 1.0
 # A model that could not be loaded is not tried again for each request that names it.
 _RETRY_SECONDS = 10.0
 _MAX_EVENTS = 256
+# A fetch reports every piece of every file.
+_TELL_SECONDS = 0.1
 
 Launcher = Callable[[EngineConfig, MemoryRoom | None], EngineClient]
 Event = dict[str, Any]
@@ -81,6 +85,7 @@ class Fleet:
         """Raises ConfigError for a name that two models have."""
         self.entries: list[ModelEntry] = []
         self._by_name: dict[str, ModelEntry] = {}
+        self._listeners: set[asyncio.Queue[Event]] = set()
         for entry in entries:
             self.add(entry)
         self._limits = limits
@@ -88,7 +93,6 @@ class Fleet:
         self._loads: dict[ModelEntry, asyncio.Task[ServedModel]] = {}
         # One load at a time: each plans with the memory that is left.
         self._turn = asyncio.Lock()
-        self._listeners: set[asyncio.Queue[Event]] = set()
         self._ends = False
 
     @classmethod
@@ -105,6 +109,14 @@ class Fleet:
                 )
         self.entries.append(entry)
         self._by_name |= dict.fromkeys(entry.names, entry)
+        self._tell(entry)
+
+    def drop(self, entry: ModelEntry) -> None:
+        """Have a model asked for no more. It is not loaded, nor being loaded."""
+        self.entries.remove(entry)
+        for name in entry.names:
+            del self._by_name[name]
+        self._tell_all({"model": entry.names[0], "status": "removed"})
 
     def find(self, name: str | None) -> ModelEntry:
         """The model of that name; without a name, the first. Raises ModelNotFoundError."""
@@ -282,6 +294,7 @@ class Fleet:
 
     async def _load(self, entry: ModelEntry) -> ServedModel:
         entry.loading, entry.failure, entry.progress = True, None, None
+        entry.load_began = time.monotonic()
         self._tell(entry)
         try:
             async with entry.turn:
@@ -290,7 +303,7 @@ class Fleet:
                 await self._end(entry)
                 async with self._turn:
                     log.info("Loading %s.", entry.names[0])
-                    local = await asyncio.to_thread(fetch_model, entry.config.model)
+                    local = await self._fetch(entry)
                     config = replace(entry.config, model=local)
                     entry.served = await self._start_with_room(entry, config)
                     return entry.served
@@ -300,6 +313,30 @@ class Fleet:
             raise
         finally:
             entry.loading = False
+            self._tell(entry)
+
+    async def _fetch(self, entry: ModelEntry) -> ModelConfig:
+        """The model on this machine, fetched if need be; a load that is given up ends that at its
+        next report."""
+        loop, given_up, told = asyncio.get_running_loop(), threading.Event(), 0.0
+
+        def progress(_name: str, done: int, total: int) -> None:
+            nonlocal told
+            if given_up.is_set():
+                raise PagodaError("Nobody waits for the model any more.")
+            if time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                step = EngineProgress("fetch model", done, total)
+                loop.call_soon_threadsafe(self._advance, entry, step)
+
+        try:
+            return await asyncio.to_thread(fetch_model, entry.config.model, progress)
+        finally:
+            given_up.set()
+
+    def _advance(self, entry: ModelEntry, step: EngineProgress) -> None:
+        if entry.loading:
+            entry.progress = step
             self._tell(entry)
 
     async def _start_with_room(self, entry: ModelEntry, config: EngineConfig) -> ServedModel:
@@ -319,14 +356,10 @@ class Fleet:
     async def _start(
         self, entry: ModelEntry, config: EngineConfig, client: EngineClient
     ) -> ServedModel:
-        def progress(step: EngineProgress) -> None:
-            entry.progress = step
-            self._tell(entry)
-
         work = start_workers(config.model)
         try:
             loading = asyncio.to_thread(load_text_side, config.model)
-            text = await both_sides(loading, client, progress=progress)
+            text = await both_sides(loading, client, progress=partial(self._advance, entry))
         except BaseException:
             client.kill()  # At once: this wait may be cancelled too.
             if work is not None:
@@ -388,7 +421,9 @@ class Fleet:
         return f"There is no room for {entry.names[0]}: {reason} Loaded: {held or 'nothing'}."
 
     def _tell(self, entry: ModelEntry) -> None:
-        event = describe(entry)
+        self._tell_all(describe(entry))
+
+    def _tell_all(self, event: Event) -> None:
         for queue in self._listeners:
             # A listener that does not read loses the oldest, not the newest.
             if queue.full():
@@ -414,7 +449,14 @@ async def _outcome(load: "asyncio.Task[ServedModel]") -> bool:
 
 def describe(entry: ModelEntry) -> Event:
     """An entry's state for clients."""
-    event: Event = {"model": entry.names[0], "status": entry.state, "pinned": entry.pinned}
+    event: Event = {
+        "model": entry.names[0],
+        "names": list(entry.names),
+        "status": entry.state,
+        "pinned": entry.pinned,
+    }
+    if entry.state == "loading":
+        event["seconds"] = round(time.monotonic() - entry.load_began, 1)
     if entry.progress is not None and entry.state == "loading":
         event["progress"] = msgspec.to_builtins(entry.progress)
         event["progress"].pop("type", None)

@@ -34,6 +34,10 @@ class ModelEntry:
     loading: bool = False
     progress: EngineProgress | None = None
     """Progress of the load under way."""
+    load_began: float = 0.0
+    """time.monotonic() of its beginning."""
+    added: bool = False
+    """Fetched while the server runs; no flag names it."""
     created: int = field(default_factory=lambda: int(time.time()))
     last_used: float = field(default_factory=time.monotonic)
     """time.monotonic() of the last request's end."""

@@ -1,6 +1,5 @@
 """What a model needs outside the engine: tokenizer, template, parser, sampling defaults."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from pagoda.text.template.chat import ChatTemplate, ContentFormatName, load_chat
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.hub.progress import terminal_progress
+from pagoda.weights.hub.store import Progress
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.source import resolve_model
 
@@ -60,17 +60,17 @@ class TextSide:
         return frozenset(self.special_markup.values())
 
 
-def fetch_model(model: ModelConfig, on_progress: Callable[[], None] | None = None) -> ModelConfig:
+def fetch_model(model: ModelConfig, on_progress: Progress | None = None) -> ModelConfig:
     """`model` with its files on this machine, fetched if need be, with a bar on a terminal.
 
-    `on_progress` is called, from any thread, whenever bytes arrived.
+    `on_progress` is called, from any thread, whenever bytes arrived; what it raises ends the fetch.
     """
     with terminal_progress() as show:
 
         def progress(name: str, done: int, total: int) -> None:
             show(name, done, total)
             if on_progress is not None:
-                on_progress()
+                on_progress(name, done, total)
 
         path = resolve_model(
             model.model,

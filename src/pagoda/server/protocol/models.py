@@ -75,3 +75,57 @@ class StudioCard(msgspec.Struct, kw_only=True):
 class StudioCards(msgspec.Struct):
     data: list[StudioCard]
     object: Literal["list"] = "list"
+
+
+class LibraryModel(msgspec.Struct, kw_only=True):
+    """One that can be asked for."""
+
+    name: str
+    status: str
+    """`unloaded`, `loading`, `loaded`, `sleeping` or `failed`."""
+    chats: bool
+    """False: it makes vectors or scores."""
+    bytes: int
+    """The size of its files; 0 where they are not on this machine."""
+    parameters: str
+    quantization: str
+    planned: int
+    """Bytes of memory, KV pool and all; 0 while it is not loaded."""
+    context: int
+    """Tokens that a request can have; 0 where it is not known."""
+    removable: bool
+    """It was fetched while the server runs."""
+    pinned: bool
+    error: str | None
+
+
+class KeptModel(msgspec.Struct):
+    """One in the cache."""
+
+    name: str
+    bytes: int
+    served: str | None
+    """The name that it can be asked for under."""
+
+
+class Library(msgspec.Struct):
+    models: list[LibraryModel]
+    kept: list[KeptModel]
+    known: list[str]
+    """Names of models that can be fetched; any other of a hub can be, too."""
+    closed: str | None
+    """Why this server fetches, plans and removes no further models for anyone."""
+
+
+class Removed(msgspec.Struct):
+    freed: int
+    """Bytes of disk."""
+
+
+class LoadProgress(msgspec.Struct):
+    phase: str
+    done: int
+    total: int
+    """What `done` grows to; 0 where nothing is counted."""
+    seconds: float
+    """Since the load began."""

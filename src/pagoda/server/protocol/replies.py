@@ -298,7 +298,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     architecture: ModelArchitecture | None = None
-    """None while the model is not loaded."""
+    """None while the model's files are not on this machine."""
     permission: list[ModelPermission]
     status: ModelStatus
 

@@ -5,10 +5,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from pagoda.server.protocol.models import LoadProgress
+
 
 class Health(msgspec.Struct):
     status: str
     cause: str | None = None
+    progress: LoadProgress | UnsetType = UNSET
+    """How far the first model is, while the server starts."""
 
 
 class Version(msgspec.Struct):

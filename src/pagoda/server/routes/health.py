@@ -1,13 +1,17 @@
 """/health, /health/live, /ping, /version, /load: what probes and load balancers ask."""
 
+import time
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagoda.core.messages import EngineProgress
 from pagoda.server.context import Context, context_of
 from pagoda.server.errors import RETRY_AFTER
 from pagoda.server.openapi import describe, health_replies
+from pagoda.server.protocol.models import LoadProgress
 from pagoda.server.protocol.state import Health, Load, Version
 from pagoda.server.replies.respond import json_reply
 from pagoda.version import __version__
@@ -59,7 +63,9 @@ async def load(request: Request) -> Response:
 
 def find_trouble(context: Context) -> Health | None:
     if not context.fleet.entries:
-        return Health("starting")
+        step = context.starting or EngineProgress(context.phase())
+        seconds = round(time.monotonic() - context.began, 1)
+        return Health("starting", progress=LoadProgress(step.phase, step.done, step.total, seconds))
     for served in context.fleet.models():
         client = served.client
         if client.state != "ready":

@@ -11,13 +11,16 @@ from starlette.responses import Response, StreamingResponse
 
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.fleet import describe as state_of
-from pagoda.engine.served.model import ServedModel
 from pagoda.engine.served.model_entry import ModelEntry
+from pagoda.planner.planned import PlannedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.context import context_of
+from pagoda.server.library.shelf import library, remove_model
+from pagoda.server.library.wanted import wanted
+from pagoda.server.modelfacts import ShownModel, shown_model
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.codex import CodexModel
-from pagoda.server.protocol.models import ModelRequest
+from pagoda.server.protocol.models import Library, ModelRequest, Removed
 from pagoda.server.protocol.replies import (
     ModelArchitecture,
     ModelCard,
@@ -39,11 +42,13 @@ _CODEX_MODALITIES = ("text", "image")
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
 @router.get("/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
-    named = [(entry, name) for entry in context_of(request).entries() for name in entry.names]
+    entries = context_of(request).entries()
+    shown = {entry: await shown_model(entry, entry.names[0]) for entry in entries}
+    named = [(entry, name) for entry in entries for name in entry.names]
     return json_reply(
         ModelList(
-            data=[_card(entry, name) for entry, name in named],
-            models=[_codex_model(entry, name) for entry, name in named if _chats(entry)],
+            data=[_card(shown[entry], name) for entry, name in named],
+            models=[_codex_model(entry, name) for entry, name in named if shown[entry].writes],
             first_id=named[0][1],
             last_id=named[-1][1],
         )
@@ -70,6 +75,29 @@ async def unload_model(request: Request) -> Response:
     drain = context.config.shutdown_timeout
     was_loaded = await context.fleet.unload(context.entry(body.model), drain_seconds=drain)
     return json_reply(Success(was_loaded))
+
+
+@router.get("/models/library", openapi_extra=describe(None, Library))
+async def list_library(request: Request) -> Response:
+    """The server's models and those of the cache, with what is known of each from its headers."""
+    return json_reply(await library(context_of(request)))
+
+
+@router.post("/models/plan", openapi_extra=describe(ModelRequest, PlannedModel, refusals=(501,)))
+async def plan_model(request: Request) -> Response:
+    """Whether a model fits beside those that are loaded, and how fast it would be: from its headers
+    alone, also of one that is still on a hub."""
+    body = await read_body(request, ModelRequest)
+    context = context_of(request)
+    entry = wanted(context, body.model)
+    return json_reply(await context.plans.plan(context.fleet, entry))
+
+
+@router.post("/models/remove", openapi_extra=describe(ModelRequest, Removed))
+async def delete_model(request: Request) -> Response:
+    """Delete a model from the cache, as `pagoda rm` does; it must not be loaded."""
+    body = await read_body(request, ModelRequest)
+    return json_reply(Removed(await remove_model(context_of(request), body.model)))
 
 
 @router.get("/models/sse", openapi_extra=describe(None, {"text/event-stream": {}}))
@@ -104,16 +132,15 @@ async def _events(fleet: Fleet) -> AsyncIterator[bytes]:
 async def get_model(request: Request, name: str) -> Response:
     if not name:
         return await list_models(request)
-    return json_reply(_card(context_of(request).entry(name), name))
+    return json_reply(_card(await shown_model(context_of(request).entry(name), name), name))
 
 
-def _architecture(served: ServedModel) -> ModelArchitecture:
-    return ModelArchitecture(served.modalities, ["text"] if served.generates else ["embeddings"])
-
-
-def _chats(entry: ModelEntry) -> bool:
-    """As far as is known: of a model that is not loaded nothing is."""
-    return entry.served is None or entry.served.generates
+def _architecture(shown: ShownModel) -> ModelArchitecture | None:
+    served = shown.entry.served
+    if served is None and not shown.facts.format:
+        return None
+    reads = ["text", *(["image"] if shown.sees else [])] if served is None else served.modalities
+    return ModelArchitecture(reads, ["text"] if shown.writes else ["embeddings"])
 
 
 def _codex_model(entry: ModelEntry, name: str) -> CodexModel:
@@ -129,7 +156,8 @@ def _codex_model(entry: ModelEntry, name: str) -> CodexModel:
     )
 
 
-def _card(entry: ModelEntry, name: str) -> ModelCard:
+def _card(shown: ShownModel, name: str) -> ModelCard:
+    entry = shown.entry
     ready = entry.served.client.ready if entry.served is not None else None
     return ModelCard(
         id=name,
@@ -138,7 +166,7 @@ def _card(entry: ModelEntry, name: str) -> ModelCard:
         created_at=datetime.fromtimestamp(entry.created, UTC).isoformat(),
         root=entry.config.model.model if entry.served is None else entry.served.root,
         max_model_len=ready.max_model_len if ready is not None else None,
-        architecture=None if entry.served is None else _architecture(entry.served),
+        architecture=_architecture(shown),
         permission=[ModelPermission(id=f"modelperm-{name}", created=entry.created)],
         status=ModelStatus(
             entry.state, pinned=entry.pinned, bytes=entry.planned_bytes or None, error=entry.cause

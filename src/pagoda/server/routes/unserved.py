@@ -24,7 +24,7 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
         "POST /api/create", "POST /api/blobs/{digest}",
     ),
     "Names are given at start, by --served-model-name or as NAME=MODEL.": ("POST /api/copy",),
-    "`pagoda rm MODEL` deletes a model, on the machine that has it.": ("DELETE /api/delete",),
+    "Use /models/remove, or `pagoda rm MODEL` on the machine that has it.": ("DELETE /api/delete",),
     "Nothing is published from here; upload the files to a hub yourself.": ("POST /api/push",),
     "Use /models/load, /models/unload and /api/pull.": (
         "POST /api/v1/models/load", "POST /api/v1/models/unload", "POST /api/v1/models/download",

@@ -33,7 +33,8 @@ async function call(path, options = {}) {
   const text = await reply.text();
   let message = text.slice(0, 500) || `HTTP ${reply.status}`;
   try {
-    message = JSON.parse(text).error.message ?? message;
+    const { error } = JSON.parse(text);
+    message = error.message ?? error; // Ollama's routes have a text there
   } catch {
     // Not the API's own error, as a proxy's: its text says more than nothing.
   }
@@ -78,6 +79,28 @@ export async function extractText(file) {
   return (await call("extract-text", { method: "POST", headers, body: file })).json();
 }
 
+export const library = async () => (await call("models/library")).json();
+export const loadModel = (model) => post("models/load", { model });
+export const unloadModel = (model) => post("models/unload", { model });
+export const planModel = async (model) => (await post("models/plan", { model })).json();
+export const removeModel = async (model) => (await post("models/remove", { model })).json();
+
+/** The state of every model, and then each change of it. */
+export async function* modelEvents(signal) {
+  const reply = await call("models/sse", { signal });
+  for await (const data of events(reply.body)) yield JSON.parse(data);
+}
+
+/** Have the server fetch a model: its lines of progress. Who stops reading cancels it. */
+export async function* pullModel(model, signal) {
+  const reply = await post("api/pull", { model }, signal);
+  for await (const line of lines(reply.body)) {
+    const told = JSON.parse(line);
+    if (told.error) throw new ApiError(told.error);
+    yield told;
+  }
+}
+
 /** Chunks of a streamed chat completion. Throws ApiError, DroppedError or, aborted, AbortError. */
 export async function* streamChat(body, signal) {
   const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
@@ -91,8 +114,14 @@ export async function* streamChat(body, signal) {
   throw new DroppedError();
 }
 
-/** The data of each server-sent event. */
+/** The data of each server-sent event: the API writes it on one line. */
 async function* events(stream) {
+  // Other lines are comments that keep it alive.
+  for await (const line of lines(stream)) if (line.startsWith("data:")) yield line.slice(5).trim();
+}
+
+/** Every line that is not empty. */
+async function* lines(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   while (true) {
@@ -105,9 +134,8 @@ async function* events(stream) {
     }
     if (piece.done) return;
     buffer += piece.value;
-    const lines = buffer.split(/\r?\n/);
-    buffer = lines.pop();
-    // The API writes an event's data on one line; other lines are comments that keep it alive.
-    for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
+    const whole = buffer.split(/\r?\n/);
+    buffer = whole.pop();
+    for (const line of whole) if (line) yield line;
   }
 }

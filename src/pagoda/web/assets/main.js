@@ -5,6 +5,7 @@ import { ChatPane } from "./chat.js";
 import "./chat_words.js";
 import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
+import { setUpModels } from "./models.js";
 import { hasOptions, openOptions } from "./options.js";
 import { Picker } from "./picker.js";
 import { Sidebar } from "./sidebar.js";
@@ -139,6 +140,7 @@ setUpSettings(() => {
   applySettings();
   openChat();
 });
+setUpModels(picker);
 applySettings();
 pane.showButtons();
 listen();

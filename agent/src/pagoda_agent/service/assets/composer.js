@@ -6,7 +6,7 @@ import { post } from "./link.js";
 import { said } from "./sentences.js";
 
 const KINDS = {
-  paused: { wanted: "wantHint", button: "goOn", path: "resume", field: "hint", optional: true },
+  paused: { wanted: "wantHint", button: "sendHint", path: "resume", field: "hint" },
   waiting_user: { wanted: "wantAnswer", button: "sendAnswer", path: "answer", field: "text" },
   running: { wanted: "wantNothing", button: "submit" },
   waiting_consent: { wanted: "wantsConsent", button: "submit" },
@@ -43,15 +43,29 @@ export class Composer {
     this.showButton();
   }
 
+  /** A task to begin with, as long as nothing was typed. */
+  suggest(task) {
+    if (!task || this.kind !== TASK || this.field.value) return;
+    this.field.value = task;
+    this.showButton();
+  }
+
   showButton() {
-    const { path, optional } = this.kind;
-    byId("send").disabled = !path || !(optional || this.field.value.trim());
+    byId("send").disabled = !this.kind.path || !this.field.value.trim();
   }
 
   async send() {
-    const { path, field, optional } = this.kind;
+    if (this.kind.path && this.field.value.trim()) await this.post();
+  }
+
+  /** From a pause, with a hint where one is written. */
+  async goOn() {
+    if (this.kind === KINDS.paused) await this.post();
+  }
+
+  async post() {
+    const { path, field } = this.kind;
     const text = this.field.value;
-    if (!path || !(optional || text.trim())) return;
     byId("send").disabled = true;
     try {
       await post(path, { [field]: text });

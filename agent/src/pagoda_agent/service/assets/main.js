@@ -1,7 +1,8 @@
 // Puts the agent's page together.
 
+import { Alerts } from "./alerts.js";
 import { ask } from "./ask.js";
-import { byId, icon, toast } from "./dom.js";
+import { byId, el, icon, toast } from "./dom.js";
 import { saveSettings, settings } from "./store.js";
 import { setLanguage, t, translate } from "./words.js";
 import { Composer } from "./composer.js";
@@ -9,7 +10,7 @@ import { Consent } from "./consent.js";
 import { History } from "./history.js";
 import { follow, frameUrl, get, post } from "./link.js";
 import { Live } from "./live.js";
-import { learn } from "./sentences.js";
+import { learn, said } from "./sentences.js";
 import { SettingsDialog } from "./settings.js";
 import "./translations.js";
 import { Transcript } from "./transcript.js";
@@ -28,6 +29,7 @@ const live = new Live();
 const large = new View("");
 const consent = new Consent();
 const composer = new Composer();
+const alerts = new Alerts();
 const transcript = new Transcript(byId("transcript"), (step) => {
   large.show(frameUrl(step.run, step.file));
   large.mark(step.actions, step.size);
@@ -49,16 +51,30 @@ function restyle() {
   document.documentElement.dataset.theme = settings.theme;
   setLanguage(settings.language);
   translate();
+  alerts.showButton();
   showState(shown.state, shown.question);
 }
 
-function showState(state, question = "") {
+/** `wanted` is what a person is asked. */
+function showState(state, question = "", wanted = question) {
   Object.assign(shown, { state, question });
   byId("state").dataset.state = state;
   byId("state").textContent = t(`state_${state}`);
-  byId("pause").disabled = !["running", "waiting_user", "waiting_consent"].includes(state);
+  showPause(state);
+  alerts.show(state, said(wanted));
   composer.show(state, question);
   if (state !== "waiting_consent") consent.close();
+}
+
+/** One button, which stops at once, and then goes on. */
+function showPause(state) {
+  const paused = state === "paused";
+  const button = byId("pause");
+  button.disabled = !ACTIVE.includes(state);
+  button.classList.toggle("paused", paused);
+  button.title = paused ? t("goOnHint") : t("pauseHint");
+  button.setAttribute("aria-label", button.title);
+  button.replaceChildren(icon(paused ? "play" : "pause"), el("span", {}, t(paused ? "goOn" : "pause")));
 }
 
 function take(event) {
@@ -66,7 +82,7 @@ function take(event) {
   live.take(event);
   if (["start", "resumed"].includes(event.event)) showState("running");
   if (event.event === "state") {
-    showState(event.state, event.state === "waiting_user" ? event.reason : "");
+    showState(event.state, event.state === "waiting_user" ? event.reason : "", event.reason);
     if (event.state === "waiting_consent") {
       consent.ask(event, transcript.step, agent.settings.consent_seconds);
     }
@@ -91,6 +107,8 @@ async function refreshMeter() {
   ];
   byId("meter").textContent = parts.filter(Boolean).join(" · ");
 }
+
+const isGoing = () => ACTIVE.includes(shown.state) && shown.state !== "paused";
 
 async function pause() {
   try {
@@ -119,7 +137,9 @@ function setUpButtons() {
     dialog.querySelector(".close")?.addEventListener("click", () => dialog.close());
   }
   byId("large-screen").append(large.node);
-  byId("pause").addEventListener("click", pause);
+  byId("pause").addEventListener("click", () =>
+    shown.state === "paused" ? composer.goOn() : pause(),
+  );
   byId("consent-pause").addEventListener("click", pause);
   byId("reset").addEventListener("click", () => {
     if (ACTIVE.includes(shown.state)) ask(t("resetSure"), { [t("reset")]: reset });
@@ -137,7 +157,7 @@ function setUpButtons() {
   addEventListener(
     "keydown",
     (event) => {
-      if (event.key === "Escape" && !event.isComposing && !byId("pause").disabled) pause();
+      if (event.key === "Escape" && !event.isComposing && isGoing()) pause();
     },
     true,
   );
@@ -168,7 +188,12 @@ async function opened() {
   }
   live.start();
   const status = await get("status").catch(() => null);
-  if (status) showState(status.state, status.question);
+  if (status) {
+    showState(status.state, status.question);
+    composer.suggest(status.suggestion);
+    byId("notice").hidden = !status.notice;
+    byId("notice").textContent = said(status.notice ?? "");
+  }
   await refreshMeter();
 }
 

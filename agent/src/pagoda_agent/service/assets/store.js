@@ -1,4 +1,4 @@
-// What this browser keeps of the page: its colours and its language.
+// What this browser keeps of the page: its colours, its language and whether it sounds.
 
 const SETTINGS = "pagoda.settings";
 
@@ -10,7 +10,7 @@ function stored() {
   }
 }
 
-export const settings = { theme: "auto", language: "auto", ...stored() };
+export const settings = { theme: "auto", language: "auto", sound: true, ...stored() };
 
 export function saveSettings() {
   localStorage.setItem(SETTINGS, JSON.stringify(settings));

@@ -57,6 +57,10 @@ class Fetches:
                 if self._running.get(model.model) is fetch:
                     del self._running[model.model]
 
+    def under_way(self, model: str) -> bool:
+        """Whether that reference is being fetched."""
+        return model in self._running
+
 
 class _Fetch:
     def __init__(self, model: ModelConfig, threads: ThreadPoolExecutor):
