@@ -31,7 +31,13 @@ def test_clicks_by_the_model_s_own_words() -> None:
     )
     allowed(policy, CLICK, "I send the mail")
     assert policy.judge(Click(Point(0.1, 0.1)), "Send it, too").decision is Decision.ALLOW
-    for thought in ("I delete the mail", "I pay", "Sending it"):
+    for thought in (
+        "I delete the mail",
+        "I pay",
+        "Sending it",
+        "I send it and pay",
+        "Send, delete",
+    ):
         assert policy.judge(CLICK, thought).decision is Decision.CONFIRM
     policy.interrupted()
     assert policy.judge(CLICK, "I send it").decision is Decision.ALLOW, "until the task ends"
@@ -39,7 +45,8 @@ def test_clicks_by_the_model_s_own_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "thought", ["I pay now", "Checkout", "I place the order", "format it", "付款"]
+    "thought",
+    ["I pay now", "Checkout", "I place the order", "format it", "付款", "I send it and delete it"],
 )
 def test_what_costs_is_allowed_once_only(thought: str) -> None:
     judged = Policy().judge(CLICK, thought)

@@ -208,9 +208,7 @@ class Policy:
                 yield from self._pressing(action, thought, program)
             case Click(button="left") if committed := _COMMITS.search(thought):
                 reason = Reason("committingClick", {"words": _quoted(committed)})
-                once = _ONCE.search(committed[0])
-                act = None if once else Act("lastingClick", _quoted(committed).lower())
-                yield _Finding(Category.COMMIT, reason, act=act)
+                yield _Finding(Category.COMMIT, reason, act=_lasting_click(thought))
             case Click(button="middle"):
                 yield _Finding(Category.LINE, Reason("pasting"))
         if isinstance(action, InputAction) and not isinstance(action, Move | Scroll):
@@ -320,6 +318,15 @@ def _host(address: str) -> str:
         return urlsplit(address if "://" in address else f"//{address}").hostname or ""
     except ValueError:  # brackets that are not an IPv6 address
         return ""
+
+
+def _lasting_click(thought: str) -> Act | None:
+    """What clicks like this one are; none where a word is among those that are asked about each
+    time, or where there are several: one of them may have been allowed, the others were not."""
+    words = {_quoted(match).lower() for match in _COMMITS.finditer(thought)}
+    if len(words) != 1 or _ONCE.search(word := words.pop()):
+        return None
+    return Act("lastingClick", word)
 
 
 def _quoted(match: "re.Match[str]") -> str:
