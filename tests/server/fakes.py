@@ -134,6 +134,8 @@ class FakeClient:
 
     script: Callable[[AddRequest], bytes] = lambda request: REPLY.encode()
     delay: float = 0.0
+    prefix_miss: str | None = None
+    """Why no more than half of a prompt was cached."""
     die_after: int | None = None
     """Tokens after which the engine dies."""
     state: str = "ready"
@@ -203,7 +205,9 @@ class FakeClient:
         self.stop()
 
     def deltas(self, request: AddRequest) -> list[RequestDelta]:
-        return deltas_of(request, self.script(request))
+        deltas = deltas_of(request, self.script(request))
+        deltas[0].prefix_miss = self.prefix_miss
+        return deltas
 
     def submit(
         self, requests: Sequence[AddRequest], pixels: Mapping[str, Any] = MappingProxyType({})

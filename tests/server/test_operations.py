@@ -306,14 +306,30 @@ def test_request_log_tells_sizes_and_no_text(start, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("stream", [True, False])
 def test_texts_in_the_log_when_asked(start, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
     config = ServerConfig(enable_log_requests=True, enable_log_outputs=True, max_log_len=8)
-    server = start(FakeClient(script=lambda request: b"a secret reply"), config)
+    client = FakeClient(script=lambda request: b"a secret reply", prefix_miss="new")
+    server = start(client, config)
     with caplog.at_level("INFO", "pagoda.server.requestlog"):
         server.chat(messages=[{"role": "user", "content": "secret"}], stream=stream, n=2)
-    received, *replies = logged(caplog)
+    received, prefix, *replies = logged(caplog)
     assert received.endswith("first prompt: 'user: se'")
+    assert prefix.partition(": ")[2] == (
+        "12 of 24 prompt tokens were cached; what follows is new: '\\nassista'"
+    )
     assert [line.partition(", ")[2] for line in replies] == [
         f"choice {index}: stop after 15 tokens, text: 'a secret'" for index in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("miss", "words"),
+    [(None, "that is all"), ("no_state", "no state of the recurrent"), ("evicted", "make room")],
+)
+def test_the_log_says_why_a_prefix_missed(start, caplog, miss: str | None, words: str) -> None:
+    server = start(FakeClient(prefix_miss=miss), ServerConfig(enable_log_requests=True))
+    with caplog.at_level("INFO", "pagoda.server.requestlog"):
+        server.chat()
+    _, prefix = logged(caplog)
+    assert words in prefix and "hi" not in prefix.partition(";")[2].split()
 
 
 def test_replies_are_logged_whole_without_a_limit(start, caplog) -> None:

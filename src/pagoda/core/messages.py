@@ -116,8 +116,8 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent with the first delta that is no progress."""
     prefix_miss: str | None = None
-    """Why the block behind the cached ones was not found there (`new`, `evicted`; `off` where
-    nothing was looked for); None where all were. Sent with the first delta."""
+    """Why the block behind the cached ones was not found there (`new`, `evicted`, `no_state`; `off`
+    where nothing was looked for); None where all were. Sent with the first delta."""
     queue_seconds: float | None = None
     """From arrival to admission; sent with the first delta."""
     embedding: bytes | None = None

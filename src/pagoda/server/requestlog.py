@@ -3,16 +3,22 @@
 from pagoda.base.log import get_logger
 from pagoda.config.server import ServerConfig
 from pagoda.engine.outputs import OutputDelta
-from pagoda.server.replies.generation import Generation
+from pagoda.server.replies.generation import Generation, Watch
 
 _log = get_logger(__name__)
 
+_MISSES = {
+    "new": "what follows is new",
+    "evicted": "what follows had to make room for others",
+    "no_state": "behind it no state of the recurrent layers was kept",
+}
 # Lists of stop strings or bad words may be a megabyte.
 _MAX_PARAMS = 1000
 
 
 def log_request(config: ServerConfig, response_id: str, generation: Generation) -> None:
-    """A line for the request now, and one for each choice when it is complete.
+    """A line for the request now, one for what was cached of it, and one for each choice when it is
+    complete.
 
     Text is quoted, and the log escapes what could end a line.
     """
@@ -25,8 +31,36 @@ def log_request(config: ServerConfig, response_id: str, generation: Generation) 
             response_id, generation.num_prompt_tokens, generation.num_choices,
             str(generation.sampling)[:_MAX_PARAMS], prompt,
         )  # fmt: skip
+    watches: list[Watch] = []
+    if config.enable_log_requests:
+        watches.append(_PrefixLog(response_id, config.max_log_len, generation).add)
     if config.enable_log_outputs:
-        generation.watch = _ReplyLog(response_id, config.max_log_len, generation.num_choices).add
+        most = config.max_log_len
+        watches.append(_ReplyLog(response_id, most, generation.num_choices).add)
+    if watches:
+        generation.watch = lambda index, output: [watch(index, output) for watch in watches]
+
+
+class _PrefixLog:
+    """How much of each prompt was cached, and why not more."""
+
+    def __init__(self, response_id: str, most: int | None, generation: Generation):
+        self._id, self._most, self._generation = response_id, most, generation
+
+    def add(self, index: int, output: OutputDelta) -> None:
+        cached, miss = output.num_cached_tokens, output.prefix_miss
+        # Choices of a prompt share what the first one finds or computes.
+        if cached is None or miss == "off" or index % self._generation.sampling.n:
+            return
+        why = "that is all" if miss is None else _MISSES[miss]
+        text = ""
+        if self._most and miss is not None:
+            text = f": {self._generation.prompt_text(index, self._most, cached)!r}"
+        num_tokens = len(self._generation.prompt_ids(index))
+        _log.info(
+            "Prefix of %s: %d of %d prompt tokens were cached; %s%s",
+            self._id, cached, num_tokens, why, text,
+        )  # fmt: skip
 
 
 class _ReplyLog:

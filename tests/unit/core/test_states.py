@@ -146,3 +146,18 @@ def test_memory_moves_from_one_group_to_another():
     add_request(scheduler, "r", TEXT[:100])
     run_all(scheduler, runner)
     assert kv.free_bytes == kv.total_bytes
+
+
+def test_a_missing_state_is_told_from_text_that_is_new():
+    scheduler, runner = make_scheduler(
+        num_states=1, block_size=16, num_blocks=400, max_model_len=4096
+    )
+    add_request(scheduler, "first", TEXT[:1000], max_tokens=1)
+    run_all(scheduler, runner)
+    add_request(scheduler, "parts", [*TEXT[:700], *TEXT[:300]], max_tokens=1)
+    [delta] = run_all(scheduler, runner)["parts"]
+    assert (delta.num_cached_tokens, delta.prefix_miss) == (512, "no_state")
+    # Where both parted, a state is kept from now on.
+    add_request(scheduler, "again", [*TEXT[:700], *TEXT[5:300]], max_tokens=1)
+    [delta] = run_all(scheduler, runner)["again"]
+    assert (delta.num_cached_tokens, delta.prefix_miss) == (688, "new")

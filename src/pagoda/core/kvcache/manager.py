@@ -16,7 +16,7 @@ from pagoda.core.kvcache.prefix_cache import PrefixCache
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.kvcache.tables import BlockTables, KeptState
 
-Miss = Literal["new", "evicted"]
+Miss = Literal["new", "evicted", "no_state"]
 """No request computed a block with this content behind this prefix, or it made room for others."""
 
 
@@ -142,7 +142,10 @@ class KVCacheManager:
         return PrefixHit(found.num_blocks * size, found.tables, found.num_attended * size, in_host)
 
     def why_missed(self, hashes: Sequence[bytes], hit: PrefixHit) -> Miss | None:
-        """Why the block behind a hit was not found; None where all whole blocks were."""
+        """Why the block behind a hit was not found; None where all whole blocks were. `no_state`:
+        it is there, and the state that recurrent layers go on from is not."""
+        if self.has_states and hit.num_attended > hit.num_tokens:
+            return "no_state"
         index = hit.num_tokens // self.block_size
         if index >= len(hashes):
             return None

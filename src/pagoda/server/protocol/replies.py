@@ -15,8 +15,8 @@ class PrefixReport(msgspec.Struct, kw_only=True):
     """Where a prompt parted from what was cached."""
 
     reason: str
-    """`all` whole blocks were cached; the next one was `new` or `evicted`; `off`: nothing was
-    looked for."""
+    """`all` whole blocks were cached; the next one was `new` or `evicted`, or there was `no_state`
+    of recurrent layers behind it; `off`: nothing was looked for."""
     at_token: int | None = None
     """The first token that had to be computed."""
     text: str | None = None

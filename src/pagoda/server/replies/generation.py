@@ -96,10 +96,10 @@ class Generation:
         """The prompt of a choice as the engine sees it (truncation applied)."""
         return self._requests[index].prompt_token_ids
 
-    def prompt_text(self, index: int, most: int) -> str:
-        """At most so many characters of the prompt of a choice."""
+    def prompt_text(self, index: int, most: int, start: int = 0) -> str:
+        """At most so many characters of the prompt of a choice, from its token `start` on."""
         # A token has one at least, special ones apart.
-        return self.served.tokenizer.decode(self.prompt_ids(index)[:most])[:most]
+        return self.served.tokenizer.decode(self.prompt_ids(index)[start : start + most])[:most]
 
     @property
     def num_prompt_tokens(self) -> int:
