@@ -37,8 +37,13 @@ def log_request(config: ServerConfig, response_id: str, generation: Generation) 
     if config.enable_log_outputs:
         most = config.max_log_len
         watches.append(_ReplyLog(response_id, most, generation.num_choices).add)
+
+    def tell(index: int, output: OutputDelta) -> None:
+        for watch in watches:
+            watch(index, output)
+
     if watches:
-        generation.watch = lambda index, output: [watch(index, output) for watch in watches]
+        generation.watch = tell
 
 
 class _PrefixLog:
