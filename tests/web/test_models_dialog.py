@@ -45,7 +45,8 @@ class Loading:
         self.ended = threading.Event()
         self.failure: EngineDeadError | None = None
         self.fleet.add(self.entry)
-        self.fleet._load = self._load  # type: ignore[method-assign,assignment]
+        # What a load does is the test's to say, and its steps are told one by one.
+        self.fleet._load = self._load  # type: ignore[method-assign,assignment]  # a double
 
     async def _load(self, entry: ModelEntry) -> Any:
         entry.loading, entry.failure, entry.load_began = True, None, time.monotonic()

@@ -35,10 +35,6 @@ class HostTier:
         self._coming: dict[tuple[int, int], bytes] = {}
         """Hashes of slots that are held until the copy into them is known to be done."""
 
-    @property
-    def has_orders(self) -> bool:
-        return bool(self._orders)
-
     def slot_of(self, group: int, block_hash: bytes) -> int | None:
         return self._cache.block_of(group, block_hash)
 
