@@ -1,5 +1,6 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
+import logging
 import os
 import resource
 import sys
@@ -89,6 +90,8 @@ def run_server(
             finally:
                 client.kill()
     except PagodaError as error:
+        # Threads that read the model's texts still end: the error stays the last that is seen.
+        logging.getLogger("pagoda").setLevel(logging.ERROR)
         _log.error("%s", error)
         for found in advise(error) if advise else ():
             for line in found.split("\n"):  # a log line has none of its own
