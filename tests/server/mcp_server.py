@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 
 # One pixel.
@@ -59,7 +60,7 @@ def make_server(notes: Path | None = None) -> MCPServer:
     @server.tool()
     def fail() -> str:
         """Fail."""
-        raise ValueError("nothing left")
+        raise ToolError("nothing left")
 
     @server.tool()
     def die() -> str:
