@@ -3,14 +3,14 @@
 import { Composer } from "./composer.js";
 import { byId, el, icon, newId, toast } from "./dom.js";
 import { emptyDraft, loadOptions, saveOptions } from "./drafts.js";
-import { toolsetOf } from "./mcp.js";
+import { reasonOf, toolsetOf } from "./mcp.js";
 import { MAX_ROUNDS, MessageView } from "./messages.js";
 import { Meter } from "./meter.js";
 import { Pairs } from "./pairs.js";
 import { ownTools, requestBody } from "./request.js";
 import { Run } from "./run.js";
 import { catchUp, isDeleted, loadChat, saveChat } from "./store.js";
-import { ToolRun } from "./toolrun.js";
+import { isOpen, ToolRun } from "./toolrun.js";
 import { addNode, answered, newChat, path, show, touch, versions } from "./tree.js";
 import { t } from "./words.js";
 
@@ -217,12 +217,11 @@ export class ChatPane {
     for (const { call, result } of answered(chat, node)) {
       const { name } = call.function;
       const fields = { role: "tool", tool_call_id: call.id, name, state: "asking" };
-      const done = result && !["asking", "running", "stopped"].includes(result.state);
       const turn = result ?? addNode(chat, parent, { ...fields, input: call.function.arguments });
       parent = turn.id;
-      if (done) continue;
+      if (result && !isOpen(result)) continue;
       await this.callTool(chat, turn, (run) => run.write(tools.found.get(name), own.has(name)));
-      if (turn.state === "stopped") return;
+      if (isOpen(turn)) return;
     }
     this.reply(parent, { model: node.model }, { chat, rounds: rounds + 1 });
   }
@@ -245,7 +244,13 @@ export class ChatPane {
     const { chat } = this;
     const reply = path(chat, node.id).findLast(({ role }) => role === "assistant");
     if (!reply?.tool_calls || this.running()) return;
-    const tools = await toolsetOf(chat.options);
+    let tools;
+    try {
+      tools = await toolsetOf(chat.options);
+    } catch (error) {
+      toast(reasonOf(error));
+      return;
+    }
     if (this.running() || chat !== this.chat) return;
     Object.assign(reply, { state: "done", byTools: true });
     touch(reply);

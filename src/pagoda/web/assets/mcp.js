@@ -4,7 +4,7 @@
 // options.tools: {key of a server that is on: [names of its tools that are off]}
 // options.allowed: [calls that need no question in this chat], by server, tool and the tool's hash.
 
-import { mcpServers, mcpTools } from "./api.js";
+import { ApiError, mcpServers, mcpTools } from "./api.js";
 import { newId, toast } from "./dom.js";
 import { t } from "./words.js";
 
@@ -21,6 +21,9 @@ function stored() {
     return [];
   }
 }
+
+/** Why a request failed; fetch tells no more than that it did. */
+export const reasonOf = (error) => (error instanceof ApiError ? error.message : t("offline"));
 
 const store = (own) => localStorage.setItem(OWN, JSON.stringify(own));
 
@@ -47,7 +50,7 @@ function serverOf(key, fields) {
 /** {servers, closed}: those of the server's file, then those of this browser. */
 export async function listServers() {
   const { servers, closed } = await mcpServers();
-  const about = ({ transport }) => (transport === "stdio" ? t("mcpProgram") : transport);
+  const about = ({ transport }) => (transport === "stdio" ? t("mcpProgram") : transport.toUpperCase());
   const theirs = servers.map((one) =>
     serverOf(`server:${one.name}`, { name: one.name, which: one.name, about: about(one) }),
   );
@@ -64,7 +67,7 @@ export async function connect(server, signal) {
     const { tools, left_out: leftOut } = await mcpTools(server.which, signal);
     Object.assign(server, { state: "ready", error: "", tools, leftOut });
   } catch (error) {
-    Object.assign(server, { state: "failed", error: error.message, tools: [], leftOut: [] });
+    Object.assign(server, { state: "failed", error: reasonOf(error), tools: [], leftOut: [] });
     throw error;
   }
 }
@@ -122,6 +125,6 @@ async function connected(server, signal) {
     await connect(server, signal);
   } catch (error) {
     if (error.name === "AbortError" || error.status === 401) throw error;
-    toast(t("mcpAway", { name: server.name, reason: error.message }));
+    toast(t("mcpAway", { name: server.name, reason: reasonOf(error) }));
   }
 }

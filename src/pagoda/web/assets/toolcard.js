@@ -24,7 +24,7 @@ const STATES = ["asking", "running", "done", "failed", "denied", "stopped", "cut
 export function callCard(node, told, isOpen) {
   const state = STATES.includes(told) ? told : "done"; // a chat of a file may say anything
   const status = el("span", { class: "status", role: "status" }, t(`tool_${state}`));
-  const name = el("span", { class: "name" }, node.name);
+  const name = el("span", { class: "name" }, (node.name ?? "").replace("__", " · "));
   const summary = el("summary", {}, icon("tool"), name, status, icon("down"));
   const part = (title, text) => (text ? [el("h3", {}, title), el("pre", {}, text)] : []);
   const body = [

@@ -2,7 +2,15 @@
 
 import { ask } from "./ask.js";
 import { el, icon, iconButton } from "./dom.js";
-import { addServer, connect, isOn, isToolOn, listServers, removeServer } from "./mcp.js";
+import {
+  addServer,
+  connect,
+  isOn,
+  isToolOn,
+  listServers,
+  reasonOf,
+  removeServer,
+} from "./mcp.js";
 import { t } from "./words.js";
 
 /** Show the tools of a chat. `page` is {changed(), askKey()}; the former saves. */
@@ -39,7 +47,7 @@ class Panel {
       found = await listServers();
     } catch (error) {
       if (error.status === 401 && (await this.page.askKey())) return this.load();
-      this.body.replaceChildren(el("p", { class: "wrong" }, error.message));
+      this.body.replaceChildren(el("p", { class: "wrong" }, reasonOf(error)));
       return;
     }
     const { servers, closed } = found;
@@ -184,6 +192,7 @@ class Panel {
       autocomplete: "off",
       placeholder: t("mcpHeaderHint"),
     });
+    url.label.classList.add("whole");
     const fields = [url, name, header, value];
     const submit = (event) => {
       event.preventDefault();

@@ -1,15 +1,18 @@
 // One call of a tool: the question, the call, and what the model is told of it.
 
-import { callTool } from "./api.js";
+import { callTool, DroppedError } from "./api.js";
 import { askAnswer, askConsent } from "./consent.js";
 import { toolPicture } from "./files.js";
-import { allow, connect, isAllowed } from "./mcp.js";
+import { allow, connect, isAllowed, reasonOf } from "./mcp.js";
 import { touch } from "./tree.js";
 import { t } from "./words.js";
 
 // What the model reads; it is no word of the page.
 const REFUSED = "The user refused this call.";
 const WRONG = "The arguments are not a JSON object; the tool was not called.";
+
+/** Whether a call may still be carried out: it was stopped, or its page was closed. */
+export const isOpen = ({ state }) => ["asking", "running", "stopped"].includes(state);
 
 export class ToolRun {
   /** `page` is {save(chat), isShown(chat), unauthorized()}. */
@@ -26,7 +29,7 @@ export class ToolRun {
   }
 
   /** Fill the node. `found` is {server, tool}; without it the tool is the user's own if `isOwn`.
-   * Never throws: the node's state says how it ended. */
+   * Never throws: the node's state says how it ended, or that it did not (`isOpen`). */
   async write(found, isOwn) {
     try {
       if (found) await this.ask(found);
@@ -34,7 +37,7 @@ export class ToolRun {
       else this.end("failed", `There is no tool ${this.node.name}.`);
     } catch (error) {
       if (error.name === "AbortError") this.end("stopped", "");
-      else this.end("failed", error.message ? `Error: ${error.message}` : t("dropped"));
+      else this.end("failed", `Error: ${error instanceof DroppedError ? t("dropped") : reasonOf(error)}`);
     }
     this.chat.updated = Date.now();
     this.page.save(this.chat);
@@ -51,7 +54,7 @@ export class ToolRun {
       const title = this.page.isShown(chat) ? "" : chat.title;
       choice = await askConsent(found, { input: text, chat: title }, this.abort.signal);
     }
-    if (choice === "stop") return this.end("stopped", "");
+    if (choice === "stop") return undefined;
     if (choice === "deny") return this.end("denied", REFUSED);
     if (choice === "always") allow(chat.options, found);
     this.set("running");
@@ -61,8 +64,7 @@ export class ToolRun {
   async askUser() {
     this.set("asking");
     const answer = await askAnswer(this.node.name, this.node.input, this.abort.signal);
-    if (answer === "stop") this.end("stopped", "");
-    else this.end("done", answer.text);
+    if (answer !== "stop") this.end("done", answer.text);
   }
 
   async call({ server, tool }, input) {
