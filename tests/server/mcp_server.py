@@ -83,7 +83,7 @@ class Thread:
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+            uvicorn.Config(app, log_config=None, interface="asgi3", timeout_graceful_shutdown=1)
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
