@@ -373,6 +373,7 @@ async def test_browsers_share_no_session_and_headers_stay_unsaid(caplog) -> None
             which = named.model_copy(update={"id": browser, "headers": headers})
             with pytest.raises(ApiError) as raised, caplog.at_level("DEBUG"):
                 await hub.tools(which)
+            assert "HTTP status 401" in str(raised.value)
             assert "secret" not in str(raised.value)
     assert len(sessions) == 2
     assert "secret" not in caplog.text

@@ -60,6 +60,7 @@ class Connection:
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = ""
+        self._status = 200
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -118,24 +119,27 @@ class Connection:
     async def _transport(self) -> AsyncIterator[Any]:
         server = self._server
         if isinstance(server, ProgramServer):
-            async with program_streams(server, self._end) as streams:
-                yield streams
+            async with program_streams(server, self._end) as pipes:
+                yield pipes
             return
         known = await asyncio.to_thread(certificates)
         if server.transport == "sse":
 
             def client_of(*_: Any, **__: Any) -> httpx2.AsyncClient:
-                return http_client(server.headers, self._reach, known)
+                return http_client(server.headers, self._reach, known, self._answered)
 
             async with sse_client(server.url, httpx_client_factory=client_of) as older:
                 yield older
             return
-        async with http_client(server.headers, self._reach, known) as client:
+        async with http_client(server.headers, self._reach, known, self._answered) as client:
             newer = streamable_http_client(
                 server.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
             )
             async with newer as streams:
                 yield streams
+
+    def _answered(self, status: int) -> None:
+        self._status = status
 
     def _end(self, why: str) -> None:
         self._ended = why
@@ -194,7 +198,8 @@ class Connection:
         if isinstance(error, PagodaError):
             return error
         if isinstance(error, MCPError):
-            return self._fault(f"failed: {_shown(error.error.message)}")
+            status = f" (HTTP status {self._status})" if self._status >= 400 else ""
+            return self._fault(f"failed: {_shown(error.error.message)}{status}")
         if isinstance(error, ValidationError):
             return self._fault("does not speak the Model Context Protocol")
         return self._fault(f"cannot be reached: {_shown(str(error)) or type(error).__name__}")

@@ -3,7 +3,7 @@
 Imports the HTTP library of the MCP SDK, so nothing imports this before a server is used.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from ssl import SSLContext
 
 import httpx2
@@ -15,14 +15,18 @@ _CONNECT_SECONDS = 15.0
 
 
 def http_client(
-    headers: Mapping[str, str], reach: Reach | None, known: SSLContext
+    headers: Mapping[str, str],
+    reach: Reach | None,
+    known: SSLContext,
+    answered: Callable[[int], None],
 ) -> httpx2.AsyncClient:
     """A client for one server; `reach` None is for a URL that the user wrote into the file.
+    `answered` is told the status of each answer to a message.
 
     Neither proxies nor credentials of the environment: they would open other ways.
     """
     return httpx2.AsyncClient(
-        transport=BoundedTransport(reach, httpx2.AsyncHTTPTransport(verify=known)),
+        transport=BoundedTransport(reach, httpx2.AsyncHTTPTransport(verify=known), answered),
         headers={**headers, "accept-encoding": "identity"},
         timeout=httpx2.Timeout(_CONNECT_SECONDS, read=CALL_SECONDS),
         trust_env=False,
@@ -33,13 +37,21 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     """Looks a host up once and stays with that address, reads so many bytes of a reply and no
     more, and unpacks nothing."""
 
-    def __init__(self, reach: Reach | None, inner: httpx2.AsyncBaseTransport):
+    def __init__(
+        self,
+        reach: Reach | None,
+        inner: httpx2.AsyncBaseTransport,
+        answered: Callable[[int], None] = lambda status: None,
+    ):
         self._reach = reach
         self._inner = inner
+        self._answered = answered
         self._addresses: dict[tuple[str, int], str] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await self._inner.handle_async_request(await self._pinned(request))
+        if request.method == "POST":
+            self._answered(response.status_code)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             # A few bytes can hold gigabytes.

@@ -25,12 +25,13 @@ class NamedUrl(BaseModel):
 
 
 class McpBody(Body):
-    """Which server: one of --mcp-config by name, or a URL (streamable HTTP)."""
+    server: str | NamedUrl = Field(
+        description="One of --mcp-config by its name, or `{id, name, url, headers}` (streamable "
+        "HTTP)."
+    )
 
-    server: str | NamedUrl
 
-
-class CallBody(McpBody):
+class McpCallBody(McpBody):
     tool: str
     hash: str = Field(description="Of the tool as it was listed, and agreed to.")
     arguments: dict[str, Any] = {}

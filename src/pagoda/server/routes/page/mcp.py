@@ -15,7 +15,7 @@ from pagoda.server.http1 import ChunkWriter
 from pagoda.server.library.wanted import check_open, why_closed
 from pagoda.server.mcp.hub import Hub, ReadyCall
 from pagoda.server.mcp.protocol import (
-    CallBody,
+    McpCallBody,
     McpBody,
     McpProgress,
     McpResult,
@@ -50,12 +50,13 @@ async def tools(request: Request) -> Response:
 
 
 @router.post(
-    "/mcp/call", openapi_extra=describe(CallBody, {}, McpProgress, McpResult, refusals=_REFUSALS)
+    "/mcp/call",
+    openapi_extra=describe(McpCallBody, None, McpProgress, McpResult, refusals=_REFUSALS),
 )
 async def call(request: Request) -> Response:
     """Call a tool: events of its progress, then its result or an error. Who closes the connection
     cancels the call."""
-    body = await read_body(request, CallBody)
+    body = await read_body(request, McpCallBody)
     context = context_of(request)
     checking = _hub(context).checked(body.server, body.tool, body.hash)
     ready = await until_disconnected(request.receive, checking)
@@ -70,7 +71,7 @@ def _hub(context: Context) -> Hub:
 
 
 class _CallStream(SseResponse):
-    def __init__(self, ready: ReadyCall, body: CallBody, context: Context):
+    def __init__(self, ready: ReadyCall, body: McpCallBody, context: Context):
         super().__init__(counted(context.metrics))
         self._ready = ready
         self._arguments = body.arguments
