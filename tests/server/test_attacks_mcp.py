@@ -16,7 +16,13 @@ from pagoda.server.mcp import connection as connection_module
 from pagoda.server.mcp.addresses import Reach, check_url, reach_of
 from pagoda.server.mcp.http import BoundedTransport
 from pagoda.server.mcp.hub import Hub
-from pagoda.server.mcp.limits import MAX_REPLY_BYTES, MAX_SCHEMA_BYTES, MAX_TEXT, MAX_TOOLS
+from pagoda.server.mcp.limits import (
+    MAX_REPLY_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_TEXT,
+    MAX_TOOLS,
+    MAX_VALUES,
+)
 from pagoda.server.mcp.protocol import NamedUrl
 from tests.server.mcp_server import Thread
 
@@ -217,6 +223,9 @@ ENDLESS = {
         200, {"content-type": "application/json", "content-encoding": "gzip"},
         gzip.compress(b" " * 10_000_000),
     ),
+    "many values": Reply(
+        200, {"content-type": "application/json"}, b"[" + b"[]," * MAX_VALUES + b"0]"
+    ),
     "no JSON": Reply(200, {"content-type": "application/json"}, b"<html>"),
     "no type": Reply(200, {}, b"{}"),
     "deep JSON": Reply(200, {"content-type": "application/json"}, b"[" * 1_000_000),
@@ -305,7 +314,7 @@ async def test_a_result_has_bounds() -> None:
         return None
 
     async with hostile(answer) as (hub, named, _):
-        digest = (await hub.tools(named)).tools[0].hash
+        digest = (await hub.tools(named)).tools[0].digest
         ready = await hub.checked(named, "t", digest)
         found = await ready.perform({}, ignore)
     assert len(found.images) == 4 and all(image.data == "AAAA" for image in found.images)
@@ -330,7 +339,7 @@ async def test_a_schema_of_results_is_not_obeyed() -> None:
         return None
 
     async with hostile(answer) as (hub, named, _):
-        digest = (await hub.tools(named)).tools[0].hash
+        digest = (await hub.tools(named)).tools[0].digest
         found = await (await hub.checked(named, "t", digest)).perform({}, ignore)
     assert found.text == json.dumps({"x": "a" * 100 + "!"})
 
@@ -351,7 +360,7 @@ async def test_a_tool_that_changes_is_not_called(changed: str) -> None:
         return None
 
     async with hostile(answer) as (hub, named, _):
-        digest = (await hub.tools(named)).tools[0].hash
+        digest = (await hub.tools(named)).tools[0].digest
         with pytest.raises(ApiError, match="not what was agreed to") as raised:
             await hub.checked(named, "t", digest)
     assert raised.value.status == 409 and "tools/call" not in called

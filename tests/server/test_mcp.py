@@ -32,6 +32,8 @@ class Shop:
 
     def __init__(self, server: RunningServer, url: str, notes: Path):
         self.server = server
+        # Starting a program takes a second, and on a busy machine many.
+        server.http.timeout = 120
         self.notes = notes
         self.own = {"id": "0123456789", "name": "own", "url": url}
 
@@ -44,9 +46,9 @@ class Shop:
         return {tool["name"]: tool for tool in reply.json()["tools"]}
 
     def body(self, way: str, tool: str, **arguments: Any) -> dict[str, Any]:
-        digest = self.tools(way)[tool]["hash"]
+        digest = self.tools(way)[tool]["digest"]
         which = self.which(way)
-        return {"server": which, "tool": tool, "hash": digest, "arguments": arguments}
+        return {"server": which, "tool": tool, "digest": digest, "arguments": arguments}
 
     def call(self, way: str, tool: str, **arguments: Any) -> dict[str, Any]:
         """The last event: a result, or an error."""
@@ -129,7 +131,7 @@ def test_progress_and_who_leaves_cancels(pagoda, way: str) -> None:
 def test_what_was_not_agreed_to_is_not_called(pagoda) -> None:
     shop = pagoda()
     body = shop.body("web", "add", a=1, b=1)
-    error = error_of(shop.server.post("/mcp/call", **{**body, "hash": "0" * 64}), 409)
+    error = error_of(shop.server.post("/mcp/call", **{**body, "digest": "0" * 64}), 409)
     assert "not what was agreed to" in error["message"]
     error_of(shop.server.post("/mcp/call", **{**body, "tool": "gone"}), 404)
     error_of(shop.server.post("/mcp/call", **{**body, "server": "other"}), 404)
@@ -245,14 +247,14 @@ def test_an_open_server_offers_no_tools(pagoda) -> None:
     reply = shop.server.http.get("/mcp/servers").json()
     assert reply["servers"] == [] and "--api-key" in reply["closed"]
     for path in ("/mcp/tools", "/mcp/call"):
-        body = {"server": "program", "tool": "add", "hash": ""}
+        body = {"server": "program", "tool": "add", "digest": ""}
         assert "--api-key" in error_of(shop.server.post(path, **body), 403)["message"]
 
 
 def test_other_pages_and_clients_without_the_key_get_nothing(pagoda) -> None:
     shop = pagoda(api_key=("secret",))
     assert shop.server.http.get("/mcp/servers").status_code == 401
-    body = {"server": "web", "tool": "add", "hash": ""}
+    body = {"server": "web", "tool": "add", "digest": ""}
     for path in ("/mcp/tools", "/mcp/call"):
         error_of(shop.server.post(path, **body), 401)
         headers = {"authorization": "Bearer secret", "origin": "https://evil.example"}

@@ -207,7 +207,12 @@ def test_tools_of_other_servers(writer: str) -> None:
         listed = httpx.post(writer + "/mcp/tools", json={"server": own}, timeout=20)
         DOCUMENT["/mcp/tools"]["POST"].validate_response(listed)
         (wait,) = (tool for tool in listed.json()["tools"] if tool["name"] == "wait")
-        body = {"server": own, "tool": "wait", "hash": wait["hash"], "arguments": {"seconds": 0}}
+        body = {
+            "server": own,
+            "tool": "wait",
+            "digest": wait["digest"],
+            "arguments": {"seconds": 0},
+        }
         called = httpx.post(writer + "/mcp/call", json=body, timeout=20)
     check_events("/mcp/call", called.text)
     servers = httpx.get(writer + "/mcp/servers", timeout=20)

@@ -140,6 +140,7 @@ class ServerConfig(Options):
         "File of MCP servers for the chat page, as other programs have it: "
         '{"mcpServers": {NAME: {"command": ..., "args": [...]}}} or {"url": ...}. Its programs '
         "run as this user.",
+        aliases=("--mcp-servers-config",),
     )
     models_dir: str | None = option(
         None, "Folder of further models: each GGUF file and each folder in it, by its name."

@@ -9,7 +9,7 @@ from ssl import SSLContext
 import httpx2
 
 from pagoda.server.mcp.addresses import Reach
-from pagoda.server.mcp.limits import CALL_SECONDS, MAX_REPLY_BYTES
+from pagoda.server.mcp.limits import CALL_SECONDS, MAX_REPLY_BYTES, MAX_VALUES, values_in
 
 _CONNECT_SECONDS = 15.0
 
@@ -34,8 +34,8 @@ def http_client(
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Looks a host up once and stays with that address, reads so many bytes of a reply and no
-    more, and unpacks nothing."""
+    """Looks a host up once and stays with that address, reads so many bytes and values of a reply
+    and no more, and unpacks nothing."""
 
     def __init__(
         self,
@@ -85,10 +85,11 @@ class _Bounded(httpx2.AsyncByteStream):
         self._inner = inner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        read = 0
+        read = values = 0
         async for chunk in self._inner:
             read += len(chunk)
-            if read > MAX_REPLY_BYTES:
+            values += values_in(chunk)
+            if read > MAX_REPLY_BYTES or values > MAX_VALUES:
                 raise httpx2.ReadError("The server's reply is too large.")
             yield chunk
 

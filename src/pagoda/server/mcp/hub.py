@@ -69,12 +69,12 @@ class Hub:
             raise ApiError(
                 404, f"The MCP server has no tool {name[:128]!r} any more.", param="tool"
             )
-        if tool.hash != digest:
+        if tool.digest != digest:
             raise ApiError(
                 409,
                 f"The tool {name!r} is not what was agreed to: its description or its arguments "
                 "have changed. List the tools again, and ask again.",
-                param="hash",
+                param="digest",
             )
         return ReadyCall(slot, connection, tool)
 

@@ -13,6 +13,8 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """One JSON-RPC message: a picture in base64 fits."""
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 """One HTTP reply, which may be a stream of messages."""
+MAX_VALUES = 100_000
+"""In one reply: parsing more would keep the server from everybody else."""
 MAX_LOG_LINE = 500
 """Characters of a line that a program writes to its standard error."""
 MAX_LOG_LINES = 50
@@ -32,3 +34,8 @@ MAX_TEXT = 100_000
 MAX_IMAGES = 4
 MAX_IMAGE_BYTES = 4 * 1024 * 1024
 """Of a picture, decoded."""
+
+
+def values_in(data: bytes) -> int:
+    """About how many values JSON has, counted in a moment; commas of its texts count, too."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")

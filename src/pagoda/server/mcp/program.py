@@ -17,7 +17,13 @@ from mcp_types import jsonrpc_message_adapter
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
 from pagoda.config.mcp import ProgramServer
-from pagoda.server.mcp.limits import MAX_LOG_LINE, MAX_LOG_LINES, MAX_MESSAGE_BYTES
+from pagoda.server.mcp.limits import (
+    MAX_LOG_LINE,
+    MAX_LOG_LINES,
+    MAX_MESSAGE_BYTES,
+    MAX_VALUES,
+    values_in,
+)
 
 _log = get_logger(__name__)
 
@@ -91,6 +97,9 @@ async def _read(
                 why = f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB"
                 break
             if not line:
+                break
+            if values_in(line) > MAX_VALUES:
+                why = f"it sent a message that holds more than {MAX_VALUES} values"
                 break
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)

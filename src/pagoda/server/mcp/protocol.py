@@ -33,7 +33,7 @@ class McpBody(Body):
 
 class McpCallBody(McpBody):
     tool: str
-    hash: str = Field(description="Of the tool as it was listed, and agreed to.")
+    digest: str = Field(description="Of the tool as it was listed, and agreed to.")
     arguments: dict[str, Any] = {}
 
 
@@ -55,7 +55,7 @@ class McpTool(msgspec.Struct):
     description: str
     schema: dict[str, Any]
     """JSON Schema of the arguments."""
-    hash: str
+    digest: str
     """Of the name, the description and the schema."""
 
 

@@ -61,7 +61,7 @@ def _told(tool: "Tool") -> McpTool:
         title=(tool.title or tool.name)[:_MAX_TITLE],
         description=description,
         schema=tool.input_schema,
-        hash=hashlib.sha256(_canonical(facts)).hexdigest(),
+        digest=hashlib.sha256(_canonical(facts)).hexdigest(),
     )
 
 

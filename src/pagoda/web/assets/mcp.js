@@ -2,7 +2,7 @@
 //
 // server: {key, name, about, own, state, error, tools, leftOut}; state is "", "connecting", "ready" or "failed".
 // options.tools: {key of a server that is on: [names of its tools that are off]}
-// options.allowed: [calls that need no question in this chat], by server, tool and the tool's hash.
+// options.allowed: [calls that need no question in this chat], by server, tool and the tool's digest.
 
 import { ApiError, mcpServers, mcpTools } from "./api.js";
 import { newId, toast } from "./dom.js";
@@ -77,7 +77,7 @@ export const isToolOn = (options, server, tool) =>
   isOn(options, server) && !options.tools[server.key].includes(tool.name);
 export const hasTools = (options) => Object.keys(options.tools ?? {}).length > 0;
 
-const consentKey = ({ server, tool }) => [server.key, tool.name, tool.hash].join(" ");
+const consentKey = ({ server, tool }) => [server.key, tool.name, tool.digest].join(" ");
 export const isAllowed = (options, found) => (options.allowed ?? []).includes(consentKey(found));
 export function allow(options, found) {
   options.allowed = [...(options.allowed ?? []), consentKey(found)];

@@ -68,7 +68,7 @@ export class ToolRun {
   }
 
   async call({ server, tool }, input) {
-    const body = { server: server.which, tool: tool.name, hash: tool.hash, arguments: input };
+    const body = { server: server.which, tool: tool.name, digest: tool.digest, arguments: input };
     try {
       for await (const told of callTool(body, this.abort.signal)) {
         if (told.kind === "result") await this.take(told);

@@ -15,8 +15,8 @@ from pagoda.server.http1 import ChunkWriter
 from pagoda.server.library.wanted import check_open, why_closed
 from pagoda.server.mcp.hub import Hub, ReadyCall
 from pagoda.server.mcp.protocol import (
-    McpCallBody,
     McpBody,
+    McpCallBody,
     McpProgress,
     McpResult,
     McpServers,
@@ -58,7 +58,7 @@ async def call(request: Request) -> Response:
     cancels the call."""
     body = await read_body(request, McpCallBody)
     context = context_of(request)
-    checking = _hub(context).checked(body.server, body.tool, body.hash)
+    checking = _hub(context).checked(body.server, body.tool, body.digest)
     ready = await until_disconnected(request.receive, checking)
     if ready is None:
         return Response(status_code=499)
