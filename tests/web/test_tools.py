@@ -211,7 +211,7 @@ def test_rounds_have_an_end(talk) -> None:
     chat = talk()
     chat.ask(*(call("shop__add", a=i, b=1) for i in range(21)), "At last.")
     chat.answer("Always in this chat")
-    chat.page.get_by_text("20 rounds of tools without an answer.").wait_for()
+    chat.page.get_by_text("20 rounds of tools without an answer.").wait_for(timeout=120_000)
     assert len(chat.client.requests) == 21
     chat.page.get_by_role("button", name="Go on").click()
     chat.page.get_by_text("At last.").wait_for()
