@@ -136,7 +136,7 @@ def is_left_out(context: Any) -> bool:
     method, path = context.operation.method.upper(), context.operation.path
     # One that never ends, those that would unload the model, one that fetches others, and those
     # that connect to other servers.
-    if path.startswith(("/models/", "/mcp/")) or path == "/api/pull":
+    if path.startswith(("/models/", "/mcp/")) or path in ("/api/pull", "/tools"):
         return True
     return path in ALIASES or f"{method} {path}" in UNSERVED
 
@@ -195,7 +195,7 @@ def test_every_route_that_answers_is_tried() -> None:
     assert (
         bodies
         - ALIASES
-        - {"/classify", "/api/pull", "/extract-text", "/mcp/tools", "/mcp/call"}
+        - {"/classify", "/api/pull", "/extract-text", "/mcp/tools", "/mcp/call", "/tools"}
         - {f"/models/{verb}" for verb in ("load", "unload", "plan", "remove")}
         == {path for path, _ in VALID} - ALIASES
     )

@@ -28,6 +28,8 @@ class ProgramServer:
     env: Mapping[str, str] = field(default_factory=dict)
     """Beside what a program of this user needs anyway, such as PATH and HOME."""
     cwd: str | None = None
+    call_seconds: float | None = None
+    """Most that a call may take; None for what holds for all."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,24 @@ class UrlServer:
     headers: Mapping[str, str] = field(default_factory=dict)
     transport: str = "http"
     """"http" is streamable HTTP, "sse" the older form of two routes."""
+    call_seconds: float | None = None
 
 
 McpServer = ProgramServer | UrlServer
 
 
 def read_mcp_config(path: str | None) -> tuple[McpServer, ...]:
-    """The servers of the file that are not disabled; none without a file.
+    """The servers of the file that are not disabled; none without a file. The JSON itself may stand
+    in place of a path.
 
     ConfigError says which file, which server and which field cannot be read.
     """
     if path is None:
         return ()
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"--mcp-config {path} cannot be read: {error.strerror}.") from None
+    if path.lstrip().startswith("{"):
+        raw, path = path.encode(), "{...}"
+    else:
+        raw = _contents(path)
     if len(raw) > _MAX_BYTES:
         raise ConfigError(f"--mcp-config {path} has more than a megabyte; name a list of servers.")
     try:
@@ -72,6 +75,14 @@ def read_mcp_config(path: str | None) -> tuple[McpServer, ...]:
         raise ConfigError(f"--mcp-config {path} has more than {_MAX_SERVERS} servers.")
     read = (_Entry(path, name, fields).server() for name, fields in servers.items())
     return tuple(server for server in read if server is not None)
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--mcp-config {path} cannot be read: {error.strerror}.") from None
 
 
 class _Entry:
@@ -109,16 +120,27 @@ class _Entry:
             self._fail("`args` is no list of texts")
         cwd = self._text("cwd") if self._fields.get("cwd") is not None else None
         return ProgramServer(
-            self._name, command, tuple(map(self._expand, args)), self._texts("env"), cwd
-        )
+            self._name, command, tuple(map(self._expand, args)), self._texts("env"), cwd,
+            self._call_seconds(),
+        )  # fmt: skip
 
     def _url(self, kind: str | None) -> UrlServer:
         url = self._text("url")
         if not url.startswith(("http://", "https://")):
             self._fail(f"its URL is {url!r}; it begins with http:// or https://")
         return UrlServer(
-            self._name, url, self._texts("headers"), "sse" if kind == "sse" else "http"
-        )
+            self._name, url, self._texts("headers"), "sse" if kind == "sse" else "http",
+            self._call_seconds(),
+        )  # fmt: skip
+
+    def _call_seconds(self) -> float | None:
+        """llama-server's `timeout_ms`."""
+        given = self._fields.get("timeout_ms")
+        if given is None:
+            return None
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1e8:
+            self._fail("`timeout_ms` is no number of milliseconds")
+        return float(given) / 1000
 
     def _text(self, field: str) -> str:
         value = self._fields[field]

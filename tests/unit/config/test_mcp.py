@@ -94,6 +94,13 @@ def test_names_that_nobody_can_read(read, name: str) -> None:
         read({name: {"command": "x"}})
 
 
+def test_the_text_itself() -> None:
+    given = '{"mcpServers": {"files": {"command": "npx", "timeout_ms": 500}}}'
+    assert read_mcp_config(given) == (ProgramServer("files", "npx", call_seconds=0.5),)
+    with pytest.raises(ConfigError, match="timeout_ms"):
+        read_mcp_config(given.replace("500", "-1"))
+
+
 def test_a_file_that_is_not_there(tmp_path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_mcp_config(str(tmp_path / "none.json"))

@@ -24,7 +24,7 @@ def why_closed(config: ServerConfig) -> str:
         return ""
     return (
         "This server is open to the network and has no key, so nobody may have it fetch further "
-        "models; start it with --api-key, or with the model."
+        "models or call tools; start it with --api-key, or with the model."
     )
 
 

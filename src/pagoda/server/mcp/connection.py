@@ -164,7 +164,7 @@ class Connection:
     ) -> types.CallToolResult:
         """Who cancels this cancels the call there, too."""
         params = types.CallToolRequestParams(name=name, arguments=arguments)
-        async with self._deadline(CALL_SECONDS):
+        async with self._deadline(self._server.call_seconds or CALL_SECONDS):
             # Not the session's `call_tool`: that checks results against the server's own schema,
             # whose patterns could keep this process busy for ever.
             result = await self._live().send_request(

@@ -72,6 +72,38 @@ class McpTools(msgspec.Struct):
     """Tools that a model gets no sight of, and why."""
 
 
+class ServerToolBody(Body):
+    tool: str = Field(description="As GET /tools names it.")
+    params: dict[str, Any] = {}
+
+
+class ToolFunction(msgspec.Struct):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolDefinition(msgspec.Struct):
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
+class ServerTool(msgspec.Struct):
+    """A tool as `tools` of a chat takes it, in `definition`."""
+
+    display_name: str
+    tool: str
+    definition: ToolDefinition
+    type: Literal["mcp"] = "mcp"
+
+
+class ToolAnswer(msgspec.Struct, omit_defaults=True):
+    """One of the two."""
+
+    plain_text_response: str = ""
+    error: str = ""
+
+
 class McpImage(msgspec.Struct):
     type: str
     """image/png, image/jpeg, image/gif or image/webp."""

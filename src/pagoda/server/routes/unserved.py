@@ -62,9 +62,6 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
     "Streams can't be resumed; send the request again, its prefix is cached.": (
         "GET /v1/stream", "DELETE /v1/stream", "POST /v1/streams/lookup",
     ),
-    "The server calls no tools; name them in `tools` of a chat, and call them yourself.": (
-        "GET /tools", "POST /tools",
-    ),
     "The server fetches nothing for others; fetch it yourself.": (
         "GET /cors-proxy", "POST /cors-proxy",
     ),
