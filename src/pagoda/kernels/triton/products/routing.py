@@ -5,13 +5,14 @@ tokens of the same expert; the last program to come so far adds up what all have
 computes does not depend on which program that is.
 """
 
-from functools import cache, partial
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
 from pagoda.kernels.ref.experts import Grouped, Routed
+from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.order import LEAST, index_of, packed, value_of
 
 Tensor = torch.Tensor
@@ -194,17 +195,10 @@ def _launch(
     if groups is not None:
         counts = torch.empty((chunks, experts), dtype=torch.int32, device=ids.device)
         ranks = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
-        arrived = _arrivals(ids.device)
+        arrived = arrivals(ids.device, 1)
     _route[(chunks,)](
         logits, scales, ids, weights, counts, ranks, *(groups or (None,) * 3), arrived, tokens,
         experts, 0 if logits is None else logits.stride(0), CHOOSES=logits is not None,
         TOP_K=top_k, SCORING=scoring, RENORMALIZE=renormalize, TOKENS=each, BLOCK=block,
         BLOCK_K=block_k, num_warps=8 if groups is not None else 4,
     )  # fmt: skip
-
-
-@cache
-def _arrivals(device: torch.device) -> Tensor:
-    """How many programs of the launch have come so far: zero in front of each and behind it. Steps
-    of a device run one after the other."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
