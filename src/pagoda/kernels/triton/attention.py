@@ -121,7 +121,7 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
         rows, keys = (32, 64) if target == 100 else (64, 16)
         return Form(max(at_least, rows), keys, 8, 2)
     if target == 120 or (wide > 128 and target != 90):
-        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 4, 2)
+        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 8, 2)
     rows = max(at_least, 128 if target in (90, 100) else 64)
     return Form(rows, keys, 8 if rows > 64 else 4, 2)
 
