@@ -12,7 +12,6 @@ from pagoda.layers.moe import MixtureOfExperts
 from pagoda.planner.attention import AttentionChoice
 from tests.kernels.triton.launches import Launches
 from tests.models import tiny
-from tests.models.driver import Driver
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="counted on tensors of a CPU that play a GPU's"

@@ -47,8 +47,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
     for part in parts(slots, x.device):
         window = torch.cat((part.before(state), x[part.rows].float()), dim=1)
         length = part.rows.shape[1]
-        parts = (weight[i] * window[:, i : i + length] for i in range(width))
-        total = sum(parts, start=torch.zeros((), device=x.device))
+        taps = (weight[i] * window[:, i : i + length] for i in range(width))
+        total = sum(taps, start=torch.zeros((), device=x.device))
         out[part.rows] = F.silu(total).to(x.dtype)
         for end in range(length - part.num_kept + 1, length + 1):
             part.keep(state, end, window[:, end : end + width - 1])

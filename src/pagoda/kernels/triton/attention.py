@@ -199,10 +199,7 @@ def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.co
     tile = tl.load(rows[:, None] + dims[None, :], mask=mask, other=0)
     if STORAGE == "int8":
         places = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
-        if seen is None:
-            scales = tl.load(places)
-        else:
-            scales = tl.load(places, mask=seen, other=0)
+        scales = tl.load(places) if seen is None else tl.load(places, mask=seen, other=0)
         tile = tile.to(tl.float32) * scales[:, None]
     if STORAGE == "e4m3":
         tile = decode_fp8(tile, 3)

@@ -83,8 +83,9 @@ def _chunks(
 
 
 def _by_chunk(x: Tensor) -> Tensor:
-    """[requests, tokens, heads, ...] -> [requests, heads, chunks, tokens of one, ...]. Zeros fill up
-    the last chunk: such tokens change nothing."""
+    """[requests, tokens, heads, ...] -> [requests, heads, chunks, tokens of one, ...]. Zeros fill
+    up the last chunk: such tokens change nothing."""
     missing = -x.shape[1] % _CHUNK
     padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
-    return padded.transpose(1, 2).unflatten(2, (-1, _CHUNK))
+    chunks: Tensor = padded.transpose(1, 2).unflatten(2, (-1, _CHUNK))
+    return chunks

@@ -59,8 +59,8 @@ def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _alone(
-    x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2, supers2,
-    bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
+    x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
+    supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
     bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
     GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +90,8 @@ def _alone(
 
 @triton.jit
 def _grouped(
-    x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2,
-    minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
+    x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
+    scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
     bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     CLAMPS: tl.constexpr,
