@@ -87,8 +87,9 @@ def _layer_launches(layer: LayerSpec) -> int:
     if layer.mlp is not None:
         count += 3
     if experts is not None:
-        # The router, its choice, sorting by expert, two products, the activation, the sum.
-        count += 7 + (0 if experts.shared is None else 5)
+        # The router, its choice and the order by expert, two products, the sum; a shared expert's
+        # products and activation.
+        count += 5 + (0 if experts.shared is None else 3)
     if layer.sandwiched:
         both = layer.mlp is not None and experts is not None
         count += 3 + (4 if both else 0)

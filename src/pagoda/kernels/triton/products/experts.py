@@ -60,8 +60,8 @@ def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
 @triton.jit(do_not_specialize=_CHANGING)
 def _alone(
     x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
-    supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
-    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
     GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
     assignment = (tl.program_id(0) % assignments).to(tl.int64)
@@ -91,8 +91,8 @@ def _alone(
 @triton.jit
 def _grouped(
     x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
-    scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
-    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
+    scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     CLAMPS: tl.constexpr,
 ):  # fmt: skip
