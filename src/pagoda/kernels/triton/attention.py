@@ -306,6 +306,51 @@ def _merge(
              mask=inside)  # fmt: skip
 
 
+@triton.jit
+def _attend_part(
+    top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, begins, ends,
+    first_seen, end, low, high, dims, scale, window, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles of keys from `low` to `high` into (largest logit, sum, weighted values)."""
+    # Tiles between these are seen by all rows, and not masked.
+    whole = tl.cdiv(tl.max(tl.where(real, begins, 0), 0), KEYS)
+    whole_end = tl.min(tl.where(real, ends, 1 << 30), 0) // KEYS
+    plain = tl.minimum(tl.maximum(whole, low), high)
+    plain_end = tl.maximum(plain, tl.minimum(whole_end, high))
+    block = _blocks(table, plain, end, BLOCK_SIZE, KEYS)
+    for index in range(plain, plain_end):
+        # Of the next tile, so that its keys need not wait for it.
+        next_block = _blocks(table, index + 1, end, BLOCK_SIZE, KEYS)
+        offset = (index * KEYS + tl.arange(0, KEYS)) % BLOCK_SIZE
+        logits = (scale * _LOG2E) * _scores(
+            queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+            STORAGE,
+        )  # fmt: skip
+        values = _value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
+                             queries.dtype)  # fmt: skip
+        top, total, acc = _absorb(logits, values, top, total, acc)
+        block = next_block
+    # The window's edge and the diagonal.
+    for edge in range(high - low - (plain_end - plain)):
+        index = low + edge
+        index += tl.where(index < plain, 0, plain_end - plain)
+        at = index * KEYS + tl.arange(0, KEYS)
+        block, offset = _blocks(table, index, end, BLOCK_SIZE, KEYS), at % BLOCK_SIZE
+        logits = (scale * _LOG2E) * _scores(
+            queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+            STORAGE,
+        )  # fmt: skip
+        values = _value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
+                             dims, DIM, STORAGE, queries.dtype)  # fmt: skip
+        visible = at[None, :] < ends[:, None]
+        if window is not None:
+            visible &= at[None, :] >= begins[:, None]
+        logits = tl.where(visible, logits, float("-inf"))
+        top, total, acc = _absorb(logits, values, top, total, acc)
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=_CHANGING)
 def _paged_attention(
     out, partial, tops, arrived, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
@@ -334,18 +379,15 @@ def _paged_attention(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     if req == num_reqs:
         if first_split == 0:
-            rows_out = line * HEADS + head
-            tl.store(out + rows_out[:, None] * DIM + dims[None, :], 0.0, mask=inside)
+            places = out + (line * HEADS + head)[:, None] * DIM + dims[None, :]
+            tl.store(places, 0.0, mask=inside)
         return
 
     begins, ends = _sight(token, real, tl.load(kv_lens + req) - count, line, sees_until, window,
                           CHUNKED)  # fmt: skip
     first_seen = tl.min(tl.where(real, begins, 1 << 30), 0)
     end = tl.max(tl.where(real, ends, 0), 0)
-    # Counted in tiles of keys, so that the compiler knows where they begin. Those between the
-    # `whole` are seen by all rows.
-    whole = tl.cdiv(tl.max(tl.where(real, begins, 0), 0), KEYS)
-    whole_end = tl.min(tl.where(real, ends, 1 << 30), 0) // KEYS
+    # Counted in tiles of keys, so that the compiler knows where they begin.
     first = first_seen // KEYS
     size = tl.cdiv(end, KEYS) - first
     share, splits = size, 1
@@ -361,39 +403,11 @@ def _paged_attention(
         top, total = _start(sinks, head, real, split, ROWS)
         acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
         low = first + split * share
-        high = tl.minimum(low + share, first + size)
-        plain = tl.minimum(tl.maximum(whole, low), high)
-        plain_end = tl.maximum(plain, tl.minimum(whole_end, high))
-        block = _blocks(table, plain, end, BLOCK_SIZE, KEYS)
-        for index in range(plain, plain_end):
-            # Of the next tile, so that its keys need not wait for it.
-            next_block = _blocks(table, index + 1, end, BLOCK_SIZE, KEYS)
-            offset = (index * KEYS + tl.arange(0, KEYS)) % BLOCK_SIZE
-            logits = (scale * _LOG2E) * _scores(
-                queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
-                STORAGE,
-            )  # fmt: skip
-            values = _value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
-                                 queries.dtype)  # fmt: skip
-            top, total, acc = _absorb(logits, values, top, total, acc)
-            block = next_block
-        # The window's edge and the diagonal.
-        for edge in range(high - low - (plain_end - plain)):
-            index = low + edge
-            index += tl.where(index < plain, 0, plain_end - plain)
-            at = index * KEYS + tl.arange(0, KEYS)
-            block, offset = _blocks(table, index, end, BLOCK_SIZE, KEYS), at % BLOCK_SIZE
-            logits = (scale * _LOG2E) * _scores(
-                queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
-                STORAGE,
-            )  # fmt: skip
-            values = _value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
-                                 dims, DIM, STORAGE, queries.dtype)  # fmt: skip
-            visible = at[None, :] < ends[:, None]
-            if window is not None:
-                visible &= at[None, :] >= begins[:, None]
-            logits = tl.where(visible, logits, float("-inf"))
-            top, total, acc = _absorb(logits, values, top, total, acc)
+        top, total, acc = _attend_part(
+            top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block,
+            begins, ends, first_seen, end, low, tl.minimum(low + share, first + size), dims, scale,
+            window, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
+        )  # fmt: skip
         # Volatile, or these addresses would be known, and hold registers, through the loop above.
         begin = tl.load(query_start + req, volatile=True)
         rows_out = (begin + token).to(tl.int64) * HEADS + head
@@ -413,13 +427,10 @@ def _paged_attention(
             tl.debug_barrier()
             if tl.atomic_add(arrived + place, 1, sem="acq_rel") == sharers - 1:
                 tl.store(arrived + place, 0)
-                begin = tl.load(query_start + req, volatile=True)
-                rows_out = (begin + token).to(tl.int64) * HEADS + head
-                kept = _partial_rows(req, query_start, SPLIT_QUERIES) + token
-                _merge(
-                    out, partial, tops, rows_out, kept.to(tl.int64) * HEADS + head, splits,
-                    most_splits, real, inside, dims, DIM, DIM_PAD, MAX_SPLITS,
-                )  # fmt: skip
+                line = (tl.load(query_start + req, volatile=True) + token).to(tl.int64)
+                kept = (_partial_rows(req, query_start, SPLIT_QUERIES) + token).to(tl.int64)
+                _merge(out, partial, tops, line * HEADS + head, kept * HEADS + head, splits,
+                       most_splits, real, inside, dims, DIM, DIM_PAD, MAX_SPLITS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_CHANGING)
