@@ -28,7 +28,7 @@ class RankCapture(msgspec.Struct, tag=True):
     requests: int
     tokens: int
     samples: int | None = None
-    """Of a step with prompts."""
+    """Rows of logits, in a step with prompts."""
 
 
 class RankCall(msgspec.Struct, tag=True):

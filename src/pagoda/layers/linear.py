@@ -147,5 +147,5 @@ class RowLinear(Linear):
         return self._context.parallel.summed(self.partial(x))
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of `forward`'s sum, of the same shapes."""
+        """This rank's part of `forward`'s sum: x [tokens, columns] -> [tokens, out_features]."""
         return self.resident.apply(x, self.bias if self._context.parallel.rank == 0 else None)

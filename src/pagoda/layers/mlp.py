@@ -26,7 +26,7 @@ class GatedMlp(nn.Module):
         return out
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of `forward`'s sum, of the same shapes."""
+        """This rank's part of `forward`'s sum: [tokens, hidden] -> [tokens, hidden]."""
         return self.down.partial(self._inner(x))
 
     def _inner(self, x: torch.Tensor) -> torch.Tensor:

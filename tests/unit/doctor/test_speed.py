@@ -122,7 +122,7 @@ def test_a_mixture_starts_more_kernels_than_its_weights_tell():
         launches(spec_for(config, {}, ())) for config in (LLAMA, QWEN3_MOE, GEMMA4_26B_A4B)
     )
     assert dense == 10 * 22 + 4
-    assert mixture == (7 + 1 + 7) * 48 + 4  # norms of q and k; no mlp
+    assert mixture == (7 + 1 + 5) * 48 + 4  # norms of q and k; no mlp
     assert beside > 24 * 30
 
 

@@ -109,6 +109,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def unit(x: Tensor) -> Tensor:
+    """x [..., dim] with lengths of 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 

@@ -215,7 +215,7 @@ def captured_bytes(spec: ModelSpec, dtype: str, sizes: Sequence[StepSize], ranks
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
     # Of each token, and of each row of logits: once to keep, twice between.
-    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers + splits)
+    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers) + splits
     row = (3 if ranks == 1 else 7) * 4 * spec.vocab_size
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
     if spec.drafts:  # a head's passes are captured as well, with outputs of their own

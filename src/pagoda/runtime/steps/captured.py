@@ -39,7 +39,7 @@ class Outputs(NamedTuple):
     step."""
 
     hidden_states: torch.Tensor
-    """Of each token; the others are of each row that is sampled."""
+    """A row for each token; the others have one for each that is sampled."""
     logits: torch.Tensor
     values: torch.Tensor
     ids: torch.Tensor

@@ -115,6 +115,7 @@ class DeviceInputs(Inputs):
         self._grown[group] = count
 
     def token_ids_of(self, count: int) -> torch.Tensor:
+        """int64 [count], from which a step reads."""
         return self._device_token_ids[:count]
 
     def samples_of(self, size: StepSize) -> torch.Tensor | None:

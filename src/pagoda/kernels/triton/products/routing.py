@@ -23,7 +23,7 @@ alone, each on its expert's weights, and need no order."""
 _CHUNK = 64
 """Assignments that a program ranks: it compares each with each."""
 _LOGITS = 4096
-"""Of them a program holds so many at most, with 16 bytes each."""
+"""A program holds so many at most, with 16 bytes each."""
 _ADDED, _PLACED = tl.constexpr(4096), tl.constexpr(2048)
 """Counts and assignments that the last program takes at once."""
 _CHANGING = ["tokens"]
