@@ -103,10 +103,10 @@ def test_reference_mix(gating, bias):
     torch.manual_seed(1)
     up, down = random_experts(6, 24, 10, bias)
     x = torch.randn(9, 24) * 2
-    ids, weights = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
+    ids, weights, _ = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
     for first, inputs in ((0, False), (3, True), (6, False)):  # other ranks' experts add nothing
         out = ops.mix_experts(
-            x, ids, weights, up, down, GATINGS[gating], first, weighs_inputs=inputs
+            x, ops.Routed(ids, weights), up, down, GATINGS[gating], first, weighs_inputs=inputs
         )
         expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -117,8 +117,8 @@ def test_half_precision_sums_in_fp32():
     up, down = random_experts(4, 32, 16, False)
     half = [ops.PlainExperts(part.weight.bfloat16(), None) for part in (up, down)]
     x = torch.randn(5, 32).bfloat16()
-    ids, weights = ref.route(torch.randn(5, 4), 4, "softmax", True)
-    out = ops.mix_experts(x, ids, weights, *half, ops.Gating())
+    ids, weights, _ = ref.route(torch.randn(5, 4), 4, "softmax", True)
+    out = ops.mix_experts(x, ops.Routed(ids, weights), *half, ops.Gating())
     assert out.dtype == torch.bfloat16
     expected = expected_mix(x, ids, weights, *half, ops.Gating())
     np.testing.assert_allclose(out.float().numpy(), expected, rtol=2e-2, atol=2e-2)

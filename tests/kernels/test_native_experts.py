@@ -50,7 +50,7 @@ def test_route_of_rows_apart(native):
 def test_route_of_nan_names_experts_that_exist(native):
     logits = torch.randn(3, 40)
     logits[1] = torch.nan
-    ids, weights = CpuOps(native).route(logits, 6, "softmax", True)
+    ids, weights, _ = CpuOps(native).route(logits, 6, "softmax", True)
     assert weights[1].isnan().all()
     assert not weights[[0, 2]].isnan().any()
     assert all(len(set(row)) == 6 and set(row) <= set(range(40)) for row in ids.tolist())
@@ -65,11 +65,16 @@ def test_equals_definition(native, gating, count, hidden, size, top_k):
     for tokens in (1, 2, 19):
         up, down = random_experts(count, hidden, size, bias=tokens > 1)
         x = torch.randn(tokens, hidden) * 2
-        ids, weights = ref.route(torch.randn(tokens, count), top_k, "topk_softmax", False)
+        ids, weights, _ = ref.route(torch.randn(tokens, count), top_k, "topk_softmax", False)
         packed_up, packed_down = pack(up.weight, 2, up.bias), pack(down.weight, 1, down.bias)
         for inputs in (False, True):
             out = ops.mix_experts(
-                x, ids, weights, packed_up, packed_down, GATINGS[gating], weighs_inputs=inputs
+                x,
+                ops.Routed(ids, weights),
+                packed_up,
+                packed_down,
+                GATINGS[gating],
+                weighs_inputs=inputs,
             )
             expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], 0, inputs)
             np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
@@ -79,10 +84,10 @@ def test_other_ranks_experts_add_nothing(native):
     torch.manual_seed(5)
     up, down = random_experts(3, 32, 16, bias=True)
     x = torch.randn(6, 32)
-    ids, weights = ref.route(torch.randn(6, 9), 4, "softmax", True)
+    ids, weights, _ = ref.route(torch.randn(6, 9), 4, "softmax", True)
     halves = pack(up.weight, 2, up.bias), pack(down.weight, 1, down.bias)
     for first in (0, 5, 9):
-        out = ops.mix_experts(x, ids, weights, *halves, ops.Gating(), first)
+        out = ops.mix_experts(x, ops.Routed(ids, weights), *halves, ops.Gating(), first)
         expected = expected_mix(x, ids, weights, up, down, ops.Gating(), first)
         np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
 
@@ -110,7 +115,7 @@ class Quantized:
         self.down = ops.PackedExperts((matrices[2],), hidden, count, self.bias[1])
 
     def mix(self, x, ids, weights):
-        return ops.mix_experts(x, ids, weights, self.up, self.down, ops.Gating())
+        return ops.mix_experts(x, ops.Routed(ids, weights), self.up, self.down, ops.Gating())
 
     def alone(self, x: torch.Tensor, expert: int) -> torch.Tensor:
         def matrix(i: int):
@@ -130,7 +135,7 @@ def test_equals_products_one_by_one(native, storages):
     torch.manual_seed(6)
     model = Quantized(native, storages, 6, 256, 256)
     x = torch.randn(21, 256)
-    ids, weights = ref.route(torch.randn(21, 6) * 3, 3, "softmax", True)
+    ids, weights, _ = ref.route(torch.randn(21, 6) * 3, 3, "softmax", True)
     out = model.mix(x, ids, weights)
     for row in range(len(x)):
         chosen = zip(ids[row].tolist(), weights[row].tolist(), strict=True)
@@ -144,7 +149,7 @@ def test_neighbours_and_threads_change_no_bit(native, storage, monkeypatch):
     torch.manual_seed(7)
     model = Quantized(native, (storage,) * 3, 5, 256, 256)
     x = torch.randn(700, 256)
-    ids, weights = ref.route(torch.randn(700, 5), 4, "softmax", True)
+    ids, weights, _ = ref.route(torch.randn(700, 5), 4, "softmax", True)
     whole = model.mix(x, ids, weights)
     assert not whole.isnan().any()
     for part in (slice(0, 1), slice(3, 20), slice(100, 333), slice(699, 700)):
@@ -158,6 +163,6 @@ def test_mixing_that_does_not_fit_is_refused(native):
     halves = pack(up.weight, 2, None), pack(down.weight, 1, None)
     ids, weights = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
     with pytest.raises(ValueError, match="do not fit 31 columns"):
-        ops.mix_experts(torch.zeros(3, 31), ids, weights, *halves, ops.Gating())
+        ops.mix_experts(torch.zeros(3, 31), ops.Routed(ids, weights), *halves, ops.Gating())
     with pytest.raises(ValueError, match="a row per token"):
-        ops.mix_experts(torch.zeros(2, 32), ids, weights, *halves, ops.Gating())
+        ops.mix_experts(torch.zeros(2, 32), ops.Routed(ids, weights), *halves, ops.Gating())

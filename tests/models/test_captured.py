@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pagoda.planner.captured import CapturedSize, captured_sizes
+from pagoda.planner.captured import captured_sizes, step_size
 from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.program import StepLimits
 from tests.models import tiny
@@ -22,13 +22,13 @@ def again(work):
     return SimpleNamespace(replay=work)
 
 
-def capture(driver: Driver, max_reqs: int, *only: tuple[int, int], guesses=0) -> CapturedSteps:
+def capture(driver: Driver, max_reqs: int, *only: tuple[int, ...], guesses=0) -> CapturedSteps:
     """All sizes, or some."""
     driver.model.reserve(64)
     cache = SimpleNamespace(layers=driver.caches, layer_group=driver.layer_group)
     has_states = len(set(driver.layer_group)) > 1
     sizes = captured_sizes(max_reqs, guesses, 2 * guesses)
-    sizes = tuple(CapturedSize(*size) for size in only) or sizes
+    sizes = tuple(step_size(*size[:2], *size[2:] or [None]) for size in only) or sizes
     most = max(size.tokens for size in sizes)
     limits = StepLimits(most, max_reqs, most, 64)
     steps = CapturedSteps(
@@ -87,6 +87,30 @@ def test_padded_steps_with_guesses_equal_eager_ones(case, tmp_path):
         # Delta nets take steps with guesses token by token, the eager ones here by chunks.
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
         assert greedy.tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("case", ["qwen3 moe", "gpt-oss", "gemma 4", "qwen3.5"])
+def test_padded_steps_with_prompts_equal_eager_ones(case, tmp_path):
+    """New prompts, chunks of them that end nowhere, and streams, in any order."""
+    family, changes = MODELS[case]
+    tiny.make(family, **changes).save_pretrained(tmp_path)
+    model = tiny.load(tmp_path)
+    eager, padded = Driver(model), Driver(model)
+    steps = capture(padded, 5, (2, 8, 2), (5, 8, 5), (5, 20, 5))
+    chance, reqs = random.Random(6), [f"r{i}" for i in range(5)]
+    for turn in range(8):
+        chosen = chance.sample(reqs, chance.randint(1, 4))
+        step = {
+            req: tiny.random_ids(chance.randint(2, 9) if i == turn % len(chosen) else 1, seed=turn)
+            for i, req in enumerate(chosen)
+        }
+        expected = torch.stack([rows[-1] for rows in eager.step(step).values()])
+        tokens = sum(map(len, step.values()))
+        assert steps.fits(tokens, len(step), len(step))
+        logits, greedy = replay(steps, padded, step)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+        assert greedy.tolist() == expected.argmax(-1).tolist()
+    assert len(steps._graphs) == 3
 
 
 def test_tokens_that_the_device_alone_knows(tmp_path):

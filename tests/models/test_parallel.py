@@ -9,6 +9,7 @@ import torch
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import ConfigError
 from pagoda.layers.context import Parallel
+from pagoda.layers.moe import MixtureOfExperts
 from pagoda.models.loader import build_model
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
@@ -163,6 +164,31 @@ def test_parts_of_matrices_and_shared_experts_are_split(family, sizes, tmp_path)
 
     for logits in on_ranks(2, run):
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("qwen3_5_moe", tiny.QWEN3_5_MOE), ("llama4", tiny.LLAMA4)]
+)
+def test_a_mixture_exchanges_once(family, sizes, tmp_path):
+    """With its shared expert, whose gate every rank computes: the tokens of one rank."""
+    tiny.make(family, **sizes).save_pretrained(tmp_path)
+    ids = tiny.random_ids(20)
+    expected = Driver(tiny.load(tmp_path)).run(ids, chunk=9)
+
+    def run(parallel: Parallel) -> tuple[torch.Tensor, set[int]]:
+        model, exchanges, reduce = tiny.load(tmp_path, parallel=parallel), [], parallel.reduce
+        parallel.reduce = lambda x: exchanges.append(x.shape) or reduce(x)
+        counts = set()
+        for layer in (part for part in model.modules() if isinstance(part, MixtureOfExperts)):
+            exchanges.clear()
+            layer(torch.randn(5, model.spec.hidden_size))
+            counts.add(len(exchanges))
+        return Driver(model).run(ids, chunk=9), counts
+
+    for logits, counts in on_ranks(2, run):
+        assert counts == {1}
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
 def test_delta_nets_whose_heads_lie_in_tiles_cannot_be_split(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.planner.captured import CapturedSize, captured_sizes
+from pagoda.planner.captured import CapturedSize, captured_sizes, mixed_sizes
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.steps import captured
 from pagoda.runtime.steps.captured import CapturedSteps
@@ -174,6 +174,46 @@ def test_what_is_needed_first_is_captured_first(make_captured, make_request):
     more = [driver.runner.work_ahead() for _ in range(3)]
     assert more == [True, False, False]
     assert plain(steps._graphs) == [4, 1, 8, 2]
+
+
+MIXED = (*GUESSES, *mixed_sizes(8, 512))
+
+
+def test_mixed_sizes():
+    sizes = mixed_sizes(64, 2048)
+    assert sizes[:3] == ((16, 16, 16), (64, 16, 64), (16, 32, 16))
+    assert sizes[-1] == (64, 512, 64) and len(sizes) < 50
+    tokens = sorted({size.tokens for size in sizes})
+    assert all(b <= 1.25 * a for a, b in zip(tokens, tokens[1:], strict=False) if a >= 64)
+    assert mixed_sizes(1, 20) == ((1, 16, 1), (1, 20, 1))
+
+
+def test_steps_with_prompts_are_captured(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
+    """Chunks of prompts beside streams, guesses and requests that end: the same tokens, and every
+    step is replayed."""
+    driver, steps = make_captured(captured_sizes=MIXED)
+    while driver.runner.work_ahead():
+        pass
+    assert set(steps._graphs) == set(MIXED)
+    before = gpu.replays
+    assert script(driver)[0] == script(make_driver(max_num_reqs=8))[0]
+    assert gpu.replays - before == driver.step_id
+
+
+def test_rows_of_larger_steps_are_not_sampled_in_padding(make_captured, make_request):
+    driver, steps = make_captured(captured_sizes=mixed_sizes(8, 64))
+    while driver.runner.work_ahead():
+        pass
+    driver.add(*(make_request(name, 9, temperature=0.0) for name in "abcd"))
+    driver.step(dict.fromkeys("abcd", 9))
+    assert steps._inputs.samples[:4].tolist() == [8, 17, 26, 35]
+    driver.free("d")
+    driver.add(make_request("e", 9, temperature=0.0))
+    driver.step({"e": 7})
+    assert not steps._inputs.samples.any() and steps._inputs.token_ids[7:].max() == 0
+    driver.step({"a": 64, "e": 64})
+    assert steps._inputs.samples[:3].tolist() == [0, 2, 0]
+    assert [len(driver.tokens[name]) for name in "ae"] == [2, 1]
 
 
 def test_prompts_and_mixed_steps_are_not_captured(make_captured, make_request, gpu):

@@ -196,7 +196,7 @@ def test_a_replay_that_differs_on_one_rank_is_used_by_none(rank, capturing, make
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturing, monkeypatch):
-    def fail(batch):
+    def fail(batch, samples):
         raise torch.OutOfMemoryError("no room")
 
     programs = capturing.leader.program, capturing.follower.program

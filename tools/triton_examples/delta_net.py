@@ -20,8 +20,8 @@ def examples() -> Iterator[Example]:
 
 def _step(tokens: int, dtype: torch.dtype) -> None:
     channels = (2 * KEY_HEADS + HEADS) * HEAD
-    indices = torch.empty(REQUESTS + 1, dtype=torch.int32)
-    write = torch.empty(tokens, dtype=torch.int32)
+    indices = torch.zeros(REQUESTS + 1, dtype=torch.int32)
+    write = torch.zeros(tokens, dtype=torch.int32)
     slots = StateSlots(indices[1:], write, indices, indices[1:])
     x = torch.empty(tokens, channels, dtype=dtype)
     delta_net.causal_conv(x, torch.empty(4, channels), torch.empty(8, 3, channels), slots)

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from pagoda.kernels import ops
+from pagoda.kernels.ref.experts import Grouped
 from pagoda.kernels.triton.products import experts
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import offers
@@ -45,11 +46,14 @@ def _declined(alone: bool, dtype: torch.dtype, capability: int) -> str | None:
 
 
 def _mix(tokens: int, storage: str, dtype: torch.dtype) -> None:
-    ids = torch.empty(tokens, TOP_K, dtype=torch.int64)
-    x, weights = torch.empty(tokens, HIDDEN, dtype=dtype), torch.empty(tokens, TOP_K)
+    x = torch.empty(tokens, HIDDEN, dtype=dtype)
+    ids, weights = torch.empty(tokens, TOP_K, dtype=torch.int64), torch.empty(tokens, TOP_K)
+    numbers = torch.empty(tokens * TOP_K, dtype=torch.int32)
+    groups = Grouped(numbers[:EXPERTS], numbers[:EXPERTS], numbers)
+    routed = ops.Routed(ids, weights, None if tokens == ALONE else groups)
     up, down = _experts(storage, 2, SIZE, HIDDEN, dtype), _experts(storage, 1, HIDDEN, SIZE, dtype)
     gating = ops.Gating(1.702, 7.0) if storage == "MXFP4" else ops.Gating()
-    experts.mix(x, ids, weights, up, down, gating)
+    experts.mix(x, routed, up, down, gating, beside=ops.Beside(x, x[:, :1]))
 
 
 def _experts(storage: str, parts: int, rows: int, columns: int, dtype: torch.dtype):

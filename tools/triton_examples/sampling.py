@@ -1,6 +1,7 @@
 """Choosing tokens and experts; logits are fp32 in every model."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ ROWS, VOCAB = 8, 151_936
 def examples() -> Iterator[Example]:
     for label, call in (("vocabulary of 151,936", _choose), ("20 of the top", _top)):
         yield Example(label, "float32", call, lambda capability: None)
-    yield from in_each_type("8 of 128 experts", _route)
+    yield from in_each_type("8 of 128 experts", partial(_route, ROWS))
+    yield from in_each_type("8 of 128 experts, and their order", partial(_route, 64))
 
 
 def _choose() -> None:
@@ -32,6 +34,5 @@ def _top() -> None:
     sampling.top_tokens(torch.empty(ROWS, VOCAB), 20)
 
 
-def _route(dtype: torch.dtype) -> None:
-    routing.route(torch.empty(ROWS, 128, dtype=dtype), 8, "softmax", True)
-    routing.group_by_expert(torch.zeros(ROWS, 8, dtype=torch.int64), 128)
+def _route(tokens: int, dtype: torch.dtype) -> None:
+    routing.route(torch.empty(tokens, 128, dtype=dtype), 8, "softmax", True)

@@ -27,6 +27,8 @@ class RankCapture(msgspec.Struct, tag=True):
 
     requests: int
     tokens: int
+    samples: int | None = None
+    """Rows of logits, in a step with prompts."""
 
 
 class RankCall(msgspec.Struct, tag=True):

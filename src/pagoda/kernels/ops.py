@@ -97,6 +97,8 @@ activate = _by_first(Ops.activate)
 scale = _by_first(Ops.scale)
 soft_cap = _by_first(Ops.soft_cap)
 route = _by_first(Ops.route)
+Routed = experts.Routed
+Beside = experts.Beside
 Gating = experts.Gating
 PlainExperts = experts.PlainExperts
 PackedExperts = packed_experts.PackedExperts
@@ -106,31 +108,34 @@ load_packed_expert = packing.load_packed_expert
 
 def mix_experts(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    routed: Routed,
     up: PlainExperts | PackedExperts,
     down: PlainExperts | PackedExperts,
     gating: Gating,
     first: int = 0,
     *,
     weighs_inputs: bool = False,
+    beside: Beside | None = None,
 ) -> Tensor:
-    """The sum over each token's experts of weight * down(gated(up(x))), in x's shape and dtype.
+    """The sum over each token's experts of weight * down(gated(up(x))), and of what is `beside`
+    them, in x's shape and dtype.
 
-    x [tokens, hidden]; `ids` and `weights` as `route` returns them. `up` and `down` hold the
-    experts from `first` on, whose matrices have the rows (gate, then up) and hidden; experts that
-    they do not hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert
-    reads, instead. Both are packed or neither is.
+    x [tokens, hidden]; `routed` as `route` returns it. `up` and `down` hold the experts from
+    `first` on, whose matrices have the rows (gate, then up) and hidden; experts that they do not
+    hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert reads,
+    instead. Both are packed or neither is.
     """
     if (x.is_cuda and declines(x) is None) or packing.on_gpu(down):
         from pagoda.kernels.triton.products import experts as gpu_experts
 
-        return gpu_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
+        return gpu_experts.mix(x, routed, up, down, gating, first, weighs_inputs, beside)
     kinds = packed_experts.PackedExperts, experts.PlainExperts
     if isinstance(up, kinds[0]) and isinstance(down, kinds[0]):
-        return packed_experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
-    assert isinstance(up, kinds[1]) and isinstance(down, kinds[1])
-    return experts.mix(x, ids, weights, up, down, gating, first, weighs_inputs)
+        mixed = packed_experts.mix(x, routed, up, down, gating, first, weighs_inputs)
+    else:
+        assert isinstance(up, kinds[1]) and isinstance(down, kinds[1])
+        mixed = experts.mix(x, routed, up, down, gating, first, weighs_inputs)
+    return mixed if beside is None else add_gated(mixed, *beside)
 
 
 def matmul(

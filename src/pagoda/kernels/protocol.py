@@ -10,6 +10,7 @@ import torch
 
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
+from pagoda.kernels.ref.experts import Routed
 
 Tensor = torch.Tensor
 
@@ -139,9 +140,9 @@ class Ops(Protocol):
         scoring: str = "softmax",
         renormalize: bool = False,
         scales: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(int64 ids, fp32 weights) [tokens, top_k] of the experts with the largest logits of
-        [tokens, experts], falling, the lower ids first of equals.
+    ) -> Routed:
+        """The experts with the largest logits of [tokens, experts], falling, the lower ids first
+        of equals.
 
         A weight is the expert's share of a `softmax` over all, its share of one over the chosen
         (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum,

@@ -144,5 +144,8 @@ class RowLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, this rank's columns] -> [tokens, out_features]."""
-        parallel = self._context.parallel
-        return parallel.summed(self.resident.apply(x, self.bias if parallel.rank == 0 else None))
+        return self._context.parallel.summed(self.partial(x))
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of `forward`'s sum: x [tokens, columns] -> [tokens, out_features]."""
+        return self.resident.apply(x, self.bias if self._context.parallel.rank == 0 else None)

@@ -22,8 +22,15 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        out: torch.Tensor = self.down(ops.activate_and_mul(self.gate_up(x), self.activation))
+        out: torch.Tensor = self.down(self._inner(x))
         return out
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of `forward`'s sum: [tokens, hidden] -> [tokens, hidden]."""
+        return self.down.partial(self._inner(x))
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.activate_and_mul(self.gate_up(x), self.activation)
 
 
 class Mlp(nn.Module):

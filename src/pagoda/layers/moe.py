@@ -125,26 +125,21 @@ class MixtureOfExperts(nn.Module):
         logits = self.router(x if routed_by is None else routed_by)
         chosen, gate = logits[:, : spec.num_experts], logits[:, spec.num_experts :]
         scales = None if self.scales is None else self.scales.weight
-        ids, weights = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales)
-        mixed = self._parallel.summed(self.mix_by(ops.mix_experts, x, ids, weights))
-        if spec.shared is None:
-            return mixed
-        return ops.add_gated(mixed, self.shared(x), gate if spec.shared.gated else None)
+        routed = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales)
+        form = ops.mix_experts
+        if spec.shared is not None:
+            # Its part is added before the ranks' parts add up: one exchange for both.
+            shared = ops.Beside(self.shared.partial(x), gate if spec.shared.gated else None)
+            form = partial(form, beside=shared)
+        return self._parallel.summed(self.mix_by(form, x, routed))
 
-    def mix_by(
-        self,
-        form: Callable[..., Result],
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> Result:
-        """What a form of `ops.mix_experts` makes of x [tokens, hidden], ids and weights [tokens,
-        top_k] and of the experts."""
+    def mix_by(self, form: Callable[..., Result], x: torch.Tensor, routed: ops.Routed) -> Result:
+        """What a form of `ops.mix_experts` makes of x [tokens, hidden], of where its tokens go,
+        and of the experts."""
         return form(
             x,
-            ids,
-            weights,
-            *self._operands(ids.numel()),
+            routed,
+            *self._operands(routed.ids.numel()),
             self._gating,
             self.held.start,
             weighs_inputs=self.spec.weighs_inputs,

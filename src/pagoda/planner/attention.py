@@ -29,6 +29,8 @@ class AttentionChoice:
     backend: str = "native"
     others: Mapping[str, str] = field(default_factory=dict)
     """By kind of layer (`kind_of`), where another backend serves it."""
+    library_prompts: bool = False
+    """Prompts are torch's on this GPU, whichever backend serves a layer."""
 
     def of(self, mixer: AttentionSpec) -> str:
         return self.others.get(kind_of(mixer), self.backend)
@@ -47,6 +49,11 @@ class AttentionChoice:
         """Whether steps can be in which requests have several tokens: others' kernels are given
         one of each."""
         return self.names == ("triton",)
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether steps with prompts can be: others' kernels plan those on the host."""
+        return self.captures_guesses and not self.library_prompts
 
 
 def own_attention(device: str) -> AttentionChoice:
@@ -103,7 +110,10 @@ def choose_attention(
         reasons.append(Reason("attention", name, f"{words}; {others}"))
     backend = Counter(chosen.values()).most_common(1)[0][0] if chosen else "torch"
     return AttentionChoice(
-        layout, backend, {kind: name for kind, name in chosen.items() if name != backend}
+        layout,
+        backend,
+        {kind: name for kind, name in chosen.items() if name != backend},
+        library_prompts=0 < facts.capability < _TENSOR_CORES,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which decode steps are captured on a GPU."""
+"""Which steps are captured on a GPU."""
 
 from typing import NamedTuple
 
@@ -12,6 +12,46 @@ class CapturedSize(NamedTuple):
     requests: int
     tokens: int
     """One of each request, and guesses of some."""
+
+    @property
+    def samples(self) -> int:
+        """Rows of logits."""
+        return self.tokens
+
+
+class MixedSize(NamedTuple):
+    """A step with prompts, and streams beside them; smaller ones are padded to it."""
+
+    requests: int
+    tokens: int
+    samples: int
+    """Rows of logits: of the last token of each request, at most."""
+
+
+StepSize = CapturedSize | MixedSize
+
+
+def step_size(requests: int, tokens: int, samples: int | None) -> StepSize:
+    """`samples`: of a step with prompts."""
+    if samples is None:
+        return CapturedSize(requests, tokens)
+    return MixedSize(requests, tokens, samples)
+
+
+_MOST_MIXED = 512
+"""Tokens: with more, a GPU computes for longer than the host takes to launch what it computes."""
+_FEW_REQS = 16
+"""Requests: with no more, few rows of logits are computed for nobody."""
+
+
+def mixed_sizes(max_num_reqs: int, max_num_batched_tokens: int) -> tuple[MixedSize, ...]:
+    """The steps with prompts that are captured, those of fewest tokens first."""
+    counts = sorted({min(_FEW_REQS, max_num_reqs), max_num_reqs})
+    most = min(_MOST_MIXED, max_num_batched_tokens)
+    # Padding adds a quarter at most from 64 tokens on: each costs as much as one of somebody.
+    steps = [16, 32, 48, *(part * 1 << power for power in range(4, 10) for part in (4, 5, 6, 7))]
+    numbers = [*(number for number in steps if number < most), most]
+    return tuple(MixedSize(count, number, count) for number in numbers for count in counts)
 
 
 def captured_sizes(
@@ -29,13 +69,14 @@ def captured_sizes(
     return tuple(sizes)
 
 
-def sizes_to_capture(
-    config: ResolvedConfig, attention: AttentionChoice
-) -> tuple[CapturedSize, ...]:
+def sizes_to_capture(config: ResolvedConfig, attention: AttentionChoice) -> tuple[StepSize, ...]:
     """Those of an engine."""
-    guesses = config.speculation
+    guesses, scheduler = config.speculation, config.scheduler
     most = guesses.most if attention.captures_guesses else 0
-    return captured_sizes(config.scheduler.max_num_seqs, most, guesses.most_in_step)
+    decodes = captured_sizes(scheduler.max_num_seqs, most, guesses.most_in_step)
+    if not attention.captures_prompts:
+        return decodes
+    return (*decodes, *mixed_sizes(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
 
 
 def _spread(most: int) -> list[int]:

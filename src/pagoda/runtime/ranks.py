@@ -19,7 +19,7 @@ from pagoda.base.log import get_logger
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.ranks import RankCapture, RankStep
 from pagoda.layers.batch import ForwardBatch
-from pagoda.planner.captured import CapturedSize
+from pagoda.planner.captured import StepSize
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
 from pagoda.runtime.sampling.sampler import FirstMax, Sampled
@@ -44,15 +44,15 @@ class CapturedTogether(CapturedSteps):
     group: RankGroup = field(kw_only=True)
     tell: Callable[[RankCapture], None] = field(kw_only=True)
 
-    def capture(self, size: CapturedSize) -> None:
+    def capture(self, size: StepSize) -> None:
         self.tell(RankCapture(*size))
         super().capture(size)
 
-    def _first_pass(self, size: CapturedSize) -> tuple[ForwardBatch, Outputs]:
+    def _first_pass(self, size: StepSize) -> tuple[ForwardBatch, Outputs]:
         with _in_step():
             return super()._first_pass(size)
 
-    def _recorded(self, size: CapturedSize, batch: ForwardBatch, like: Outputs) -> Graph:
+    def _recorded(self, size: StepSize, batch: ForwardBatch, like: Outputs) -> Graph:
         try:
             graph = super()._recorded(size, batch, like)
         except RuntimeError:
@@ -174,7 +174,7 @@ class FollowingRunner(_RankRunner):
         wait_before, self._wait_before = self._wait_before, self.launch(plan)
         wait_before()
 
-    def capture(self, size: CapturedSize) -> None:
+    def capture(self, size: StepSize) -> None:
         """Capture what rank 0 captures; any error is as one of `follow`."""
         assert isinstance(self.program, CapturedSteps)
         self.program.capture(size)

@@ -15,7 +15,7 @@ from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.kernels import ops
 from pagoda.models.base import DraftHead
-from pagoda.planner.captured import CapturedSize
+from pagoda.planner.captured import CapturedSize, StepSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.host_blocks import HostBlocks
@@ -87,8 +87,8 @@ class ModelRunner:
     max_num_samples: int = 0
     """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
-    """Most that captured decode steps may take on a GPU; 0 captures none."""
-    captured_sizes: tuple[CapturedSize, ...] = ()
+    """Most that captured steps may take on a GPU; 0 captures none."""
+    captured_sizes: tuple[StepSize, ...] = ()
     """Which are."""
 
     def __post_init__(self) -> None:
@@ -327,13 +327,14 @@ class ModelRunner:
         make_graphs: Callable[[], GraphMaker],
         kind: Callable[..., CapturedSteps] = CapturedSteps,
     ) -> CapturedSteps:
-        most = max(size.tokens for size in self.captured_sizes)
+        sizes = self.captured_sizes
+        most, rows = max(size.tokens for size in sizes), max(size.samples for size in sizes)
         make = partial(
             kind,
             cache=self.cache,
             block_sizes=self._block_sizes(),
-            sizes=self.captured_sizes,
-            limits=StepLimits(most, self.max_num_reqs, most, self.max_model_len),
+            sizes=sizes,
+            limits=StepLimits(most, self.max_num_reqs, rows, self.max_model_len),
             has_states=self.states.has_states,
             device=self.device.torch_device,
             make_graphs=make_graphs,
@@ -343,7 +344,8 @@ class ModelRunner:
         steps = make(model_pass(self.model))
         self._captured = [steps]
         if isinstance(self._drafter, HeadDrafter):
-            self._captured.append(self._drafter.capture(make, most))
+            decodes = tuple(size for size in sizes if isinstance(size, CapturedSize))
+            self._captured.append(self._drafter.capture(partial(make, sizes=decodes), most))
         return steps
 
     def _block_sizes(self) -> list[int]:
@@ -438,9 +440,11 @@ class ModelRunner:
 
     def _program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
         program, arrays = self.program, step.arrays
-        if program is None or arrays.media:
-            return None
         num_samples = len(step.places.hidden_rows)
+        # No graph has prompts beside guesses whose states are kept.
+        both = arrays.keeps_drafts and num_samples < arrays.num_tokens
+        if program is None or arrays.media or (both and isinstance(program, CapturedSteps)):
+            return None
         return program if program.fits(arrays.num_tokens, arrays.num_reqs, num_samples) else None
 
     def _sample(

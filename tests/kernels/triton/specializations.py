@@ -89,13 +89,13 @@ def forget(count: int) -> None:
 def mix(count: int) -> None:
     """By many experts: those of a few assignments are another kernel's."""
     x, total, size = torch.zeros(count, HIDDEN, dtype=DTYPE), 6, 32
-    ids, weights = routing.route(torch.zeros(count, total), 2)
+    routed = routing.route(torch.zeros(count, total), 2)
     up, down = (
         ops.PackedExperts(tuple(GpuMatrix("INT4", total * rows, columns, "cpu")
                                 for _ in range(parts)), rows, total, None)
         for parts, rows, columns in ((2, size, HIDDEN), (1, HIDDEN, size))
     )  # fmt: skip
-    experts.mix(x, ids, weights, up, down, ops.Gating())
+    experts.mix(x, routed, up, down, ops.Gating())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attention
 from pagoda.kernels.ref.kv_cache import FP8
 from pagoda.kernels.triton import attention
+from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.target import assuming
 from tests.kernels.triton.paged import MIXES, Case
 
@@ -117,6 +118,37 @@ def test_neighbours_and_processors_change_no_bit(device, small_splits, monkeypat
         caches = (case.k_cache.to(device), case.v_cache.to(device))
         alone = attention.paged_attention(q, *caches, table, begin, lens, scale=case.head_dim**-0.5)
         assert torch.equal(alone.cpu(), together[one])
+
+
+def test_padding_of_a_mixed_step_changes_no_bit(device, small_splits):
+    """Requests without tokens, and tokens of nobody, as captured steps have them."""
+    case = Case([(1, 200), (40, 90), (3, 129), (1, 20)], device=device)
+    alone = case.run(attention.paged_attention)
+    starts, lens, table, q = case.starts, case.lens, case.table, case.q
+    case.starts = torch.cat((starts, starts[-1:].repeat(5)))
+    case.lens = torch.cat((lens, lens.new_zeros(5)))
+    case.table = torch.cat((table, torch.zeros_like(table[:1]).repeat(5, 1)))
+    case.q = torch.cat((q, torch.randn_like(q[:1]).repeat(19, 1, 1)))
+    padded = case.run(attention.paged_attention)
+    assert torch.equal(padded[: len(q)], alone) and not padded[len(q) :].any()
+
+
+def test_the_last_program_merges_and_the_next_launch_begins_anew(device, small_splits):
+    case = Case(LONG, device=device)
+    first = case.run(attention.paged_attention)
+    assert torch.equal(case.run(attention.paged_attention), first)
+    tiles = (len(case.q) // (16 // 3) + len(LONG) + 1) * case.kv_heads
+    assert not arrivals(torch.device(device), tiles).any()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_blocks_of_a_gpu(device, dtype):
+    """In which all keys of a tile are: longer contexts, windows that begin inside of a tile."""
+    for window in (None, 70):
+        how = {"window": window}
+        requests = [(1, 300), (70, 130), (1, 64), (2, 1)]
+        requests = [(min(new, kv), kv) for new, kv in requests]
+        check(Case(requests, block_size=64, dtype=dtype, q_dtype=dtype, device=device, how=how))
 
 
 def dense(q, k_cache, v_cache, table, starts, lens, *, scale, window, chunked, sees_until):

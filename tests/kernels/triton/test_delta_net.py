@@ -86,6 +86,42 @@ def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tile
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
 
 
+LONG = ([17, 1, 150, 150, 600, 3, 0, 64, 18], [0, 4, 0, 90, 33, 0, 5, 7, 2], [0] * 8 + [2])
+
+
+@pytest.mark.parametrize(("dtype", "tiled"), [(torch.float16, False), (torch.float32, True)])
+def test_prompts_without_tensor_cores(dtype, tiled, device):
+    """Long ones by the library's products, what is short and what has drafts token by token."""
+    cache, slots = step((2, 24, 16), *LONG, device, more_rows=2)
+    tokens = sum(LONG[0]) + 2
+    qkv = spread_rows((tokens, 2 * 24 + 2 * 16), dtype, device)
+    strength, x = (spread_rows((tokens, 4), dtype, device) * 2).chunk(2, dim=1)
+    decay = reference.Decay(x, -torch.rand(2, device=device), torch.randn(2, device=device))
+    expected_cache = cache.clone()
+    expected = reference.gated_delta_rule(
+        qkv.clone(), strength, decay, expected_cache, slots, tiled=tiled
+    )
+    with assuming(75):
+        found = delta_net.gated_delta_rule(qkv, strength, decay, cache, slots, tiled=tiled)
+    limits = FAST if dtype == torch.float32 else TOLERANCE[dtype]
+    torch.testing.assert_close(found, expected, **limits)
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
+
+
+def test_a_long_prompt_is_not_taken_token_by_token(monkeypatch, device):
+    """Before sm_80; nor is a step of one token each the library's."""
+    seen = []
+    monkeypatch.setattr(delta_net, "rule_of_prompts", lambda *rest, **how: seen.append(how))
+    for lengths, target in (([40, 1], 75), ([1, 1], 75), ([40, 1], 80)):
+        cache, slots = step((2, 16, 16), lengths, [3, 4], [0, 0], device)
+        gates = torch.zeros(sum(lengths), 2, device=device).half()
+        decay = reference.Decay(gates, -torch.ones(2, device=device), gates[0].float())
+        qkv = torch.zeros(sum(lengths), 96, device=device).half()
+        with assuming(target):
+            delta_net.gated_delta_rule(qkv, gates, decay, cache, slots, tiled=False)
+    assert seen == [{"longer_than": 16, "tiled": False}]
+
+
 @pytest.mark.parametrize("target", [75, 90])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_keys_that_repeat_and_extreme_gates(target, dtype, device):

@@ -10,6 +10,7 @@ from pagoda.kernels.ref import experts as reference
 from pagoda.kernels.ref.dequant.formats import dequantize
 from pagoda.kernels.triton.products import experts
 from pagoda.kernels.triton.products.matrix import GpuMatrix
+from pagoda.kernels.triton.products.routing import group_by_expert
 from pagoda.kernels.triton.target import assuming
 from tests.kernels.test_experts import expected_mix, random_experts
 from tests.kernels.triton.quantized import random_raw
@@ -22,17 +23,21 @@ GATINGS = {
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def check(found, x, ids, weights, up, down, *rest) -> None:
+def check(found, x, where, up, down, *rest) -> None:
     cpu = [[None if part is None else part.cpu() for part in pair] for pair in (up, down)]
-    expected = expected_mix(x.cpu(), ids.cpu(), weights.cpu(), *cpu, *rest)
+    expected = expected_mix(x.cpu(), where.ids.cpu(), where.weights.cpu(), *cpu, *rest)
     assert found.dtype == x.dtype and found.shape == x.shape
     atol = TOLERANCE[x.dtype] * max(1e-3, float(np.abs(expected).max()))
     np.testing.assert_allclose(found.cpu().float().numpy(), expected, rtol=0, atol=atol)
 
 
-def routed(tokens: int, total: int, top_k: int, device: str):
+def routed(tokens: int, total: int, top_k: int, device: str, together: bool | None = None):
+    """With the order of many assignments, or as asked."""
     logits = torch.randn(tokens, total, device=device)
-    return reference.route(logits, top_k, "topk_softmax", False)
+    ids, weights, _ = reference.route(logits, top_k, "topk_softmax", False)
+    together = tokens > 2 if together is None else together
+    groups = group_by_expert(ids.contiguous(), total) if together else None
+    return ops.Routed(ids, weights, groups)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +62,11 @@ def test_plain(tokens, dtype, target, gating, bias, first, weighs_inputs, device
         for pair in random_experts(3, 40, 20, bias)
     )
     x = torch.randn(tokens, 40, device=device).to(dtype)
-    ids, weights = routed(tokens, 5, 2, device)
+    where = routed(tokens, 5, 2, device)
     rest = (GATINGS[gating], first, weighs_inputs)
     with assuming(target):
-        out = experts.mix(x, ids, weights, up, down, *rest)
-    check(out, x, ids, weights, up, down, *rest)
+        out = experts.mix(x, where, up, down, *rest)
+    check(out, x, where, up, down, *rest)
 
 
 def packed_experts(storages, count: int, rows: int, columns: int, dtype, device, bias):
@@ -96,9 +101,9 @@ def test_quantized(up, down, columns, tokens, device):
     packed_up, plain_up = packed_experts(up, 3, size, columns, dtype, device, bias=True)
     packed_down, plain_down = packed_experts((down,), 3, columns, size, dtype, device, bias=True)
     x = torch.randn(tokens, columns, device=device).to(dtype) / 8
-    ids, weights = routed(tokens, 4, 1, device)
-    out = ops.mix_experts(x, ids, weights, packed_up, packed_down, gating)
-    check(out, x, ids, weights, plain_up, plain_down, gating)
+    where = routed(tokens, 4, 1, device)
+    out = ops.mix_experts(x, where, packed_up, packed_down, gating)
+    check(out, x, where, plain_up, plain_down, gating)
 
 
 def test_tokens_without_experts_are_zero(device):
@@ -108,5 +113,6 @@ def test_tokens_without_experts_are_zero(device):
         x = torch.randn(tokens, 32, device=device).half()
         ids = torch.full((tokens, 2), 7, device=device)
         weights = torch.rand(tokens, 2, device=device)
-        out = experts.mix(x, ids, weights, up, down, ops.Gating())
+        groups = group_by_expert(ids, 8) if tokens > 1 else None
+        out = experts.mix(x, ops.Routed(ids, weights, groups), up, down, ops.Gating())
         assert torch.equal(out, torch.zeros_like(x))

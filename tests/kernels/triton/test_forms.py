@@ -121,17 +121,17 @@ def test_products_are_those_of_the_mixture(up, count, monkeypatch, device):
     packed_up, _ = packed_experts(up, 3, 32, columns, dtype, device, bias=True)
     packed_down, _ = packed_experts(("Q8_0",), 3, columns, 32, dtype, device, bias=True)
     x = torch.randn(7, columns, device=device).to(dtype) / 8
-    ids, weights = routed(7, 3, 1, device)
+    where = routed(7, 3, 1, device)
     asked = []
     monkeypatch.setattr(experts, "form", lambda what, target: asked.append(what) or USUAL)
-    whole = experts.mix(x, ids, weights, packed_up, packed_down, gating)
+    whole = experts.mix(x, where, packed_up, packed_down, gating)
     cases = asked.copy()
-    products = experts.products_of_tiles(x, ids, weights, packed_up, packed_down, gating)
+    products = experts.products_of_tiles(x, where, packed_up, packed_down, gating)
     asked.clear()
     down = products[0].compute()
     assert asked == [products[0].case]
     assert len(products) == count and {product.case for product in products} == set(cases)
-    torch.testing.assert_close((down * weights).to(dtype), whole, rtol=0, atol=2e-3)
+    torch.testing.assert_close((down * where.weights).to(dtype), whole, rtol=0, atol=2e-3)
     sizes = [product.compute().shape[1] for product in products]
     assert sizes == [columns] + [32] * (count - 1)
 

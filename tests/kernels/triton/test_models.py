@@ -132,6 +132,25 @@ def test_steps_padded_to_a_captured_size(tmp_path, device, on_triton):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
 @pytest.mark.parametrize("case", ["llama", "qwen3.5"])
+def test_steps_with_prompts_padded_to_a_captured_size(case, tmp_path, device, on_triton):
+    """A stream, a chunk, and a new prompt, in a step of more requests and more tokens."""
+    reference, model = load(case, tmp_path, device)
+    ids = tiny.random_ids(12)
+    expected = tiny.reference_logits(reference, ids)
+    driver = Driver(model)
+    driver.step({"a": ids[:3], "b": ids[:2]})
+    steps = capture(driver, 4, (4, 16, 4))
+    for counts in ({"b": 1, "a": 3, "c": 5}, {"c": 4, "a": 1}):
+        lens = {req: driver.lens.get(req, 0) for req in counts}
+        step = {req: ids[lens[req] : lens[req] + count] for req, count in counts.items()}
+        logits, _ = replay(steps, driver, step)
+        places = [lens[req] + count - 1 for req, count in counts.items()]
+        torch.testing.assert_close(logits, expected[places], rtol=0, atol=1e-4)
+    assert list(steps._graphs) == [(4, 16, 4)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
+@pytest.mark.parametrize("case", ["llama", "qwen3.5"])
 def test_steps_with_guesses_padded_to_a_captured_size(case, tmp_path, device, on_triton):
     """Requests of one token and of several, in a step of more requests and more tokens."""
     reference, model = load(case, tmp_path, device)

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref import experts as reference
 from pagoda.kernels.triton.products import routing
+from pagoda.kernels.triton.products.routing import MOST_ALONE
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 
@@ -17,7 +18,7 @@ def test_route(experts, top_k, scoring, renormalize, dtype, device):
     # Rounded, so that many are equal, and in rows that lie apart.
     logits = (spread_rows((7, experts), dtype, device) * 4).round() / 2
     logits = torch.cat((logits, logits), dim=1)[:, :experts]
-    ids, weights = reference.route(logits, top_k, scoring, renormalize)
+    ids, weights, _ = reference.route(logits, top_k, scoring, renormalize)
     found = routing.route(logits, top_k, scoring, renormalize)
     assert torch.equal(found[0], ids)
     torch.testing.assert_close(found[1], weights, rtol=2e-6, atol=1e-7)
@@ -34,16 +35,35 @@ def test_ids_stay_in_range_whatever_the_logits(device):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "top_k", "experts", "first"), [(1, 1, 1, 0), (3, 2, 9, 0), (67, 3, 12, 5)]
+    ("tokens", "top_k", "experts"), [(1, 1, 1), (3, 2, 9), (67, 3, 12), (300, 8, 130), (9, 1, 5000)]
 )
-def test_group_by_expert(tokens, top_k, experts, first, device):
-    ids = torch.randint(0, first + experts + 4, (tokens, top_k), device=device)
-    found = routing.group_by_expert(ids, experts, first)
-    local = ids.flatten() - first
-    local[(local < 0) | (local >= experts)] = experts
-    order = local.sort(stable=True).indices
-    counts = local.bincount(minlength=experts + 1)[:experts]
-    assert torch.equal(found.order.long(), order)
+def test_group_by_expert(tokens, top_k, experts, device):
+    ids = torch.rand(tokens, experts, device=device).topk(top_k).indices
+    check_groups(routing.group_by_expert(ids, experts), ids, experts)
+
+
+def check_groups(found, ids, experts):
+    assert torch.equal(found.order.long(), ids.flatten().sort(stable=True).indices)
+    counts = ids.flatten().bincount(minlength=experts)
     assert torch.equal(found.counts.long(), counts)
-    assert found.offsets.tolist() == [0, *counts.cumsum(0).tolist()]
-    assert torch.equal(found.place.long()[order], torch.arange(len(order), device=device))
+    assert torch.equal(found.offsets.long(), counts.cumsum(0) - counts)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(5, 1), (16, 1), (37, 3), (130, 8)])
+def test_one_kernel_chooses_and_orders(experts, top_k, device):
+    """Some steps one behind the other, which count their programs in the same place."""
+    few, many = MOST_ALONE // top_k, 2 * MOST_ALONE // top_k
+    for tokens in (many, 1, 3 * many, few, few + 1):
+        logits = (torch.randn(tokens, experts, device=device) * 4).round() / 2
+        found = routing.route(logits, top_k, "topk_softmax")
+        ids, weights, _ = reference.route(logits, top_k, "topk_softmax")
+        assert torch.equal(found.ids, ids)
+        torch.testing.assert_close(found.weights, weights, rtol=2e-6, atol=1e-7)
+        assert (found.groups is None) is (tokens * top_k <= min(MOST_ALONE, 2 * experts))
+        if found.groups is not None:
+            check_groups(found.groups, ids, experts)
+
+
+def test_a_step_without_tokens(device):
+    groups = routing.group_by_expert(torch.zeros(0, 2, dtype=torch.int64, device=device), 3)
+    assert groups.counts.tolist() == [0, 0, 0] and not len(groups.order)

@@ -94,7 +94,7 @@ def test_each_product_is_measured_once(make_tuning, caplog, tmp_path, monkeypatc
 
 
 def test_all_classes_of_large_steps(make_tuning, monkeypatch):
-    monkeypatch.setattr(experts, "group_by_expert", lambda *arguments: None)
+    monkeypatch.setattr(tiles, "group_by_expert", lambda *arguments: None)
     tuning = make_tuning(most_tokens=4096)
     finish(tuning)
     assert [case.tokens for case in forms._measured] == [128, 128, 16, 16, 64, 64, 32, 32]
@@ -159,7 +159,7 @@ def test_ranks_measure_the_experts_that_they_hold(make_tuning, monkeypatch):
     tuning = make_tuning()
     (layer,) = tuning._layers
     seen = []
-    monkeypatch.setattr(layer, "mix_by", lambda form, x, ids, weights: seen.append(ids) or [])
+    monkeypatch.setattr(layer, "mix_by", lambda form, x, where: seen.append(where.ids) or [])
     monkeypatch.setattr(layer, "held", slice(2, 4))
     finish(tuning)
     assert all(ids.min() >= 2 and ids.max() <= 3 for ids in seen)

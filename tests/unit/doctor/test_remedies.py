@@ -108,7 +108,7 @@ def test_more_devices_come_with_steps_that_fit(tmp_path):
 
 
 def test_a_short_context_comes_with_a_longer_one(tmp_path):
-    tight = replace(elsewhere("3090"), facts=replace(elsewhere("3090").facts, free_memory=17 * GIB))
+    tight = replace(elsewhere("3090"), facts=replace(elsewhere("3090").facts, free_memory=18 * GIB))
     subject = subject_of(tmp_path, LLAMA_8B)
     made = answer(subject, tight, asked(subject))
     assert made.fits

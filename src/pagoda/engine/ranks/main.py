@@ -32,7 +32,7 @@ from pagoda.engine.ranks.link import (
 )
 from pagoda.engine.start.libraries import import_torch
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
-from pagoda.planner.captured import CapturedSize, sizes_to_capture
+from pagoda.planner.captured import sizes_to_capture, step_size
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
 from pagoda.text.media.select import processors_for
@@ -110,8 +110,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
         match order:
             case RankStep():
                 runner.follow(order)
-            case RankCapture(requests, tokens):
-                runner.capture(CapturedSize(requests, tokens))
+            case RankCapture(requests, tokens, samples):
+                runner.capture(step_size(requests, tokens, samples))
             case RankCall():
                 end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)

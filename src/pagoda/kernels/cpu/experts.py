@@ -6,7 +6,7 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu import packed
-from pagoda.kernels.ref.experts import Gating
+from pagoda.kernels.ref.experts import Gating, Routed
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -36,8 +36,7 @@ def load(part: Any, expert: int, rows: int, first_row: int, raw: Tensor) -> None
 
 def mix(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    routed: Routed,
     up: PackedExperts,
     down: PackedExperts,
     gating: Gating,
@@ -49,7 +48,7 @@ def mix(
     tokens, hidden = x.shape
     if up.parts[0].columns != hidden or down.rows != hidden or up.count != down.count:
         raise ValueError(f"The experts' matrices do not fit {hidden} columns of x.")
-    ids, weights = ids.contiguous(), weights.contiguous()
+    ids, weights = routed.ids.contiguous(), routed.weights.contiguous()
     if (ids.dtype, weights.dtype) != (torch.int64, torch.float32):
         raise ValueError(f"ids are {ids.dtype} and weights {weights.dtype}.")
     if ids.shape != weights.shape or len(ids) != tokens:

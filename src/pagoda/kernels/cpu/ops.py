@@ -21,6 +21,7 @@ from pagoda.kernels.cpu.attention import CpuAttention
 from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
+from pagoda.kernels.ref.experts import Routed
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -244,7 +245,7 @@ class CpuOps(CpuAttention):
         scoring: str = "softmax",
         renormalize: bool = False,
         scales: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Routed:
         """As `Ops.route`."""
         rows, count = _dims("logits", logits, 2)
         _check_rows("logits", logits, (rows, count))
@@ -257,7 +258,7 @@ class CpuOps(CpuAttention):
             logits.data_ptr(), rows, logits.stride(0), count, top_k, getattr(Scoring, scoring),
             renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales),
         )  # fmt: skip
-        return ids, weights
+        return Routed(ids, weights)
 
     def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
         """As `Ops.take_rows`; x may be fp32, bf16 or fp16, and the rows are fp32."""

@@ -44,11 +44,11 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
     """As `Ops.causal_conv`."""
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
-    for part in _parts(slots, x.device):
+    for part in parts(slots, x.device):
         window = torch.cat((part.before(state), x[part.rows].float()), dim=1)
         length = part.rows.shape[1]
-        parts = (weight[i] * window[:, i : i + length] for i in range(width))
-        total = sum(parts, start=torch.zeros((), device=x.device))
+        taps = (weight[i] * window[:, i : i + length] for i in range(width))
+        total = sum(taps, start=torch.zeros((), device=x.device))
         out[part.rows] = F.silu(total).to(x.dtype)
         for end in range(length - part.num_kept + 1, length + 1):
             part.keep(state, end, window[:, end : end + width - 1])
@@ -63,13 +63,13 @@ def gated_delta_rule(
     keys = (qkv.shape[1] - heads * value_dim) // 2
     q, k, v = qkv.float().split((keys, keys, heads * value_dim), dim=1)
     shared = heads * key_dim // keys
-    q, k = (_shared(_unit(x.unflatten(1, (-1, key_dim))), shared, tiled) for x in (q, k))
+    q, k = (per_value_head(unit(x.unflatten(1, (-1, key_dim))), shared, tiled) for x in (q, k))
     q = q * key_dim**-0.5
     v = v.unflatten(1, (heads, value_dim))
     log_decay = decay.rate * F.softplus(decay.x.float() + decay.bias)
     beta = strength.float().sigmoid()
     out = torch.zeros_like(v)
-    for part in _parts(slots, qkv.device):
+    for part in parts(slots, qkv.device):
         now, end = part.before(state), 0
         for rows in part.rows.split(part.chunks(), dim=1):
             # [requests, heads, tokens, ...]
@@ -108,11 +108,12 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return out
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
+    """x [..., dim] with lengths of 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 
-def _shared(x: Tensor, count: int, tiled: bool) -> Tensor:
+def per_value_head(x: Tensor, count: int, tiled: bool) -> Tensor:
     """Key heads [tokens, heads, dim], each for `count` value heads."""
     return x.repeat(1, count, 1) if tiled else x.repeat_interleave(count, dim=1)
 
@@ -146,7 +147,7 @@ class _Part(NamedTuple):
             state[self.write[:, end - 1]] = after
 
 
-def _parts(slots: StateSlots, device: torch.device) -> Iterator[_Part]:
+def parts(slots: StateSlots, device: torch.device) -> Iterator[_Part]:
     starts, lens = slots.query_start.tolist(), slots.kv_lens.tolist()
     is_kept = (slots.write > 0).tolist()
     alike: dict[tuple[int, int], list[int]] = {}

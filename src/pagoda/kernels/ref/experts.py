@@ -28,13 +28,45 @@ class PlainExperts(NamedTuple):
     """[experts, rows]."""
 
 
+class Grouped(NamedTuple):
+    """Assignments (a token's places in `ids`, flattened) in the order of their experts, within
+    an expert in their own."""
+
+    counts: Tensor
+    """int32 [experts]."""
+    offsets: Tensor
+    """int32 [experts]: where each expert's begin."""
+    order: Tensor
+    """int32 [assignments]: which assignment lies here."""
+
+
+class Routed(NamedTuple):
+    """Who goes where."""
+
+    ids: Tensor
+    """int64 [tokens, top_k]: each token's experts."""
+    weights: Tensor
+    """fp32 [tokens, top_k]."""
+    groups: Grouped | None = None
+    """Where a form has worked it out for its `mix_experts`."""
+
+
+class Beside(NamedTuple):
+    """What is added to a mixture: what a shared expert made of the same tokens."""
+
+    x: Tensor
+    """[tokens, hidden]."""
+    gate: Tensor | None = None
+    """[tokens, 1], rows any stride apart; x is multiplied by its sigmoid."""
+
+
 def route(
     logits: Tensor,
     top_k: int,
     scoring: str = "softmax",
     renormalize: bool = False,
     scales: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Routed:
     """As `Ops.route`."""
     logits = logits.float()
     ids = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
@@ -45,13 +77,12 @@ def route(
         weights = chosen.softmax(-1) if scoring == "topk_softmax" else chosen.sigmoid()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return ids, weights if scales is None else weights * scales[ids]
+    return Routed(ids, weights if scales is None else weights * scales[ids])
 
 
 def mix(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    routed: Routed,
     up: PlainExperts,
     down: PlainExperts,
     gating: Gating,
@@ -59,6 +90,7 @@ def mix(
     weighs_inputs: bool,
 ) -> Tensor:
     """As `Ops.mix_experts`, of plain matrices, one expert after the other."""
+    ids, weights, _ = routed
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(up.weight)):
         rows, places = torch.where(ids == first + expert)

@@ -1,8 +1,9 @@
 """Attention over the paged KV cache, keys and values of which lie token by token, and without.
 
 A program has a tile of a request's queries: the heads that share a KV head, of one or more tokens.
-Long contexts of few queries are cut into splits, whose partial results a second kernel merges; how
-they are cut depends on the request alone, never on its neighbours.
+Long contexts of few queries are cut into splits, and the last program to end merges their results,
+in their order: how they are cut depends on the request alone, never on its neighbours. Tiles that
+see most keys come first. Only those on the diagonal and at a window's edge are masked.
 """
 
 from typing import NamedTuple
@@ -11,15 +12,16 @@ import torch
 import triton
 import triton.language as tl
 
+from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.caches import CacheForm, cache_form
 from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.target import capability, processors
 
 Tensor = torch.Tensor
 
-_MIN_SPLIT = 512
+_MIN_SPLIT = 256
 """Keys. The partial result of a split costs 8 bytes per head and dimension, its keys and values 4
-per dimension and key (bf16): 3% for 8 heads that share a KV head."""
+per dimension and key (bf16): 6% for 8 heads that share a KV head."""
 _MAX_SPLITS = 32
 _SPLIT_QUERIES = 16
 """Requests with more queries than these have tiles enough."""
@@ -64,17 +66,17 @@ def paged_attention(
     padded = max(16, triton.next_power_of_2(dim))
     splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    counts = partial = tops = None
+    partial = tops = arrived = None
     if splits > 1:
         # Only tokens of requests that may be split have partial results.
         kept = (min(tokens, reqs * _SPLIT_QUERIES), heads, splits)
-        counts = torch.empty((tokens, 2), dtype=torch.int32, device=q.device)
+        arrived = arrivals(q.device, tiles * cache.heads)
         partial = torch.empty((*kept, dim), dtype=torch.float32, device=q.device)
         tops = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
     enough = _PROGRAMS_PER_PROCESSOR * processors(q)
     side_by_side = max(1, min(splits, enough // (tiles * cache.heads)))
-    _paged_attention[(tiles, cache.heads, side_by_side)](
-        out, partial, tops, counts, q, cache.k, cache.v, block_table, query_start, kv_lens,
+    _paged_attention[(tiles * cache.heads, side_by_side)](
+        out, partial, tops, arrived, q, cache.k, cache.v, block_table, query_start, kv_lens,
         sinks, sees_until, tokens, reqs, splits, q.stride(0), q.stride(1), cache.k.stride(0),
         cache.v.stride(0), block_table.stride(0), scale, window,
         CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
@@ -83,11 +85,6 @@ def paged_attention(
         MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=_SPLIT_QUERIES,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
-    if splits > 1:
-        _merge_splits[(tokens, heads)](
-            out, partial, tops, counts, splits, DIM=dim,
-            DIM_PAD=triton.next_power_of_2(dim), MAX_SPLITS=_MAX_SPLITS, num_warps=4,
-        )  # fmt: skip
     return out
 
 
@@ -124,7 +121,7 @@ def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
         rows, keys = (32, 64) if target == 100 else (64, 16)
         return Form(max(at_least, rows), keys, 8, 2)
     if target == 120 or (wide > 128 and target != 90):
-        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 4, 2)
+        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 8, 2)
     rows = max(at_least, 128 if target in (90, 100) else 64)
     return Form(rows, keys, 8 if rows > 64 else 4, 2)
 
@@ -193,14 +190,17 @@ def _key_tile(cache, blocks, at, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
 @triton.jit
 def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
                 dtype: tl.constexpr):  # fmt: skip
-    """Values [tokens, dims], zero where not `seen` [tokens]."""
+    """Values [tokens, dims], zero where not `seen` [tokens]; None sees all."""
     ROW: tl.constexpr = DIM + 4 if STORAGE == "int8" else DIM
     rows = cache + blocks + at * ROW
-    mask = seen[:, None] & (dims[None, :] < DIM)
+    mask = dims[None, :] < DIM
+    if seen is not None:
+        mask &= seen[:, None]
     tile = tl.load(rows[:, None] + dims[None, :], mask=mask, other=0)
     if STORAGE == "int8":
-        scales = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
-        tile = tile.to(tl.float32) * tl.load(scales, mask=seen, other=0)[:, None]
+        places = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
+        scales = tl.load(places) if seen is None else tl.load(places, mask=seen, other=0)
+        tile = tile.to(tl.float32) * scales[:, None]
     if STORAGE == "e4m3":
         tile = decode_fp8(tile, 3)
     if STORAGE == "e5m2":
@@ -231,12 +231,15 @@ def _scores(
 
 
 @triton.jit
-def _places(table, at, end, BLOCK_SIZE: tl.constexpr):
-    """(block's id, place in it) of tokens `at`."""
-    column = at // BLOCK_SIZE
-    # Masked by block, so that a block's tokens are known to have the same id.
-    block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0)
-    return block.to(tl.int64), at % BLOCK_SIZE
+def _blocks(table, index, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """Ids of the blocks of a tile's tokens: one number if they share it. 0 from `end` on."""
+    if BLOCK_SIZE % KEYS == 0:
+        block = tl.load(table + index * KEYS // BLOCK_SIZE, mask=index * KEYS < end, other=0)
+    else:
+        column = (index * KEYS + tl.arange(0, KEYS)) // BLOCK_SIZE
+        # Masked by block, so that a block's tokens are known to have the same id.
+        block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0)
+    return block.to(tl.int64)
 
 
 @triton.jit
@@ -248,15 +251,6 @@ def _start(sinks, head, real, split, ROWS: tl.constexpr):
         top = tl.load(sinks + head, mask=real, other=0.0) * _LOG2E
         total += 1.0
     return top, total
-
-
-@triton.jit
-def _note(counts, line, head, real, number):
-    """One of two numbers of each token, by the program of the first head: how many splits it has,
-    and the row of their results."""
-    if counts is not None:
-        numbers = tl.zeros(line.shape, tl.int32) + number
-        tl.store(counts + line.to(tl.int64) * 2, numbers, mask=real & (head == 0))
 
 
 @triton.jit
@@ -285,16 +279,90 @@ def _sight(token, real, before, line, sees_until, window, CHUNKED: tl.constexpr)
     return begins, ends
 
 
+@triton.jit
+def _merge(
+    out, partial, tops, rows_out, kept, splits, most_splits, real, inside, dims,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Put together what splits made of a tile's rows; `kept` [rows] are the places of theirs. Other
+    processors wrote that: what this one may hold of it is old."""
+    split = tl.arange(0, MAX_SPLITS)
+    at = kept * most_splits
+    places = tops + (at[:, None] + split[None, :]) * 2
+    known = real[:, None] & (split < splits)[None, :]
+    top = tl.load(places, mask=known, other=float("-inf"), cache_modifier=".cg")
+    highest = tl.max(top, 1)
+    highest = tl.where(real, highest, 0.0)
+    sums = tl.load(places + 1, mask=known, other=0.0, cache_modifier=".cg")
+    total = tl.sum(sums * tl.exp2(top - highest[:, None]), 1)
+    acc = tl.zeros((kept.shape[0], DIM_PAD), tl.float32)
+    for index in range(splits):
+        own = tl.load(tops + (at + index) * 2, mask=real, other=0.0, cache_modifier=".cg")
+        part = tl.load(partial + (at + index)[:, None] * DIM + dims[None, :], mask=inside,
+                       other=0.0, cache_modifier=".cg")  # fmt: skip
+        acc += tl.exp2(own - highest)[:, None] * part
+    result = acc / tl.where(real, total, 1.0)[:, None]
+    tl.store(out + rows_out[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty),
+             mask=inside)  # fmt: skip
+
+
+@triton.jit
+def _attend_part(
+    top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, begins, ends,
+    first_seen, end, low, high, dims, scale, window, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles of keys from `low` to `high` into (largest logit, sum, weighted values)."""
+    # Tiles between these are seen by all rows, and not masked.
+    whole = tl.cdiv(tl.max(tl.where(real, begins, 0), 0), KEYS)
+    whole_end = tl.min(tl.where(real, ends, 1 << 30), 0) // KEYS
+    plain = tl.minimum(tl.maximum(whole, low), high)
+    plain_end = tl.maximum(plain, tl.minimum(whole_end, high))
+    block = _blocks(table, plain, end, BLOCK_SIZE, KEYS)
+    for index in range(plain, plain_end):
+        # Of the next tile, so that its keys need not wait for it.
+        next_block = _blocks(table, index + 1, end, BLOCK_SIZE, KEYS)
+        offset = (index * KEYS + tl.arange(0, KEYS)) % BLOCK_SIZE
+        logits = (scale * _LOG2E) * _scores(
+            queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+            STORAGE,
+        )  # fmt: skip
+        values = _value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
+                             queries.dtype)  # fmt: skip
+        top, total, acc = _absorb(logits, values, top, total, acc)
+        block = next_block
+    # The window's edge and the diagonal.
+    for edge in range(high - low - (plain_end - plain)):
+        index = low + edge
+        index += tl.where(index < plain, 0, plain_end - plain)
+        at = index * KEYS + tl.arange(0, KEYS)
+        block, offset = _blocks(table, index, end, BLOCK_SIZE, KEYS), at % BLOCK_SIZE
+        logits = (scale * _LOG2E) * _scores(
+            queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
+            STORAGE,
+        )  # fmt: skip
+        values = _value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
+                             dims, DIM, STORAGE, queries.dtype)  # fmt: skip
+        visible = at[None, :] < ends[:, None]
+        if window is not None:
+            visible &= at[None, :] >= begins[:, None]
+        logits = tl.where(visible, logits, float("-inf"))
+        top, total, acc = _absorb(logits, values, top, total, acc)
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=_CHANGING)
 def _paged_attention(
-    out, partial, tops, counts, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
+    out, partial, tops, arrived, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
     sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block, v_block, table_row,
     scale, window, CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
 ):  # fmt: skip
-    tile, kv_head, first_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # The last tile of a prompt sees most.
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    tile, kv_head, first_split = place // KV_HEADS, place % KV_HEADS, tl.program_id(1)
     req = _request_of(tile, query_start, num_reqs, BLOCK_Q)
     begin = tl.load(query_start + req)
     count = tl.load(query_start + req + 1, mask=req < num_reqs, other=num_tokens) - begin
@@ -311,9 +379,8 @@ def _paged_attention(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     if req == num_reqs:
         if first_split == 0:
-            rows_out = line * HEADS + head
-            tl.store(out + rows_out[:, None] * DIM + dims[None, :], 0.0, mask=inside)
-            _note(counts, line, head, real, 0)
+            places = out + (line * HEADS + head)[:, None] * DIM + dims[None, :]
+            tl.store(places, 0.0, mask=inside)
         return
 
     begins, ends = _sight(token, real, tl.load(kv_lens + req) - count, line, sees_until, window,
@@ -324,73 +391,46 @@ def _paged_attention(
     first = first_seen // KEYS
     size = tl.cdiv(end, KEYS) - first
     share, splits = size, 1
-    if counts is not None and count <= SPLIT_QUERIES:
+    if partial is not None and count <= SPLIT_QUERIES:
         share = tl.maximum(tl.cdiv(size, MAX_SPLITS), MIN_SPLIT // KEYS)
         splits = tl.cdiv(size, share)
-    if first_split == 0:
-        _note(counts, line, head, real, splits)
     q_rows = q + line * q_row + head * q_head
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0)
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
     k_cache, v_cache = k_cache + kv_head * HEAD, v_cache + kv_head * HEAD
     table = block_table + req.to(tl.int64) * table_row
-    for split in range(first_split, splits, tl.num_programs(2)):
+    for split in range(first_split, splits, tl.num_programs(1)):
         top, total = _start(sinks, head, real, split, ROWS)
         acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
-        low = split * share
-        for index in range(first + low, first + tl.minimum(low + share, size)):
-            at = index * KEYS + tl.arange(0, KEYS)
-            seen = (at >= first_seen) & (at < end)
-            block, offset = _places(table, at, end, BLOCK_SIZE)
-            logits = (scale * _LOG2E) * _scores(
-                queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
-                STORAGE,
-            )  # fmt: skip
-            values = _value_tile(v_cache, block * v_block, offset, seen, dims, DIM, STORAGE,
-                                 queries.dtype)  # fmt: skip
-            visible = at[None, :] < ends[:, None]
-            if window is not None:
-                visible &= at[None, :] >= begins[:, None]
-            logits = tl.where(visible, logits, float("-inf"))
-            top, total, acc = _absorb(logits, values, top, total, acc)
+        low = first + split * share
+        top, total, acc = _attend_part(
+            top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block,
+            begins, ends, first_seen, end, low, tl.minimum(low + share, first + size), dims, scale,
+            window, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
+        )  # fmt: skip
         # Volatile, or these addresses would be known, and hold registers, through the loop above.
         begin = tl.load(query_start + req, volatile=True)
         rows_out = (begin + token).to(tl.int64) * HEADS + head
         if splits == 1:
             result = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
             tl.store(out + rows_out[:, None] * DIM + dims[None, :], result, mask=inside)
-        elif counts is not None:
+        elif partial is not None:
             kept = _partial_rows(req, query_start, SPLIT_QUERIES) + token
-            _note(counts + 1, begin + token, head, real & (split == 0), kept)
-            part = (kept.to(tl.int64) * HEADS + head) * most_splits + split
-            tl.store(tops + part * 2, top, mask=real)
-            tl.store(tops + part * 2 + 1, total, mask=real)
-            tl.store(partial + part[:, None] * DIM + dims[None, :], acc, mask=inside)
-
-
-@triton.jit(do_not_specialize=_CHANGING)
-def _merge_splits(
-    out, partial, tops, counts, most_splits,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
-):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    count = tl.load(counts + token * 2)
-    if count < 2:
-        return
-    row = token * tl.num_programs(1) + head
-    kept = tl.load(counts + token * 2 + 1).to(tl.int64) * tl.num_programs(1) + head
-    split = tl.arange(0, MAX_SPLITS)
-    part = tops + (kept * most_splits + split) * 2
-    top = tl.load(part, mask=split < count, other=float("-inf"))
-    highest = tl.max(top, 0)
-    total = tl.sum(tl.load(part + 1, mask=split < count, other=0.0) * tl.exp2(top - highest), 0)
-    dims = tl.arange(0, DIM_PAD)
-    acc = tl.zeros((DIM_PAD,), tl.float32)
-    for index in range(count):
-        place = kept * most_splits + index
-        weight = tl.exp2(tl.load(tops + place * 2) - highest)
-        acc += weight * tl.load(partial + place * DIM + dims, mask=dims < DIM, other=0.0)
-    tl.store(out + row * DIM + dims, (acc / total).to(out.dtype.element_ty), mask=dims < DIM)
+            at = (kept.to(tl.int64) * HEADS + head) * most_splits + split
+            tl.store(tops + at * 2, top, mask=real)
+            tl.store(tops + at * 2 + 1, total, mask=real)
+            tl.store(partial + at[:, None] * DIM + dims[None, :], acc, mask=inside)
+    if partial is not None:
+        sharers = tl.minimum(splits, tl.num_programs(1))
+        if (splits > 1) & (first_split < sharers):
+            # All of a program has stored before it says so.
+            tl.debug_barrier()
+            if tl.atomic_add(arrived + place, 1, sem="acq_rel") == sharers - 1:
+                tl.store(arrived + place, 0)
+                line = (tl.load(query_start + req, volatile=True) + token).to(tl.int64)
+                kept = (_partial_rows(req, query_start, SPLIT_QUERIES) + token).to(tl.int64)
+                _merge(out, partial, tops, line * HEADS + head, kept * HEADS + head, splits,
+                       most_splits, real, inside, dims, DIM, DIM_PAD, MAX_SPLITS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_CHANGING)

@@ -2,7 +2,8 @@
 
 States are as in `kernels.ref.delta_net`. Their columns never mix: a program holds some of a value
 head's in registers, token by token in a decode step, `_CHUNK` tokens at once where there are more.
-Chunks need tensor cores, and inputs of 16 bits, whose products those compute exactly.
+Chunks need tensor cores, and inputs of 16 bits, whose products those compute exactly; where Triton
+uses none, prompts are the library's (`delta_chunks`).
 """
 
 import torch
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
+from pagoda.kernels.triton.delta_chunks import rule_of_prompts
 from pagoda.kernels.triton.target import capability
 
 Tensor = torch.Tensor
@@ -17,8 +19,11 @@ Tensor = torch.Tensor
 # The fewest rows of a dot; solving for so many takes as many small steps, one behind the other.
 _CHUNK = 16
 _EPS = tl.constexpr(1e-6)
-# Whose tokens a launch computes: everybody's, or those of requests with drafts or without.
-_ALL, _WITH_DRAFTS, _WITHOUT = (tl.constexpr(i) for i in range(3))
+# Whose tokens a launch computes: everybody's, or those of requests with drafts, without, or with
+# drafts or few tokens.
+_ALL, _WITH_DRAFTS, _WITHOUT, _SHORT = (tl.constexpr(i) for i in range(4))
+_FEW = tl.constexpr(16)
+"""Tokens of a request."""
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
 _CHANGING = ["tokens", "requests", "halvings"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
@@ -131,9 +136,12 @@ def _rule(
     column = tl.program_id(0) * block + tl.arange(0, block)
     head, req = tl.program_id(1), tl.program_id(2)
     start, end = tl.load(query_start + req), tl.load(query_start + req + 1)
-    asked = (which != _ALL) & (end > start + 1)
-    has_drafts = tl.load(write + end - 2, asked, other=0) > 0
-    if (end > start) & ((which == _ALL) | (has_drafts == (which == _WITH_DRAFTS))):
+    may_have = (which != _ALL) & (end > start + 1)
+    has_drafts = tl.load(write + end - 2, may_have, other=0) > 0
+    asked = (which == _ALL) | (has_drafts == (which == _WITH_DRAFTS))
+    if which == _SHORT:
+        asked = has_drafts | (end - start <= _FEW)
+    if (end > start) & asked:
         key = tl.arange(0, block_key)
         key_heads = heads // shared
         key_head = head % key_heads if tiled else head // shared
@@ -270,7 +278,12 @@ def gated_delta_rule(
     out = torch.zeros((tokens, heads * value_dim), dtype=qkv.dtype, device=qkv.device)
     by_token = tokens <= requests or capability(qkv) < 80 or qkv.dtype == torch.float32
     launches = [(by_token, _ALL)]
-    if slots.drafts and not by_token:
+    if tokens > requests and capability(qkv) < 80:
+        launches = [(True, _SHORT)]
+        rule_of_prompts(
+            qkv, strength, decay, state, slots, out, longer_than=_FEW.value, tiled=tiled
+        )
+    elif slots.drafts and not by_token:
         # A state behind each draft, as steps of one token leave it.
         launches = [(True, _WITH_DRAFTS), (False, _WITHOUT)]
     for by_token, which in launches:

@@ -102,10 +102,11 @@ def _layer_launches(layer: LayerSpec) -> dict[str, int]:
     if experts is not None:
         place = "mlp" if layer.mlp is None else "experts"
         count.update({f"{place}.router": 1, f"{place}.gate_up": 1, f"{place}.down": 1})
-        count.update({"routing": 2, "activation": 1, "adding experts": 1})
+        # Each expert's activation is part of its first product; the sum adds a shared one's part.
+        count.update({"routing": 1, "adding experts": 1})
         if experts.shared is not None:
             count.update({f"{place}.shared.gate_up": 1, f"{place}.shared.down": 1})
-            count.update({"activation": 1, "adding experts": 2})
+            count["activation"] += 1
     if layer.sandwiched:
         count["norms"] += 3 + (4 if layer.mlp is not None and experts is not None else 0)
     return count

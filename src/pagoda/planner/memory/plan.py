@@ -9,7 +9,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
-from pagoda.planner.captured import CapturedSize
+from pagoda.planner.captured import CapturedSize, StepSize
 from pagoda.planner.memory.placement import ON_DEVICE, Placement
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -205,10 +205,8 @@ def position_bytes(spec: ModelSpec) -> int:
     return 4 * (sum(rope.rotary_dim for rope in ropes) + len(scalings))
 
 
-def captured_bytes(
-    spec: ModelSpec, dtype: str, sizes: Sequence[CapturedSize], ranks: int = 1
-) -> int:
-    """Most that captured decode steps may take on a GPU: their outputs, twice the largest step's
+def captured_bytes(spec: ModelSpec, dtype: str, sizes: Sequence[StepSize], ranks: int = 1) -> int:
+    """Most that captured steps may take on a GPU: their outputs, twice the largest step's
     intermediates (smaller steps captured before it leave gaps), the partial results of attention
     that is split, and what the driver keeps of each launch. The last is assumed, not measured.
     Of several ranks `spec` is one's share; they gather logits, of which each has two copies more.
@@ -216,14 +214,16 @@ def captured_bytes(
     width = DTYPE_BYTES[dtype]
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
-    outputs = 4 * spec.vocab_size + width * spec.hidden_size
-    gathered = 2 * 4 * spec.vocab_size if ranks > 1 else 0
-    between = outputs + gathered + 20 * spec.hidden_size + layers + splits
+    # Of each token, and of each row of logits: once to keep, twice between.
+    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers) + splits
+    row = (3 if ranks == 1 else 7) * 4 * spec.vocab_size
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
     if spec.drafts:  # a head's passes are captured as well, with outputs of their own
-        outputs += outputs + width * spec.hidden_size
-        graphs += len(sizes) * _GRAPH_LAYER_BYTES
-    return max(size.tokens for size in sizes) * (outputs + 2 * between) + graphs
+        token += 2 * width * spec.hidden_size
+        row += 4 * spec.vocab_size
+        graphs += sum(isinstance(size, CapturedSize) for size in sizes) * _GRAPH_LAYER_BYTES
+    tokens, rows = max(size.tokens for size in sizes), max(size.samples for size in sizes)
+    return tokens * token + rows * row + graphs
 
 
 def _per_token(layer: LayerSpec, width: int) -> int:

@@ -53,7 +53,7 @@ class HeadDrafter:
         """Have passes of up to `most_tokens` captured: what `make` makes of one, and of its name.
         Who calls says when each size is."""
 
-        def compute(batch: ForwardBatch) -> Outputs:
+        def compute(batch: ForwardBatch, samples: torch.Tensor | None) -> Outputs:
             read = self._read[: batch.num_tokens]
             hidden_states = self._head.forward(batch, batch.token_ids, read)
             logits = self._head.compute_logits(hidden_states)

@@ -1,5 +1,5 @@
-"""Decode steps on a GPU, captured as graphs: one for each of some numbers of requests, and of
-tokens where guesses are verified.
+"""Steps on a GPU, captured as graphs: of one token of each request, one for each of some numbers of
+these; of several tokens where guesses are verified, or prompts computed.
 
 Serving starts without any. What steps need is captured first, in the order in which they needed
 it, one at a time between steps; the rest when nobody waits.
@@ -16,23 +16,21 @@ import torch
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
-from pagoda.planner.captured import CapturedSize
+from pagoda.layers.batch import ForwardBatch
+from pagoda.planner.captured import CapturedSize, MixedSize, StepSize
 from pagoda.runtime.cache_memory import LayerCaches
-from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
 from pagoda.runtime.states import Ints
+from pagoda.runtime.steps.device_inputs import DeviceInputs
 from pagoda.runtime.steps.graphs import Graph, GraphMaker
 from pagoda.runtime.steps.inputs import StateArrays, StepArrays, first_blocks
-from pagoda.runtime.steps.program import Computed, Inputs, StepLimits
+from pagoda.runtime.steps.program import Computed, StepLimits
 
 logger = get_logger(__name__)
 
 # While requests run, capturing takes at most this share of the time.
 _SHARE = 0.1
-_ALIGNMENT = 16
-_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 class Outputs(NamedTuple):
@@ -41,134 +39,18 @@ class Outputs(NamedTuple):
     step."""
 
     hidden_states: torch.Tensor
+    """A row for each token; the others have one for each that is sampled."""
     logits: torch.Tensor
     values: torch.Tensor
     ids: torch.Tensor
 
-
-class _Arena:
-    """Small host arrays side by side, and their copies on the device, moved all at once."""
-
-    def __init__(self, nbytes: int, device: torch.device):
-        self._host = np.zeros(nbytes, np.uint8)
-        self._whole = torch.from_numpy(self._host)
-        self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        self._used = 0
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: type) -> np.ndarray:
-        """As np.zeros."""
-        count, kind = int(np.prod(shape)), np.dtype(dtype)
-        start, nbytes = self._used, count * kind.itemsize
-        self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return self._host[start : start + nbytes].view(kind).reshape(shape)
-
-    def on_device(self, array: np.ndarray) -> torch.Tensor:
-        """The copy of an array of `zeros`."""
-        start = array.ctypes.data - self._host.ctypes.data
-        part = self._device[start : start + array.nbytes]
-        return part.view(_TORCH_TYPES[array.dtype]).view(array.shape)
-
-    def upload(self) -> None:
-        copy_to(self._device, self._whole)
+    def first_rows(self, tokens: int, samples: int) -> "Outputs":
+        sampled = (x[:samples] for x in (self.logits, self.values, self.ids))
+        return Outputs(self.hidden_states[:tokens], *sampled)
 
 
-class _DeviceInputs(Inputs):
-    """The memory on the device from which graphs read, and its picture on the host.
-
-    Steps are padded to a captured size by requests without tokens. The rows that these seem to
-    have read token 0 at position 0, and store K and V in block 0, which belongs to nobody.
-    """
-
-    def __init__(
-        self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool, device: torch.device
-    ):
-        rows = max(limits.max_tokens, limits.max_reqs) + 1
-        # Each array has at most so many rows of 8 bytes; their alignment is the rest.
-        arrays = 6 + 3 * len(block_sizes) + 2
-        self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
-        super().__init__(limits, block_sizes, has_states, self._arena.zeros)
-        self._device = device
-        self._tables = [
-            torch.zeros(group.block_table.shape, dtype=torch.int32, device=device)
-            for group in self.groups
-        ]
-        zeros, on_device = self._arena.zeros, self._arena.on_device
-        self._entries = [
-            (zeros(limits.max_reqs, np.int64), zeros(limits.max_reqs, np.int32))
-            for _ in self.groups
-        ]
-        """What is new in each table: where it lies, and the blocks."""
-        self._device_entries = [
-            (on_device(places), on_device(blocks)) for places, blocks in self._entries
-        ]
-        self._grown: dict[int, int] = {}
-        """The groups that have new entries, and how many."""
-        self._flat_tables = [table.view(-1) for table in self._tables]
-        self._num_reqs = self._num_tokens = 0
-        """Those of the last step."""
-        self._device_token_ids = on_device(self.token_ids)
-
-    def load(self, arrays: StepArrays, samples: Ints) -> None:
-        self._clear_behind(arrays)
-        super().load(arrays, samples)
-        self._arena.upload()
-        for group, count in self._grown.items():
-            places, blocks = self._device_entries[group]
-            self._flat_tables[group].index_copy_(0, places[:count], blocks[:count])
-        self._grown.clear()
-
-    def _clear_behind(self, arrays: StepArrays) -> None:
-        reqs = slice(arrays.num_reqs, self._num_reqs)
-        tokens = slice(arrays.num_tokens, self._num_tokens)
-        self._num_reqs, self._num_tokens = reqs.start, tokens.start
-        if tokens.start >= tokens.stop and reqs.start >= reqs.stop:
-            return
-        self.kv_lens[reqs] = 0
-        for array in (self.token_ids, self.positions):
-            array[tokens] = 0
-        for group in self.groups:
-            group.slot_mapping[tokens] = 0
-        if self.states is not None:
-            self.states.read[reqs] = 0
-            self.states.write[tokens] = 0
-
-    def take_table(self, group: int, table: np.ndarray) -> None:
-        rows, width = table.shape
-        self._tables[group][:rows, :width] = to_tensor(table, self._device)
-
-    def take_blocks(self, group: int, rows: Ints, columns: Ints, blocks: Ints) -> None:
-        count, (places, entries) = len(rows), self._entries[group]
-        places[:count] = rows * self._tables[group].shape[1] + columns
-        entries[:count] = blocks
-        self._grown[group] = count
-
-    def token_ids_of(self, count: int) -> torch.Tensor:
-        return self._device_token_ids[:count]
-
-    def batch_of(self, size: CapturedSize, limits: StepLimits, cache: LayerCaches) -> ForwardBatch:
-        """A step of `size`; no copies."""
-        on_device, (reqs, tokens) = self._arena.on_device, size
-        groups: list[GroupInputs | StateInputs] = [
-            GroupInputs(table[:reqs], on_device(group.slot_mapping)[:tokens])
-            for table, group in zip(self._tables, self.groups, strict=True)
-        ]
-        if self.states is not None:
-            read, write = on_device(self.states.read), on_device(self.states.write)
-            groups.append(StateInputs(read[:reqs], write[:tokens], drafts=tokens > reqs))
-        return ForwardBatch(
-            token_ids=self.token_ids_of(tokens),
-            positions=on_device(self.positions)[:tokens],
-            query_start=on_device(self.query_start)[: reqs + 1],
-            kv_lens=on_device(self.kv_lens)[:reqs],
-            max_query_len=1 + tokens - reqs,
-            max_kv_len=limits.max_model_len,
-            groups=groups,
-            layer_group=cache.layer_group,
-            kv_caches=cache.layers,
-            host_query_start=self.query_start[: reqs + 1],
-            host_kv_lens=self.kv_lens[:reqs],
-            fixed=True,
-        )
+Compute = Callable[[ForwardBatch, torch.Tensor | None], Outputs]
+"""What a step computes, with logits of int64 rows [samples]; None: of all."""
 
 
 @dataclass
@@ -183,12 +65,13 @@ class Budget:
         return self.spent >= self.nbytes
 
 
-def model_pass(model: Model) -> Callable[[ForwardBatch], Outputs]:
+def model_pass(model: Model) -> Compute:
     """Forward pass, output head and greedy choice."""
 
-    def compute(batch: ForwardBatch) -> Outputs:
+    def compute(batch: ForwardBatch, samples: torch.Tensor | None) -> Outputs:
         hidden_states = model.forward(batch)
-        logits = model.compute_logits(hidden_states)
+        rows = hidden_states if samples is None else hidden_states.index_select(0, samples)
+        logits = model.compute_logits(rows)
         return Outputs(hidden_states, logits, *ops.first_max(logits))
 
     return compute
@@ -201,10 +84,10 @@ class CapturedSteps:
     `free_memory` says what the device has left.
     """
 
-    compute: Callable[[ForwardBatch], Outputs]
+    compute: Compute
     cache: LayerCaches
     block_sizes: Sequence[int]
-    sizes: tuple[CapturedSize, ...]
+    sizes: tuple[StepSize, ...]
     limits: StepLimits
     has_states: bool
     device: torch.device
@@ -214,15 +97,17 @@ class CapturedSteps:
     what: str = "decode steps"
 
     def __post_init__(self) -> None:
-        self._needed: dict[CapturedSize, None] = {}
+        if any(isinstance(size, MixedSize) for size in self.sizes):
+            self.what = "steps"
+        self._needed: dict[StepSize, None] = {}
         """Sizes in the order in which steps needed them."""
-        self._graphs: dict[CapturedSize, Graph] = {}
-        self._batches: dict[CapturedSize, ForwardBatch] = {}
+        self._graphs: dict[StepSize, Graph] = {}
+        self._batches: dict[StepSize, ForwardBatch] = {}
         """What each graph reads, and what was planned for it."""
         self._maker: GraphMaker | None = None
-        self._inputs: _DeviceInputs | None = None
+        self._inputs: DeviceInputs | None = None
         self._outputs: Outputs | None = None
-        self._parts: dict[int, Outputs] = {}
+        self._parts: dict[tuple[int, int], Outputs] = {}
         """Their first rows, by how many."""
         self._spent = 0
         self._seconds = 0.0
@@ -230,8 +115,8 @@ class CapturedSteps:
         self._given_up = False
 
     def fits(self, num_tokens: int, num_reqs: int, num_samples: int) -> bool:
-        """Whether such a step is captured; a decode step that is not is noted as needed."""
-        size = self._size_of(num_reqs, num_tokens) if num_tokens == num_samples else None
+        """Whether such a step is captured; one that is not and could be is noted as needed."""
+        size = self._size_of(num_reqs, num_tokens, num_samples)
         if size is None:
             return False
         if size in self._graphs:
@@ -249,21 +134,24 @@ class CapturedSteps:
 
         `fill` puts tokens that the device alone knows yet into int64 token_ids [num_tokens].
         """
-        count = arrays.num_tokens
+        count, num_samples = arrays.num_tokens, len(samples)
         inputs = self._ready_inputs()
         inputs.load(arrays, samples)
         if fill is not None:
             fill(inputs.token_ids_of(count))
-        size = self._size_of(arrays.num_reqs, count)
+        size = self._size_of(arrays.num_reqs, count, num_samples)
         assert size is not None  # it fits
         for plan in self._batches[size].plans.values():
             plan.update()
         self._graphs[size].replay()
         assert self._outputs is not None
-        part = self._parts.get(count)
+        part = self._parts.get((count, num_samples))
         if part is None:
-            part = self._parts[count] = Outputs(*(rows[:count] for rows in self._outputs))
+            part = self._outputs.first_rows(count, num_samples)
+            self._parts[count, num_samples] = part
         hidden_states, logits, values, ids = part
+        if not num_samples:
+            return Computed(hidden_states, None)
         return Computed(hidden_states, logits, FirstMax(values, ids.clone()))
 
     def capture_needed(self) -> bool:
@@ -283,6 +171,7 @@ class CapturedSteps:
     def capture_more(self) -> bool:
         """With no request running: capture one more size. False when all is done."""
         # Large ones first: the memory between their inputs and outputs serves the others, too.
+        # Those with prompts last, for they gain least.
         order = [*self._needed, *sorted(self.sizes, key=_by_rows, reverse=True)]
         missing = [size for size in dict.fromkeys(order) if size not in self._graphs]
         if missing and not self._given_up:
@@ -301,34 +190,36 @@ class CapturedSteps:
         self._spent = 0
         self._given_up = False
 
-    def _size_of(self, num_reqs: int, num_tokens: int) -> CapturedSize | None:
-        """What such a step is padded to; one without guesses keeps to itself."""
+    def _size_of(self, num_reqs: int, num_tokens: int, num_samples: int) -> StepSize | None:
+        """What such a step is padded to; one without guesses keeps to itself, and so do those with
+        prompts, not each token of which is sampled."""
+        is_mixed, is_plain = num_samples < num_tokens, num_tokens == num_reqs
         return next(
             (
                 size
                 for size in self.sizes
                 if size.requests >= num_reqs
                 and size.tokens >= num_tokens
-                and (size.tokens == size.requests) == (num_tokens == num_reqs)
+                and size.samples >= num_samples
+                and isinstance(size, MixedSize) == is_mixed
+                and (is_mixed or (size.tokens == size.requests) == is_plain)
             ),
             None,
         )
 
-    def _ready_inputs(self) -> _DeviceInputs:
+    def _ready_inputs(self) -> DeviceInputs:
         if self._inputs is None:
-            self._inputs = _DeviceInputs(
-                self.limits, self.block_sizes, self.has_states, self.device
-            )
+            self._inputs = DeviceInputs(self.limits, self.block_sizes, self.has_states, self.device)
         return self._inputs
 
-    def _capture(self, size: CapturedSize) -> None:
+    def _capture(self, size: StepSize) -> None:
         if self.budget.is_spent:
             self._give_up(f"their {format_bytes(self.budget.nbytes)} of memory are used")
         else:
             self.capture(size)
 
     @torch.inference_mode()
-    def capture(self, size: CapturedSize) -> None:
+    def capture(self, size: StepSize) -> None:
         """Capture one of `sizes` now, whatever it takes."""
         begun, before = time.perf_counter(), self.free_memory()
         try:
@@ -357,28 +248,32 @@ class CapturedSteps:
         if len(self._graphs) == len(self.sizes):
             self._report("All")
 
-    def _graph_of(self, size: CapturedSize) -> Graph | None:
+    def _graph_of(self, size: StepSize) -> Graph | None:
         """None where a replay does not give what the step itself does."""
         batch, expected = self._first_pass(size)
         graph = self._recorded(size, batch, expected)
         self._batches[size] = batch
         return graph if self._repeats(graph, expected.logits) else None
 
-    def _first_pass(self, size: CapturedSize) -> tuple[ForwardBatch, Outputs]:
+    def _first_pass(self, size: StepSize) -> tuple[ForwardBatch, Outputs]:
         """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
         inputs = self._ready_inputs()
-        inputs.load(self._first_tokens(size), np.arange(size.tokens))
+        arrays = self._first_tokens(size)
+        is_mixed = isinstance(size, MixedSize)
+        last = arrays.query_start[1:].astype(np.int64) - 1
+        inputs.load(arrays, last if is_mixed else np.arange(size.tokens))
         batch = inputs.batch_of(size, self.limits, self.cache)
-        return batch, Outputs(*(rows.clone() for rows in self.compute(batch)))
+        computed = self.compute(batch, inputs.samples_of(size))
+        return batch, Outputs(*(rows.clone() for rows in computed))
 
-    def _recorded(self, size: CapturedSize, batch: ForwardBatch, like: Outputs) -> Graph:
-        outputs = self._ready_outputs(like)
+    def _recorded(self, size: StepSize, batch: ForwardBatch, like: Outputs) -> Graph:
+        outputs, samples = self._ready_outputs(like), self._ready_inputs().samples_of(size)
         if self._maker is None:
             self._maker = self.make_graphs()
 
         def work() -> None:
-            for kept, rows in zip(outputs, self.compute(batch), strict=True):
-                kept[: size.tokens].copy_(rows)
+            for kept, rows in zip(outputs, self.compute(batch, samples), strict=True):
+                kept[: len(rows)].copy_(rows)
 
         return self._maker(work)
 
@@ -397,11 +292,16 @@ class CapturedSteps:
 
     def _ready_outputs(self, like: Sequence[torch.Tensor]) -> Outputs:
         if self._outputs is None:
-            most = self.limits.max_tokens
-            self._outputs = Outputs(*(rows.new_empty((most, *rows.shape[1:])) for rows in like))
+            most, sampled = self.limits.max_tokens, self.limits.max_samples
+            self._outputs = Outputs(
+                *(
+                    rows.new_empty((count, *rows.shape[1:]))
+                    for rows, count in zip(like, (most, sampled, sampled, sampled), strict=True)
+                )
+            )
         return self._outputs
 
-    def _first_tokens(self, size: CapturedSize) -> StepArrays:
+    def _first_tokens(self, size: StepSize) -> StepArrays:
         """The first tokens of so many requests, all in block 0 (where equal tokens leave equal keys
         and values); no state is stored."""
         reqs = size.requests
@@ -432,11 +332,11 @@ class CapturedSteps:
         )  # fmt: skip
 
 
-def _by_rows(size: CapturedSize) -> tuple[int, int]:
-    return size.tokens, size.requests
+def _by_rows(size: StepSize) -> tuple[bool, int, int]:
+    return isinstance(size, CapturedSize), size.tokens, size.requests
 
 
-def _words(size: CapturedSize) -> str:
+def _words(size: StepSize) -> str:
     return f"a step of {size.requests} requests and {size.tokens} tokens"
 
 

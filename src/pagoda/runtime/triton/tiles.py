@@ -13,8 +13,10 @@ from triton.errors import TritonError
 
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
+from pagoda.kernels.ops import Routed
 from pagoda.kernels.triton.products import experts, forms
 from pagoda.kernels.triton.products.gemm import has_dot
+from pagoda.kernels.triton.products.routing import group_by_expert
 from pagoda.kernels.triton.target import capability
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.models.base import Model as LayeredModel
@@ -123,7 +125,8 @@ class TileTuning:
         chance = like((steps, count), dtype=torch.float32).uniform_(generator=self._random)
         ids = held.start + chance.topk(top_k).indices
         weights = torch.full_like(ids, 1 / top_k, dtype=torch.float32)
-        return layer.mix_by(experts.products_of_tiles, x, ids, weights)
+        routed = Routed(ids, weights, group_by_expert(ids, layer.spec.num_experts))
+        return layer.mix_by(experts.products_of_tiles, x, routed)
 
     def _seconds(self, work: Callable[[], torch.Tensor]) -> float:
         """The least seconds of a call among some that are queued at once."""

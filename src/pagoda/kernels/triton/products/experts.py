@@ -6,14 +6,14 @@ expert's weights; many are sorted by expert, and tiles of those of one expert sh
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import triton
 import triton.language as tl
 
 from pagoda.kernels.cpu.experts import PackedExperts
-from pagoda.kernels.ref.experts import Gating, PlainExperts
+from pagoda.kernels.ref.experts import Beside, Gating, Grouped, PlainExperts, Routed
 from pagoda.kernels.ref.linear import matmul
 from pagoda.kernels.triton import activation
 from pagoda.kernels.triton.activation import gated
@@ -21,13 +21,10 @@ from pagoda.kernels.triton.products.decode import products, row_sums
 from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
 from pagoda.kernels.triton.products.gemm import decode, has_dot
 from pagoda.kernels.triton.products.matrix import GpuMatrix
-from pagoda.kernels.triton.products.routing import Grouped, group_by_expert
 from pagoda.kernels.triton.target import capability
 
 Tensor = torch.Tensor
 
-_MOST_ALONE = 64
-"""Assignments; and no more than two for each expert, for each reads its expert's weights."""
 _CHANGING = ["assignments"]
 
 
@@ -52,11 +49,19 @@ def _with_bias(total, bias, expert, bias_stride, row, there, AXIS: tl.constexpr)
     return total
 
 
+@triton.jit
+def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
+    """What an expert computes is linear in what it reads: the weight of that comes afterwards."""
+    if weights is not None:
+        total *= tl.expand_dims(tl.load(weights + assignment, real, other=0), AXIS)
+    return total
+
+
 @triton.jit(do_not_specialize=_CHANGING)
 def _alone(
-    x, ids, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2, supers2,
-    bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
-    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
+    supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
     GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
     assignment = (tl.program_id(0) % assignments).to(tl.int64)
@@ -70,12 +75,14 @@ def _alone(
         given, low, high, scales, minima, supers, begin + expert * stride + row, there, all_rows,
         columns, 0, last, LAYOUT,
     )  # fmt: skip
+    total = _weighed(total, weights, assignment, True, 0)
     total = _with_bias(total, bias, expert, bias_stride, row, there, 1)
     if GATED:
         up = row_sums(
             given, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row, there,
             all_rows, columns, 0, last, LAYOUT,
         )  # fmt: skip
+        up = _weighed(up, weights, assignment, True, 0)
         up = _with_bias(up, bias2, expert, bias_stride, row, there, 1)
         total = gated(total, up, alpha, limit, KIND, CLAMPS)
     tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty), there)
@@ -83,9 +90,9 @@ def _alone(
 
 @triton.jit
 def _grouped(
-    x, counts, offsets, order, out, low, high, scales, minima, supers, bias, low2, high2, scales2,
-    minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2, stride,
-    bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
+    x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
+    scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     CLAMPS: tl.constexpr,
 ):  # fmt: skip
@@ -106,12 +113,14 @@ def _grouped(
         given, real, low, high, scales, minima, supers, begin + expert * stride + row, there,
         all_rows, columns, 0, last, LAYOUT,
     )  # fmt: skip
+    total = _weighed(total, weights, assignment, real, 1)
     total = _with_bias(total, bias, expert, bias_stride, row, there, 2)
     if GATED:
         up = products(
             given, real, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row,
             there, all_rows, columns, 0, last, LAYOUT,
         )  # fmt: skip
+        up = _weighed(up, weights, assignment, real, 1)
         up = _with_bias(up, bias2, expert, bias_stride, row, there, 2)
         total = gated(total, up, alpha, limit, KIND, CLAMPS)
     tl.store(out + assignment[:, None] * out_stride + row[None, :],
@@ -120,12 +129,16 @@ def _grouped(
 
 @triton.jit
 def _combine(
-    y, ids, weights, out, first, count, size, TOP_K: tl.constexpr, WEIGHED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    y, ids, weights, out, shared, gate, first, count, size, shared_row, gate_row,
+    TOP_K: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
+    if shared is not None:
+        total += tl.load(shared + token * shared_row + column, column < size, other=0)
+        if gate is not None:
+            total *= tl.sigmoid(tl.load(gate + token * gate_row).to(tl.float32))
     for place in tl.static_range(TOP_K):
         assignment = token * TOP_K + place
         # As wide as the columns: Triton 3.9's interpreter takes no scalar in a mask.
@@ -141,30 +154,31 @@ def _combine(
 
 def mix(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    routed: Routed,
     up: PlainExperts | PackedExperts,
     down: PlainExperts | PackedExperts,
     gating: Gating,
     first: int = 0,
     weighs_inputs: bool = False,
+    beside: Beside | None = None,
 ) -> Tensor:
-    """As `ops.mix_experts`; weights are rounded to x's type, except those of few assignments."""
-    ids, weights = ids.contiguous(), weights.contiguous()
-    (tokens, hidden), top_k = x.shape, ids.shape[1]
-    count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+    """As `ops.mix_experts`; what experts give is rounded to x's type, except where assignments
+    compute alone: those of `routed` without groups."""
+    step = _Step.of(routed, first, down, weighs_inputs)
+    (tokens, hidden), top_k = x.shape, step.ids.shape[1]
     ups, downs = _parts(up, 2), _parts(down, 1)
-    few = ids.numel() <= min(_MOST_ALONE, 2 * count)
-    if not tokens or not (few or has_dot(x)):
-        return _expert_by_expert(x, ids, weights, ups, downs, gating, first, count, weighs_inputs)
-    given, sharers = _given(x, weights, weighs_inputs)
-    step = _Step(ids, None if few else group_by_expert(ids, count, first), first, count)
-    inner = _up(given, sharers, step, ups, gating)
-    y = _projected(inner, 1, step, downs, None, torch.float32 if few else x.dtype)
+    if not tokens or not (step.groups is None or has_dot(x)):
+        mixed = _expert_by_expert(x, step, ups, downs, gating)
+        return mixed if beside is None else activation.add_gated(mixed, *beside)
+    inner = _Source(_up(_Source.of(x, step), step, ups, gating))
+    y = _projected(inner, step, downs, None, torch.float32 if step.groups is None else x.dtype)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    shared, gate = beside or (None, None)
     _combine[(tokens, triton.cdiv(hidden, 1024))](
-        y, ids, weights, out, first, count, hidden, TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024
-    )
+        y, step.ids, step.weights, out, shared, gate, first, step.count, hidden,
+        0 if shared is None else shared.stride(0), 0 if gate is None else gate.stride(0),
+        TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024,
+    )  # fmt: skip
     return out
 
 
@@ -177,33 +191,29 @@ class Product(NamedTuple):
 
 def products_of_tiles(
     x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    routed: Routed,
     up: PlainExperts | PackedExperts,
     down: PlainExperts | PackedExperts,
     gating: Gating,
     first: int = 0,
     weighs_inputs: bool = False,
 ) -> list[Product]:
-    """The products of `mix` with many assignments, each to compute by itself. As `Ops.mix_experts`
-    otherwise."""
-    ids = ids.contiguous()
-    count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+    """The products of `mix` by the groups of `routed`, each to compute by itself. As
+    `Ops.mix_experts` otherwise."""
     ups, downs = _parts(up, 2), _parts(down, 1)
-    given, sharers = _given(x, weights, weighs_inputs)
-    step = _Step(ids, group_by_expert(ids, count, first), first, count)
-    inner = _up(given, sharers, step, ups, gating)
-    jobs: list[tuple[Tensor, int, tuple[_Part, ...], Gating | None]] = [(inner, 1, downs, None)]
+    step = _Step.of(routed, first, down, weighs_inputs)
+    given = _Source.of(x, step)
+    inner = _Source(_up(given, step, ups, gating))
+    jobs: list[tuple[_Source, tuple[_Part, ...], Gating | None]] = [(inner, downs, None)]
     if _stored_alike(ups):
-        jobs.append((given, sharers, ups, gating))
+        jobs.append((given, ups, gating))
     else:
-        jobs += [(given, sharers, (part,), None) for part in ups]
+        jobs += [(given, (part,), None) for part in ups]
     return [
         Product(
-            _case(step, parts, how, x.dtype),
-            partial(_projected, source, shared, step, parts, how, x.dtype),
+            _case(step, parts, how, x.dtype), partial(_projected, source, step, parts, how, x.dtype)
         )
-        for source, shared, parts, how in jobs
+        for source, parts, how in jobs
     ]
 
 
@@ -214,13 +224,42 @@ def shapes(up: PlainExperts | PackedExperts, down: PlainExperts | PackedExperts)
 
 
 class _Step(NamedTuple):
-    """Who goes where."""
+    """Who goes where, of the experts that are held."""
 
     ids: Tensor
+    weights: Tensor
     groups: Grouped | None
     """None where assignments compute alone."""
     first: int
     count: int  # type: ignore[assignment]  # not a tuple's count of equals
+    weighs_inputs: bool
+
+    @classmethod
+    def of(
+        cls, routed: Routed, first: int, down: PlainExperts | PackedExperts, weighs_inputs: bool
+    ) -> Self:
+        count = down.count if isinstance(down, PackedExperts) else len(down.weight)
+        ids, weights, groups = routed
+        if groups is not None:
+            held = slice(first, first + count)
+            groups = groups._replace(counts=groups.counts[held], offsets=groups.offsets[held])
+        return cls(ids.contiguous(), weights.contiguous(), groups, first, count, weighs_inputs)
+
+
+class _Source(NamedTuple):
+    """What experts read."""
+
+    x: Tensor
+    """[assignments / sharers, columns]."""
+    sharers: int = 1
+    """Assignments that read the same row."""
+    weights: Tensor | None = None
+    """What each assignment's row is multiplied with, [assignments]."""
+
+    @classmethod
+    def of(cls, x: Tensor, step: _Step) -> Self:
+        """The tokens themselves, x [tokens, hidden]."""
+        return cls(x.contiguous(), step.ids.shape[1], step.weights if step.weighs_inputs else None)
 
 
 def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ...]:
@@ -238,40 +277,32 @@ def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ..
     )
 
 
-def _given(x: Tensor, weights: Tensor, weighs_inputs: bool) -> tuple[Tensor, int]:
-    """(rows that experts read, how many assignments share one)."""
-    if weighs_inputs:
-        return (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1), 1
-    return x.contiguous(), weights.shape[1]
-
-
 def _stored_alike(parts: tuple[_Part, ...]) -> bool:
     gate, up = parts
     return gate.matrix.layout == up.matrix.layout
 
 
-def _up(x: Tensor, sharers: int, step: _Step, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
+def _up(source: _Source, step: _Step, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
     """[assignments, size]: the gated products of each with its expert's two matrices."""
     if _stored_alike(parts):
-        return _projected(x, sharers, step, parts, gating, x.dtype)
-    size = parts[0].rows
+        return _projected(source, step, parts, gating, source.x.dtype)
+    x, size = source.x, parts[0].rows
     both = torch.empty((step.ids.numel(), 2 * size), dtype=x.dtype, device=x.device)
-    _project(x, sharers, step, parts[:1], None, both[:, :size])
-    _project(x, sharers, step, parts[1:], None, both[:, size:])
+    _project(source, step, parts[:1], None, both[:, :size])
+    _project(source, step, parts[1:], None, both[:, size:])
     return activation.gate(both, gating)
 
 
 def _projected(
-    x: Tensor,
-    sharers: int,
+    source: _Source,
     step: _Step,
     parts: tuple[_Part, ...],
     gating: Gating | None,
     dtype: torch.dtype,
 ) -> Tensor:
     """[assignments, rows of a part], as `_project`."""
-    out = torch.empty((step.ids.numel(), parts[0].rows), dtype=dtype, device=x.device)
-    _project(x, sharers, step, parts, gating, out)
+    out = torch.empty((step.ids.numel(), parts[0].rows), dtype=dtype, device=source.x.device)
+    _project(source, step, parts, gating, out)
     return out
 
 
@@ -281,16 +312,11 @@ def _case(step: _Step, parts: tuple[_Part, ...], gating: Gating | None, dtype: t
 
 
 def _project(
-    x: Tensor,
-    sharers: int,
-    step: _Step,
-    parts: tuple[_Part, ...],
-    gating: Gating | None,
-    out: Tensor,
+    source: _Source, step: _Step, parts: tuple[_Part, ...], gating: Gating | None, out: Tensor
 ) -> None:
-    """Each assignment's row of x [assignments / sharers, columns] times its expert's matrix, or
-    two of them and gated, into its row of `out`."""
-    one, two = parts[0], parts[-1]
+    """Each assignment's row of `source` times its expert's matrix, or two of them and gated, into
+    its row of `out`."""
+    one, two, (x, sharers, weights) = parts[0], parts[-1], source
     matrix, number = one.matrix, step.ids.numel()
     how = gating or Gating()
     biased = (one.bias is not None, 0 if one.bias is None else one.bias.stride(0))
@@ -306,15 +332,14 @@ def _project(
     if step.groups is None:
         tile = rows_of_tile(matrix.layout, x.dtype)
         _alone[(number * triton.cdiv(one.rows, tile),)](
-            x, step.ids, out, *matrices, number, step.first, step.count, sharers, *sizes,
+            x, step.ids, weights, out, *matrices, number, step.first, step.count, sharers, *sizes,
             ROWS=tile, **kinds, num_warps=4, num_stages=2,
         )  # fmt: skip
         return
     cut = form(_case(step, parts, gating, x.dtype), capability(x))
     tiles = number // cut.tokens + min(step.count, number)
-    groups = step.groups
     _grouped[(tiles, triton.cdiv(one.rows, cut.rows))](
-        x, groups.counts, groups.offsets, groups.order, out, *matrices, step.count, sharers,
+        x, *step.groups[:2], step.groups.order, weights, out, *matrices, step.count, sharers,
         *sizes, TOKENS=cut.tokens, ROWS=cut.rows,
         EXPERTS=triton.next_power_of_2(step.count), **kinds, num_warps=cut.warps,
         num_stages=cut.stages,
@@ -322,27 +347,19 @@ def _project(
 
 
 def _expert_by_expert(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    ups: tuple[_Part, ...],
-    downs: tuple[_Part, ...],
-    gating: Gating,
-    first: int,
-    count: int,
-    weighs_inputs: bool,
+    x: Tensor, step: _Step, ups: tuple[_Part, ...], downs: tuple[_Part, ...], gating: Gating
 ) -> Tensor:
     """With the library's products, for it has tensor cores where Triton has none."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(count):
-        token, place = torch.where(ids == first + expert)
+    for expert in range(step.count):
+        token, place = torch.where(step.ids == step.first + expert)
         if not len(token):
             continue
-        share = weights[token, place, None]
-        given = (x[token] * share).to(x.dtype) if weighs_inputs else x[token]
+        share = step.weights[token, place, None]
+        given = (x[token] * share).to(x.dtype) if step.weighs_inputs else x[token]
         both = torch.cat([_product(given, part, expert) for part in ups], dim=1)
         y = _product(activation.gate(both, gating), downs[0], expert).float()
-        out.index_add_(0, token, y if weighs_inputs else y * share)
+        out.index_add_(0, token, y if step.weighs_inputs else y * share)
     return out.to(x.dtype)
 
 

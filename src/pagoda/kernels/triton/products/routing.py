@@ -1,57 +1,145 @@
-"""A mixture of experts: who goes where, and the order in which experts take their tokens."""
+"""A mixture of experts: who goes where, and the order in which experts take their tokens.
+
+One kernel does all of it. A program chooses the experts of some tokens, counts them, and ranks
+tokens of the same expert; the last program to come so far adds up what all have counted. What it
+computes does not depend on which program that is.
+"""
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from pagoda.kernels.ref.experts import Grouped, Routed
+from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.order import LEAST, index_of, packed, value_of
 
 Tensor = torch.Tensor
 
-# Assignments that one program of the sort ranks: it compares each with each.
+MOST_ALONE = 64
+"""Assignments (a token's places in `ids`); and no more than two for each expert. So few compute
+alone, each on its expert's weights, and need no order."""
 _CHUNK = 64
-_CHANGING = ["count"]
+"""Assignments that a program ranks: it compares each with each."""
+_LOGITS = 4096
+"""A program holds so many at most, with 16 bytes each."""
+_ADDED, _PLACED = tl.constexpr(4096), tl.constexpr(2048)
+"""Counts and assignments that the last program takes at once."""
+_CHANGING = ["tokens"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
 
 
 @triton.jit
-def _route(
-    logits, scales, ids, weights, experts, stride, top_k: tl.constexpr, scoring: tl.constexpr,
-    renormalize: tl.constexpr, scaled: tl.constexpr, block: tl.constexpr, block_k: tl.constexpr,
+def _choose(
+    logits, scales, token, there, experts, stride, TOP_K: tl.constexpr, SCORING: tl.constexpr,
+    RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, block)
-    there = expert < experts
-    row = tl.load(logits + token * stride + expert, there, other=float("-inf")).to(tl.float32)
-    keys = tl.where(there, packed(row, expert), LEAST)
-    place = tl.arange(0, block_k)
-    chosen = tl.full([block_k], LEAST, tl.int64)
-    for i in tl.static_range(top_k):
-        best = tl.max(keys, axis=0)
+    """(experts, their weights), each [tokens, BLOCK_K]."""
+    expert = tl.arange(0, BLOCK)[None, :]
+    known = there[:, None] & (expert < experts)
+    at = logits + token.to(tl.int64)[:, None] * stride + expert
+    row = tl.load(at, known, other=float("-inf")).to(tl.float32)
+    keys = tl.where(known, packed(row, expert), LEAST)
+    place = tl.arange(0, BLOCK_K)[None, :]
+    chosen = tl.full([token.shape[0], BLOCK_K], LEAST, tl.int64)
+    for i in tl.static_range(TOP_K):
+        best = tl.max(keys, axis=1)[:, None]
         keys = tl.where(keys == best, LEAST, keys)
         chosen = tl.where(place == i, best, chosen)
-    taken = place < top_k
+    taken = there[:, None] & (place < TOP_K)
     index, logit = index_of(chosen), value_of(chosen)
-    top = tl.max(row, axis=0)
-    if scoring == "sigmoid":
+    top = tl.max(row, axis=1)[:, None]
+    if SCORING == "sigmoid":
         share = tl.sigmoid(logit)
     else:
         share = tl.exp(logit - top)
-        if scoring == "softmax":
-            share = share / tl.sum(tl.exp(row - top), axis=0)
+        if SCORING == "softmax":
+            share = share / tl.sum(tl.exp(row - top), axis=1)[:, None]
     share = tl.where(taken, share, 0.0)
-    if scoring == "topk_softmax":
-        share = share / tl.sum(share, axis=0)
-    if renormalize:
-        share = share / tl.sum(share, axis=0)
-    if scaled:
+    if SCORING == "topk_softmax":
+        share = share / tl.sum(share, axis=1)[:, None]
+    if RENORMALIZE:
+        share = share / tl.sum(share, axis=1)[:, None]
+    if scales is not None:
         share *= tl.load(scales + index, taken, other=0.0)
-    tl.store(ids + token * top_k + place, index, taken)
-    tl.store(weights + token * top_k + place, share, taken)
+    return index, share
+
+
+@triton.jit
+def _add_up(counts, totals, offsets, chunks, experts, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Put where each chunk's assignments begin, expert by expert, in the place of `counts`
+    [chunks, experts]."""
+    which, line = tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    total = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, chunks, ROWS):
+        chunk = first + line
+        known = (chunk < chunks)[:, None] & (which < experts)[None, :]
+        at = counts + chunk[:, None] * experts + which[None, :]
+        # Other processors wrote these: what this one may hold of them is old.
+        total += tl.sum(tl.load(at, known, other=0, cache_modifier=".cg"), axis=0)
+    tl.store(totals + which, total, which < experts)
+    begins = tl.cumsum(total, 0) - total
+    tl.store(offsets + which, begins, which < experts)
+    for first in range(0, chunks, ROWS):
+        chunk = first + line
+        known = (chunk < chunks)[:, None] & (which < experts)[None, :]
+        at = counts + chunk[:, None] * experts + which[None, :]
+        found = tl.load(at, known, other=0, cache_modifier=".cg")
+        tl.store(at, begins[None, :] + tl.cumsum(found, 0) - found, known)
+        begins += tl.sum(found, axis=0)
+
+
+@triton.jit
+def _place(
+    ids, ranks, starts, order, assignments, experts, CHUNK: tl.constexpr, PLACED: tl.constexpr
+):
+    for first in range(0, assignments, PLACED):
+        at = first + tl.arange(0, PLACED)
+        real = at < assignments
+        expert = tl.load(ids + at, real, other=0, cache_modifier=".cg").to(tl.int32)
+        rank = tl.load(ranks + at, real, other=0, cache_modifier=".cg")
+        start = tl.load(starts + (at // CHUNK) * experts + expert, real, other=0,
+                        cache_modifier=".cg")  # fmt: skip
+        tl.store(order + start + rank, at, real)
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def _route(
+    logits, scales, ids, weights, counts, ranks, totals, offsets, order, arrived, tokens, experts,
+    stride, CHOOSES: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr,
+    RENORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    chunk, chunks = tl.program_id(0), tl.num_programs(0)
+    token = chunk * TOKENS + tl.arange(0, TOKENS)
+    place = tl.arange(0, BLOCK_K)[None, :]
+    there = token < tokens
+    taken = there[:, None] & (place < TOP_K)
+    at = token[:, None] * TOP_K + place
+    if CHOOSES:
+        expert, share = _choose(logits, scales, token, there, experts, stride, TOP_K, SCORING,
+                                RENORMALIZE, BLOCK, BLOCK_K)  # fmt: skip
+        tl.store(ids + at, expert, taken)
+        tl.store(weights + at, share, taken)
+    else:
+        expert = tl.load(ids + at, taken, other=0)
+    if order is not None:
+        mine = tl.reshape(tl.where(taken, expert, -1).to(tl.int32), [TOKENS * BLOCK_K])
+        inside = tl.arange(0, TOKENS * BLOCK_K)
+        equal = (mine[:, None] == mine[None, :]) & (inside[None, :] < inside[:, None])
+        rank = tl.reshape(tl.sum(equal.to(tl.int32), axis=1), [TOKENS, BLOCK_K])
+        tl.store(ranks + at, rank, taken)
+        which = tl.arange(0, BLOCK)
+        found = tl.sum((mine[:, None] == which[None, :]).to(tl.int32), axis=0)
+        tl.store(counts + chunk * experts + which, found, which < experts)
+        # All of a program has stored before it says so.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == chunks - 1:
+            tl.store(arrived, 0)
+            ROWS: tl.constexpr = max(1, _ADDED // BLOCK)
+            _add_up(counts, totals, offsets, chunks, experts, ROWS, BLOCK)
+            tl.debug_barrier()
+            _place(ids, ranks, counts, order, tokens * TOP_K, experts, TOKENS * TOP_K, _PLACED)
 
 
 def route(
@@ -60,80 +148,57 @@ def route(
     scoring: str = "softmax",
     renormalize: bool = False,
     scales: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Routed:
     """As `kernels.ops.route`."""
     tokens, experts = logits.shape
     ids = torch.empty((tokens, top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
-    _route[(tokens,)](
-        logits, logits if scales is None else scales, ids, weights, experts, logits.stride(0),
-        top_k=top_k, scoring=scoring, renormalize=renormalize, scaled=scales is not None,
-        block=triton.next_power_of_2(experts), block_k=triton.next_power_of_2(top_k),
-        num_warps=1,
-    )  # fmt: skip
-    return ids, weights
+    groups = None
+    if ids.numel() > min(MOST_ALONE, 2 * experts):
+        groups = _empty_groups(ids, experts)
+    _launch(logits, scales, ids, weights, groups, experts, scoring, renormalize)
+    return Routed(ids, weights, groups)
 
 
-class Grouped(NamedTuple):
-    """Assignments (a token's places in `ids`, flattened) in the order of their experts, within
-    an expert in their own; those to experts that are not held come last."""
-
-    counts: Tensor
-    """int32 [experts]."""
-    offsets: Tensor
-    """int32 [experts + 1]: where each expert's begin, and where the last one's end."""
-    order: Tensor
-    """int32 [assignments]: which assignment lies here."""
-    place: Tensor
-    """int32 [assignments]: where each assignment lies; the inverse of `order`."""
+def group_by_expert(ids: Tensor, experts: int) -> Grouped:
+    """The order of int64 `ids` [tokens, top_k], which are below `experts` and in memory end to
+    end."""
+    groups = _empty_groups(ids, experts)
+    _launch(None, None, ids, None, groups, experts)
+    return groups
 
 
-@triton.jit
-def _local_experts(ids, at, count, first, experts):
-    """Experts counted from `first`; `experts` for those not held."""
-    expert = tl.load(ids + at, at < count, other=-1).to(tl.int32) - first
-    return tl.where((at < count) & (expert >= 0) & (expert < experts), expert, experts)
-
-
-@triton.jit(do_not_specialize=_CHANGING)
-def _count(ids, counts, count, first, experts, chunk: tl.constexpr, block: tl.constexpr):
-    at = tl.program_id(0) * chunk + tl.arange(0, chunk)
-    expert = _local_experts(ids, at, count, first, experts)
-    # What lies behind the end counts as not held; nothing comes after those.
-    found = tl.histogram(expert, block)
-    which = tl.arange(0, block)
-    tl.store(counts + tl.program_id(0) * (experts + 1) + which, found, which <= experts)
-
-
-@triton.jit(do_not_specialize=_CHANGING)
-def _rank(ids, starts, order, place, count, first, experts, chunk: tl.constexpr):
-    inside = tl.arange(0, chunk)
-    at = tl.program_id(0) * chunk + inside
-    expert = _local_experts(ids, at, count, first, experts)
-    again = _local_experts(ids, at, count, first, experts)
-    equal = (expert[:, None] == again[None, :]) & (inside[None, :] < inside[:, None])
-    rank = tl.sum(equal.to(tl.int32), axis=1)
-    to = tl.load(starts + tl.program_id(0) * (experts + 1) + expert, at < count, other=0) + rank
-    tl.store(order + to, at, at < count)
-    tl.store(place + at, to, at < count)
-
-
-def group_by_expert(ids: Tensor, experts: int, first: int = 0) -> Grouped:
-    """Sort int64 `ids` [tokens, top_k] by expert; `experts` are held from `first` on.
-
-    A counting sort without atomics: the order is stable and the same each time.
-    """
-    count = ids.numel()
-    chunks = triton.cdiv(count, _CHUNK)
+def _empty_groups(ids: Tensor, experts: int) -> Grouped:
     empty = partial(torch.empty, dtype=torch.int32, device=ids.device)
-    counts = empty((chunks, experts + 1))
-    block = triton.next_power_of_2(experts + 1)
-    _count[(chunks,)](ids, counts, count, first, experts, chunk=_CHUNK, block=block, num_warps=1)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    # A copy: kernels are compiled for how memory is aligned, and that of a row depends on `chunks`.
-    totals = ends[-1].clone()
-    offsets = F.pad(totals.cumsum(0, dtype=torch.int32), (1, 0))
-    starts = ends - counts + offsets[:-1]
-    order, place = empty(count), empty(count)
-    _rank[(chunks,)](ids, starts, order, place, count, first, experts, chunk=_CHUNK, num_warps=4)
-    return Grouped(totals[:-1], offsets[:-1], order, place)
+    return Grouped(empty(experts), empty(experts), empty(ids.numel()))
+
+
+def _launch(
+    logits: Tensor | None,
+    scales: Tensor | None,
+    ids: Tensor,
+    weights: Tensor | None,
+    groups: Grouped | None,
+    experts: int,
+    scoring: str = "",
+    renormalize: bool = False,
+) -> None:
+    tokens, top_k = ids.shape
+    if not tokens:
+        if groups is not None:
+            groups.counts.zero_()
+        return
+    block, block_k = triton.next_power_of_2(experts), triton.next_power_of_2(top_k)
+    each = max(1, min(_CHUNK // block_k, _LOGITS // block))
+    chunks = triton.cdiv(tokens, each)
+    counts = ranks = arrived = None
+    if groups is not None:
+        counts = torch.empty((chunks, experts), dtype=torch.int32, device=ids.device)
+        ranks = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
+        arrived = arrivals(ids.device, 1)
+    _route[(chunks,)](
+        logits, scales, ids, weights, counts, ranks, *(groups or (None,) * 3), arrived, tokens,
+        experts, 0 if logits is None else logits.stride(0), CHOOSES=logits is not None,
+        TOP_K=top_k, SCORING=scoring, RENORMALIZE=renormalize, TOKENS=each, BLOCK=block,
+        BLOCK_K=block_k, num_warps=8 if groups is not None else 4,
+    )  # fmt: skip
