@@ -93,4 +93,4 @@ def _all_rows(storage: str, dtype: torch.dtype) -> None:
 
 
 def _quantize(dtype: torch.dtype) -> None:
-    scaled.quantized(torch.empty(LARGE, COLUMNS, dtype=dtype), 4)
+    scaled.quantized(torch.empty(LARGE, COLUMNS, dtype=dtype))

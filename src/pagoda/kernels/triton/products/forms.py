@@ -102,10 +102,11 @@ def _is_large(target: int) -> bool:
 
 
 def rows_of_tile(layout: Layout, dtype: torch.dtype) -> int:
-    """For single tokens, so that each of 128 threads loads 16 bytes of codes at a time (8 where
-    elements are bytes)."""
-    nbytes = layout.element_bytes(0) if layout.planes else dtype.itemsize
-    return 16 if nbytes == 4 else 32
+    """For single tokens: each of 128 threads has quads of four rows, for which it loads and widens
+    activations once, or 16 bytes of plain weights."""
+    if not layout.planes:
+        return 16 if dtype.itemsize == 4 else 32
+    return 8 * layout.codes_each
 
 
 def tune(
