@@ -112,7 +112,8 @@ def _group_scale(scales, supers, step, SHARE: tl.constexpr, row, rows, columns,
     if KIND != "byte" and KIND != "nibble":  # of those a row has whole steps
         column = tl.minimum(column, columns - 1)
     # Each thread loads what it needs itself, however its neighbours could share a load.
-    place = tl.max_contiguous((column // GROUP * rows)[None, :] + row[:, None], [1, 1])
+    place = (column // GROUP).to(tl.int64)[None, :] * rows + row.to(tl.int64)[:, None]
+    place = tl.max_contiguous(place, [1, 1])
     own = tl.load(scales + place)
     if KIND == "power":
         # 2^(code - 128), half of what E8M0 says; the two lowest are subnormal.
@@ -123,7 +124,8 @@ def _group_scale(scales, supers, step, SHARE: tl.constexpr, row, rows, columns,
         if KIND == "nibble":
             own = (own >> 4) if MINIMUM else (own & 15)
         block = step + MINIMUM * (columns // 256)
-        result = own.to(tl.float32) * tl.load(supers + block * rows + row).to(tl.float32)[:, None]
+        shared = tl.load(supers + block * rows + row.to(tl.int64)).to(tl.float32)
+        result = own.to(tl.float32) * shared[:, None]
     else:
         result = own.to(tl.float32)
     return result
@@ -168,6 +170,12 @@ def _weights(low, high, scale, beside, PLACE: tl.constexpr, LAYOUT: tl.constexpr
     else:
         number = number * wide
     return number
+
+
+@triton.constexpr_function
+def has_one_group(layout: Layout) -> bool:
+    """Whether all columns share a scale: `GpuMatrix.settle` makes no other group so large."""
+    return layout.group > 256
 
 
 @triton.constexpr_function
@@ -249,23 +257,27 @@ def _decoded_sums(x, low, high, scales, minima, supers, row, rows, columns, firs
     QUADS: tl.constexpr = 64 // CODES
     SHARES: tl.constexpr = shares_of(LAYOUT)
     PLACES: tl.constexpr = CODES // SHARES
+    ALIKE: tl.constexpr = has_one_group(LAYOUT)
+    # Else ptxas moves the next step's codes to the place of this one's: a quarter of the
+    # instructions that a weight of 8 bits takes. With 4 bits, it makes more of two turns.
+    TURNS: tl.constexpr = 8 // CODES
     ROWS: tl.constexpr = row.shape[0]
     element = tl.arange(0, 4 * QUADS)
     inside = element // 4 * (4 * CODES) + element % 4
     total = tl.zeros((ROWS, QUADS), tl.float32)
+    dots = tl.zeros((ROWS, 4 * QUADS), tl.float32)
+    sums = tl.zeros((4 * QUADS,), tl.float32)
     below = load_codes(low, row, first, columns, LAYOUT, WHOLE)
     above = below
     if high is not None:
         above = load_codes(high, row, first, columns, LAYOUT, WHOLE)
-    for step in range(first, last):
+    for step in tl.range(first, last, loop_unroll_factor=TURNS):
         following = tl.minimum(step + 1, last - 1)
         next_below = load_codes(low, row, following, columns, LAYOUT, WHOLE)
         next_above = next_below
         if high is not None:
             next_above = load_codes(high, row, following, columns, LAYOUT, WHOLE)
         for share in tl.static_range(SHARES):
-            dots = tl.zeros((ROWS, 4 * QUADS), tl.float32)
-            sums = tl.zeros((4 * QUADS,), tl.float32)
             for place in tl.static_range(share * PLACES, (share + 1) * PLACES):
                 column = step * 256 + inside + 4 * place
                 if WHOLE:
@@ -274,20 +286,27 @@ def _decoded_sums(x, low, high, scales, minima, supers, row, rows, columns, firs
                     given = tl.load(x + column, column < columns, other=0).to(tl.float32)
                 dots += _number(below, above, place, LAYOUT) * given[None, :]
                 sums += given
-            dot = tl.sum(tl.reshape(dots, (ROWS, QUADS, 4)), axis=2)
-            given_sum = tl.sum(tl.reshape(sums, (QUADS, 4)), axis=1)[None, :]
-            total += _scaled_dot(dot, given_sum, scales, minima, supers, step, share, row, rows,
-                                 columns, LAYOUT)  # fmt: skip
+            if not ALIKE:
+                total += _scaled_dots(dots, sums, scales, minima, supers, step, share, row, rows,
+                                      columns, LAYOUT)  # fmt: skip
+                dots = tl.zeros((ROWS, 4 * QUADS), tl.float32)
+                sums = tl.zeros((4 * QUADS,), tl.float32)
         below = next_below
         above = next_above
+    if ALIKE:
+        total = _scaled_dots(dots, sums, scales, minima, supers, first, 0, row, rows, columns,
+                             LAYOUT)  # fmt: skip
     return tl.sum(total, axis=1)
 
 
 @triton.jit
-def _scaled_dot(dot, sums, scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
-                LAYOUT: tl.constexpr):  # fmt: skip
-    """fp32 [rows, quads]: products of `_number`s as those of weights; `sums` [1, quads] are those
-    of what they were multiplied with."""
+def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
+                 LAYOUT: tl.constexpr):  # fmt: skip
+    """fp32 [rows, quads]: products of weights, of those of `_number`s, `dots` [rows, elements];
+    `sums` [elements] are those of what they were multiplied with."""
+    QUADS: tl.constexpr = 64 // LAYOUT.codes_each
+    dot = tl.sum(tl.reshape(dots, (row.shape[0], QUADS, 4)), axis=2)
+    sums = tl.sum(tl.reshape(sums, (QUADS, 4)), axis=1)[None, :]
     MINIMUM: tl.constexpr = LAYOUT.minimum
     INVERSE: tl.constexpr = 1.0 / _unit(LAYOUT)
     OFF: tl.constexpr = _base(LAYOUT) * INVERSE + LAYOUT.offset

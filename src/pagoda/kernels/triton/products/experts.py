@@ -47,7 +47,7 @@ class _Part(NamedTuple):
 @triton.jit
 def _with_bias(total, bias, expert, bias_stride, row, there, AXIS: tl.constexpr):
     if bias is not None:
-        own = tl.load(bias + expert * bias_stride + row, there, other=0).to(tl.float32)
+        own = tl.load(bias + expert * bias_stride + row, there).to(tl.float32)
         total += tl.expand_dims(own, 0) if AXIS == 2 else own
     return total
 
@@ -63,22 +63,24 @@ def _alone(
     expert = tl.load(ids + assignment).to(tl.int32) - first
     if (expert < 0) | (expert >= count):
         return
-    row = (tl.program_id(0) // assignments) * ROWS + tl.arange(0, ROWS)
-    there, own = row < rows, expert * stride + tl.minimum(row, rows - 1)
+    # The last tile is a whole one, too: what another has computes the same.
+    tile = tl.minimum((tl.program_id(0) // assignments) * ROWS, rows - ROWS).to(tl.int64)
+    row = tile + tl.arange(0, ROWS)
+    own = expert * stride + row
     given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = row_sums(
         given, low, high, scales, minima, supers, begin + own, all_rows, columns, 0, last, LAYOUT,
         WHOLE,
     )  # fmt: skip
-    total = _with_bias(total, bias, expert, bias_stride, row, there, 1)
+    total = _with_bias(total, bias, expert, bias_stride, row, None, 1)
     if GATED:
         up = row_sums(
             given, low2, high2, scales2, minima2, supers2, begin2 + own, all_rows, columns, 0,
             last, LAYOUT, WHOLE,
         )  # fmt: skip
-        up = _with_bias(up, bias2, expert, bias_stride, row, there, 1)
+        up = _with_bias(up, bias2, expert, bias_stride, row, None, 1)
         total = gated(total, up, alpha, limit, KIND, CLAMPS)
-    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty), there)
+    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -304,7 +306,7 @@ def _project(
         "CLAMPS": how.limit != 0,
     }  # fmt: skip
     if step.groups is None:
-        tile = rows_of_tile(matrix.layout, x.dtype)
+        tile = rows_of_tile(matrix.layout, x.dtype, one.rows)
         _alone[(number * triton.cdiv(one.rows, tile),)](
             x, step.ids, out, *matrices, number, step.first, step.count, sharers, *sizes,
             ROWS=tile, **kinds, num_warps=4, num_stages=2,

@@ -46,19 +46,20 @@ def _one_token(
 ):  # fmt: skip
     # Programs of one tile follow each other: what the first reads, the next find in the cache.
     token, part = (tl.program_id(0) % tokens).to(tl.int64), tl.program_id(1)
-    row = (tl.program_id(0) // tokens) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
+    # The last tile is a whole one, too: what another has computes the same.
+    begin = tl.minimum((tl.program_id(0) // tokens) * ROWS, rows - ROWS).to(tl.int64)
+    row = begin + tl.arange(0, ROWS)
     last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
     total = row_sums(
-        x + token * x_stride, low, high, scales, minima, supers, tl.minimum(row, rows - 1), rows,
+        x + token * x_stride, low, high, scales, minima, supers, row, rows,
         columns, part * steps, last, LAYOUT, WHOLE,
     )  # fmt: skip
     if SPLIT:
-        tl.store(out + (part * tokens + token) * rows + row, total, there)
+        tl.store(out + (part * tokens + token) * rows + row, total)
     else:
         if bias is not None:
-            total += tl.load(bias + row, there, other=0).to(tl.float32)
-        tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty), there)
+            total += tl.load(bias + row).to(tl.float32)
+        tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=_CHANGING)
@@ -181,7 +182,7 @@ def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) ->
         out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32
                                else None))  # fmt: skip
     elif tokens <= (1 if has_dot(x) else _MOST_WITHOUT_DOT):
-        _launch(Form(1, rows_of_tile(matrix.layout, x.dtype), 4, 2), x, matrix, bias, out)
+        _launch(Form(1, rows_of_tile(matrix.layout, x.dtype, matrix.rows), 4, 2), x, matrix, bias, out)
     elif scaled.declines(x, matrix, out.dtype) is None:
         out.copy_(scaled.matmul(x, matrix, bias))
     elif has_dot(x) and tokens <= MOST_FUSED:
