@@ -60,8 +60,9 @@ class Instruction(NamedTuple):
     def read(self) -> set[int]:
         """Registers that it reads; the first of a group stands for it."""
         numbers = self._registers()
-        own = not self.opcode.startswith(("ST", "RED", "ATOM")) and re.match(r"[\s]*R\d", self.operands)
-        return set(numbers[1:] if own else numbers)
+        stores = self.opcode.startswith(("ST", "RED", "ATOM"))
+        writes = not stores and re.match(r"\s*R\d", self.operands)
+        return set(numbers[1:] if writes else numbers)
 
 
 class Cost(NamedTuple):
@@ -169,7 +170,9 @@ def _most_under_way(body: list[Instruction], is_code: list[bool]) -> int:
             if instruction.opcode.startswith("LDGSTS"):
                 open_group += instruction.loaded
             else:
-                waiting[count] = instruction.filled, instruction.loaded
+                own = instruction.filled
+                waiting = {k: x for k, x in waiting.items() if not set(own) & set(x[0])}
+                waiting[count] = own, instruction.loaded
         under_way = open_group + sum(groups) + sum(size for _, size in waiting.values())
         most = max(most, under_way)
     return most

@@ -60,6 +60,15 @@ def test_odd_bytes(storage, device):
     assert_equal(decoded_by_kernel(matrix, device), dequantize(raw, storage))
 
 
+def test_fp8_where_the_gpu_does_not_convert_it(device):
+    odd = torch.tensor(list(ODD_BYTES), dtype=torch.uint8)
+    matrix = packed("FP8", odd[:, None].repeat(1, 36), 32, device)
+    with assuming(80):
+        before = decoded_by_kernel(matrix, device)
+    assert_equal(before, decoded_by_kernel(matrix, device))
+    assert_equal(before, dequantize(odd[:, None].repeat(1, 36), "FP8"))
+
+
 @pytest.mark.parametrize("storage", ["INT4", "UINT4", "FP8", "Q8_0"])
 @pytest.mark.parametrize(("alike", "group"), [(4, 128), (16, 512), (3, 32)])
 def test_groups_that_share_scales_become_one(storage, alike, group, device):
@@ -223,7 +232,7 @@ def test_scaled_products(device, monkeypatch):
         pytest.skip("torch has no scaled product on this device")
     out = gemm.matmul(x, [matrix], bias.bfloat16())
     codes, scales = scaled.quantized(x)
-    seen = codes.float() * scales
+    seen = codes.float().view(6, -1, 4, 4).transpose(2, 3).reshape(6, 256) * scales
     weight = dequantize(raw, "FP8").to(device)
     expected = seen @ weight.t() + bias.bfloat16().float()
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)

@@ -185,33 +185,37 @@ def shares_of(layout: Layout) -> int:
 
 
 @triton.jit
-def columns_of_pair(step, PAIR: tl.constexpr, LAYOUT: tl.constexpr):
-    """[weights] the columns of `pair_of_weights`: eight that follow each other in each quad."""
+def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """[64] the columns of `part_of_weights`: four or eight that follow each other in each quad."""
     CODES: tl.constexpr = LAYOUT.codes_each
-    place = tl.arange(0, 512 // CODES)
+    place = tl.arange(0, 64)
     if LAYOUT.codes == "plain":
-        column = PAIR * (512 // CODES) + place
+        column = PART * 64 + place
     else:
-        column = place // 8 * (4 * CODES) + PAIR * 8 + place % 8
+        column = place // CODES * (4 * CODES) + PART * CODES + place % CODES
     return step * 256 + column
 
 
 @triton.jit
-def pair_of_weights(low, high, scale, beside, PAIR: tl.constexpr, LAYOUT: tl.constexpr):
-    """fp32 [rows, weights] of two places of each element, in the order of their columns."""
+def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """fp32 [rows, 64], a quarter of a step in the order of its columns: one place of each element,
+    or two where an element has eight."""
     ROWS: tl.constexpr = low.shape[0]
-    QUADS: tl.constexpr = 64 // LAYOUT.codes_each
-    first = _weights(low, high, scale, beside, 2 * PAIR, LAYOUT)
-    second = _weights(low, high, scale, beside, 2 * PAIR + 1, LAYOUT)
-    quads = tl.reshape(tl.join(first, second), (ROWS, QUADS, 4, 2))
-    return tl.reshape(tl.permute(quads, (0, 1, 3, 2)), (ROWS, 8 * QUADS))
+    if LAYOUT.codes_each == 4:
+        weights = _weights(low, high, scale, beside, PART, LAYOUT)
+    else:
+        first = _weights(low, high, scale, beside, 2 * PART, LAYOUT)
+        second = _weights(low, high, scale, beside, 2 * PART + 1, LAYOUT)
+        quads = tl.reshape(tl.join(first, second), (ROWS, 8, 4, 2))
+        weights = tl.reshape(tl.permute(quads, (0, 1, 3, 2)), (ROWS, 64))
+    return weights
 
 
 @triton.jit
-def scales_of_pair(scales, minima, supers, step, PAIR: tl.constexpr, row, rows, columns,
+def scales_of_part(scales, minima, supers, step, PART: tl.constexpr, row, rows, columns,
                    LAYOUT: tl.constexpr):  # fmt: skip
-    """(scales, what is beside them), as `pair_of_weights` takes them."""
-    SHARE: tl.constexpr = 2 * PAIR * shares_of(LAYOUT) // LAYOUT.codes_each
+    """(scales, what is beside them), as `part_of_weights` takes them."""
+    SHARE: tl.constexpr = PART * shares_of(LAYOUT) // 4
     scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, LAYOUT.scale, LAYOUT)
     beside = scale
     if LAYOUT.minimum != "":
@@ -332,7 +336,6 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
     """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens] times rows of the matrix,
     rounded to their type; on tensor cores. As `row_sums` otherwise."""
     dtype: tl.constexpr = x_rows.dtype.element_ty
-    PAIRS: tl.constexpr = LAYOUT.codes_each // 2
     total = tl.zeros((x_rows.shape[0], row.shape[0]), tl.float32)
     for step in range(first, last):
         if LAYOUT.codes != "plain":
@@ -340,8 +343,8 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
             above = below
             if high is not None:
                 above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
-        for pair in tl.static_range(PAIRS):
-            column = columns_of_pair(step, pair, LAYOUT)
+        for part in tl.static_range(4):
+            column = columns_of_part(step, part, LAYOUT)
             if WHOLE:
                 inside = x_there[:, None]
             else:
@@ -354,9 +357,9 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
                 else:
                     weights = tl.load(begin + column[None, :], (column < columns)[None, :], other=0)
             else:
-                scale, beside = scales_of_pair(
-                    scales, minima, supers, step, pair, row, rows, columns, LAYOUT
+                scale, beside = scales_of_part(
+                    scales, minima, supers, step, part, row, rows, columns, LAYOUT
                 )
-                weights = pair_of_weights(below, above, scale, beside, pair, LAYOUT)
+                weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
             total = tl.dot(given, tl.trans(weights.to(dtype)), total)
     return total

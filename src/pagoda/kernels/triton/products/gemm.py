@@ -16,7 +16,7 @@ import triton.language as tl
 from pagoda.kernels.ref.linear import matmul as plain_matmul
 from pagoda.kernels.triton.products import scaled
 from pagoda.kernels.triton.products.decode import (
-    columns_of_pair, load_codes, pair_of_weights, products, row_sums, scales_of_pair,
+    columns_of_part, load_codes, part_of_weights, products, row_sums, scales_of_part,
 )  # fmt: skip
 from pagoda.kernels.triton.products.forms import Form, linear_form, rows_of_tile
 from pagoda.kernels.triton.products.layouts import STEP, for_capability
@@ -113,17 +113,16 @@ def _decode_rows(
         row = tl.load(index + place, there, other=0).to(tl.int32)
     row = tl.minimum(row, rows - 1)
     step = tl.program_id(1)
-    PAIRS: tl.constexpr = LAYOUT.codes_each // 2
     below = load_codes(low, row, step, columns, LAYOUT, WHOLE)
     above = below
     if high is not None:
         above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
-    for pair in tl.static_range(PAIRS):
-        scale, beside = scales_of_pair(
-            scales, minima, supers, step, pair, row, rows, columns, LAYOUT
+    for part in tl.static_range(4):
+        scale, beside = scales_of_part(
+            scales, minima, supers, step, part, row, rows, columns, LAYOUT
         )
-        weights = pair_of_weights(below, above, scale, beside, pair, LAYOUT)
-        column = columns_of_pair(step, pair, LAYOUT)
+        weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
+        column = columns_of_part(step, part, LAYOUT)
         tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :],
                  weights.to(out.dtype.element_ty),
                  there[:, None] & (column < columns)[None, :])  # fmt: skip
