@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import triton
 
+OLDEST = 75
+"""What nvdisasm of CUDA 13 still knows."""
 _DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 _LINE = re.compile(r'//## File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LABEL = re.compile(r"^(\.L_x_\d+):")

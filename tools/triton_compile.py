@@ -31,7 +31,7 @@ import pagoda.kernels.triton as kernels
 from pagoda.kernels.triton.products.decode import load_codes
 from pagoda.kernels.triton.products.layouts import Layout
 from pagoda.kernels.triton.target import SHARED_MEMORY, assuming, processors
-from tools.sass import bytes_under_way, cost, disassembled
+from tools.sass import OLDEST, bytes_under_way, cost, disassembled
 from tools.triton_examples import Example, examples
 
 TENSOR_MEMORY = 512
@@ -152,7 +152,9 @@ def needs(launch: Launch) -> Needs:
     assert registers is not None, said.getvalue()
     stores = re.findall(r"(\d+) bytes spill stores", said.getvalue())
     needed = Needs(int(registers[1]), compiled.metadata.shared, sum(map(int, stores)))
-    return needed if launch.layout is None else _with_cost(needed, launch, compiled.asm["cubin"])
+    if launch.layout is None or launch.target < OLDEST:
+        return needed
+    return _with_cost(needed, launch, compiled.asm["cubin"])
 
 
 def _with_cost(needed: Needs, launch: Launch, cubin: bytes) -> Needs:

@@ -345,7 +345,7 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
                 above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
         for part in tl.static_range(4):
             column = columns_of_part(step, part, LAYOUT)
-            if WHOLE:
+            if WHOLE:  # noqa: SIM108 - as the others here
                 inside = x_there[:, None]
             else:
                 inside = x_there[:, None] & (column < columns)[None, :]

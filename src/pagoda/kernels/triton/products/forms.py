@@ -105,10 +105,7 @@ def rows_of_tile(layout: Layout, dtype: torch.dtype, rows: int) -> int:
     """For single tokens, of a matrix of `rows`, which are no fewer: each of 128 threads has quads
     of four rows (eight, of codes of 8 bits), for which it loads and widens activations once, or 16
     bytes of plain weights."""
-    if layout.planes:
-        wanted = 64
-    else:
-        wanted = 16 if dtype.itemsize == 4 else 32
+    wanted = 64 if layout.planes else 16 if dtype.itemsize == 4 else 32
     return min(wanted, 1 << (rows.bit_length() - 1))
 
 

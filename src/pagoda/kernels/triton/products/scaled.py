@@ -75,9 +75,7 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     tokens, columns = x.shape
     codes = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
     scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
-    _quantize[(tokens,)](
-        x, codes, scales, x.stride(0), columns, _LARGEST, BLOCK=2048, num_warps=8
-    )
+    _quantize[(tokens,)](x, codes, scales, x.stride(0), columns, _LARGEST, BLOCK=2048, num_warps=8)
     return codes.view(torch.float8_e4m3fn), scales
 
 

@@ -1,4 +1,4 @@
-"""The PTX of conversions, followed step by step: the interpreter cannot run it, and no GPU is here."""
+"""The PTX of conversions, followed step by step: the interpreter cannot run it."""
 
 import re
 
@@ -33,6 +33,17 @@ def picked(first: int, second: int, selector: int) -> int:
     return sum(sources[nibble] << (8 * byte) for byte, nibble in enumerate(nibbles))
 
 
+INSTRUCTIONS = {
+    "mov.b32": lambda x: x,
+    "shl.b32": lambda x, count: (x << count) & MASK,
+    "shr.u32": lambda x, count: x >> count,
+    "and.b32": lambda x, y: x & y,
+    "or.b32": lambda x, y: x | y,
+    "prmt.b32": picked,
+    "cvt.rn.f16x2.e4m3x2": lambda x: e4m3_bits(x & 255) | e4m3_bits(x >> 8) << 16,
+}
+
+
 def followed(ptx: str, word: int, outputs: int) -> list[float]:
     """What the code leaves in each output as fp32, of an input that is the operand behind them."""
     values: dict[str, int] = {f"${outputs}": word & MASK}
@@ -49,15 +60,7 @@ def followed(ptx: str, word: int, outputs: int) -> list[float]:
         elif name == "cvt.f32.f16":
             floats[target] = float_of(x[0], torch.float16)
         else:
-            values[target] = {
-                "mov.b32": lambda: x[0],
-                "shl.b32": lambda: (x[0] << x[1]) & MASK,
-                "shr.u32": lambda: x[0] >> x[1],
-                "and.b32": lambda: x[0] & x[1],
-                "or.b32": lambda: x[0] | x[1],
-                "prmt.b32": lambda: picked(*x),
-                "cvt.rn.f16x2.e4m3x2": lambda: e4m3_bits(x[0] & 255) | e4m3_bits(x[0] >> 8) << 16,
-            }[name]()
+            values[target] = INSTRUCTIONS[name](*x)
     return [
         floats[f"${i}"] if f"${i}" in floats else float_of(values[f"${i}"], torch.float32)
         for i in range(outputs)

@@ -54,7 +54,9 @@ def test_used_at_once_and_used_together():
 
 
 def test_no_loop_loads_codes():
-    with pytest.raises(ValueError, match="no loop loads codes at products/decode.py, lines 50 to 5"):
+    with pytest.raises(
+        ValueError, match="no loop loads codes at products/decode.py, lines 50 to 5"
+    ):
         cost(AHEAD, "products/decode.py", range(50, 60), FEW)
 
 
