@@ -1,4 +1,4 @@
-"""What the machine code of a product's inner loop costs: instructions, and bytes that are under way.
+"""What the machine code of a product's inner loop costs: instructions, and bytes under way.
 
 The text is that of `nvdisasm -c -g`, which the triton package brings along. Bytes under way are
 those of codes that a thread has asked for and that no instruction has used yet, at most; the loop

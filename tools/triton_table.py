@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def _compared(wanted: list[tuple[Form, Launch]], jobs: int) -> Iterator[str]:
-    """Compile; problems, and what the page has otherwise though kernel and compiler are the same."""
+    """Compile; problems, and what the page has otherwise of the same kernel and compiler."""
     version, rows = _read()
     for form, target, need, problem in _compile(wanted, jobs):
         row = rows.get(form)
@@ -265,8 +265,8 @@ def _costs(rows: Rows) -> Iterator[str]:
     yield "## What a weight costs in a product"
     yield ""
     yield (
-        "Instructions of the inner loop for each weight that a thread decodes and multiplies / bytes "
-        "of codes that a processor waits for at once, counted in the machine code "
+        "Instructions of the inner loop for each weight that a thread decodes and multiplies / "
+        "bytes of codes that a processor waits for at once, counted in the machine code "
         "(`tools/sass.py`). Of bytes, for as many programs as fit a processor by their registers "
         "and shared memory, and as the product has on a GPU of 132 processors. The disassembler of "
         "CUDA 13 does not know sm_70."

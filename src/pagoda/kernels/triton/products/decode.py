@@ -135,11 +135,10 @@ def _group_scale(scales, supers, step, SHARE: tl.constexpr, row, rows, columns,
 def _beside(scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
             LAYOUT: tl.constexpr):  # fmt: skip
     """fp32 [rows, quads of a step]: what the layout has beside its scales."""
+    KIND: tl.constexpr = LAYOUT.scale
     if LAYOUT.minimum == "taken":
-        source = scales if LAYOUT.scale == "nibble" else minima
-        result = _group_scale(
-            source, supers, step, SHARE, row, rows, columns, 1, LAYOUT.scale, LAYOUT
-        )
+        source = scales if KIND == "nibble" else minima
+        result = _group_scale(source, supers, step, SHARE, row, rows, columns, 1, KIND, LAYOUT)
     else:
         result = _group_scale(minima, supers, step, SHARE, row, rows, columns, 0, "half", LAYOUT)
     return result
@@ -215,8 +214,9 @@ def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.con
 def scales_of_part(scales, minima, supers, step, PART: tl.constexpr, row, rows, columns,
                    LAYOUT: tl.constexpr):  # fmt: skip
     """(scales, what is beside them), as `part_of_weights` takes them."""
+    KIND: tl.constexpr = LAYOUT.scale
     SHARE: tl.constexpr = PART * shares_of(LAYOUT) // 4
-    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, LAYOUT.scale, LAYOUT)
+    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
     beside = scale
     if LAYOUT.minimum != "":
         beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
@@ -314,7 +314,8 @@ def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, 
     MINIMUM: tl.constexpr = LAYOUT.minimum
     INVERSE: tl.constexpr = 1.0 / _unit(LAYOUT)
     OFF: tl.constexpr = _base(LAYOUT) * INVERSE + LAYOUT.offset
-    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, LAYOUT.scale, LAYOUT)
+    KIND: tl.constexpr = LAYOUT.scale
+    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
     if MINIMUM != "":
         beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
     if MINIMUM == "zero":

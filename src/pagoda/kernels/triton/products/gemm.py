@@ -16,7 +16,12 @@ import triton.language as tl
 from pagoda.kernels.ref.linear import matmul as plain_matmul
 from pagoda.kernels.triton.products import scaled
 from pagoda.kernels.triton.products.decode import (
-    columns_of_part, load_codes, part_of_weights, products, row_sums, scales_of_part,
+    columns_of_part,
+    load_codes,
+    part_of_weights,
+    products,
+    row_sums,
+    scales_of_part,
 )  # fmt: skip
 from pagoda.kernels.triton.products.forms import Form, linear_form, rows_of_tile
 from pagoda.kernels.triton.products.layouts import STEP, for_capability
