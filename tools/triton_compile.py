@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import math
 import pkgutil
 import re
 import tempfile
@@ -27,11 +28,15 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import pagoda.kernels.triton as kernels
-from pagoda.kernels.triton.target import SHARED_MEMORY, assuming
+from pagoda.kernels.triton.products.decode import load_codes
+from pagoda.kernels.triton.products.layouts import Layout
+from pagoda.kernels.triton.target import SHARED_MEMORY, assuming, processors
+from tools.sass import OLDEST, bytes_under_way, cost, disassembled
 from tools.triton_examples import Example, examples
 
 TENSOR_MEMORY = 512
 """Columns that a program of sm_100 may have (PTX ISA, tcgen05.alloc)."""
+_PRODUCTS = ("gemm.one_token", "gemm.tiles", "experts.alone", "experts.grouped")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8",
     torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -59,10 +64,19 @@ class Launch(NamedTuple):
     """Of arguments, as that they can be divided by 16."""
     options: dict[str, int]
     target: int
+    programs: int
+    """For each processor; of products alone, else 0."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the codes that a product decodes."""
+        layouts = (x for x in self.constants.values() if isinstance(x, Layout) and x.planes)
+        return next(layouts, None) if self.programs else None
 
     def fingerprint(self) -> str:
         """Of all that the compiled kernel follows from, but for Triton's version."""
-        return _digest(_source_of(self.kernel), *self[1:])
+        told = self[1:] if self.programs else self[1:-1]
+        return _digest(_source_of(self.kernel), *told)
 
 
 class Needs(NamedTuple):
@@ -72,6 +86,10 @@ class Needs(NamedTuple):
     """Bytes of a program."""
     spilled: int
     """Bytes of a thread."""
+    per_weight: float = 0.0
+    """Instructions of a thread for a weight, in the inner loop of a product; to a hundredth."""
+    under_way: int = 0
+    """Bytes of codes that a processor waits for at once, there."""
 
 
 Launches = dict[Form, dict[int, Launch]]
@@ -133,7 +151,23 @@ def needs(launch: Launch) -> Needs:
     registers = re.search(r"Used (\d+) registers", said.getvalue())
     assert registers is not None, said.getvalue()
     stores = re.findall(r"(\d+) bytes spill stores", said.getvalue())
-    return Needs(int(registers[1]), compiled.metadata.shared, sum(map(int, stores)))
+    needed = Needs(int(registers[1]), compiled.metadata.shared, sum(map(int, stores)))
+    if launch.layout is None or launch.target < OLDEST:
+        return needed
+    return _with_cost(needed, launch, compiled.asm["cubin"])
+
+
+def _with_cost(needed: Needs, launch: Launch, cubin: bytes) -> Needs:
+    assert launch.layout is not None
+    lines, begin = inspect.getsourcelines(load_codes.fn)
+    # Triton writes a load as PTX of several lines, which may count as lines behind its own.
+    where = range(begin, begin + len(lines) + 6)
+    found = cost(disassembled(cubin), "products/decode.py", where, sum(launch.layout.planes))
+    under_way = bytes_under_way(
+        found.bytes_per_thread, launch.target, needed.registers, needed.shared,
+        launch.options["num_warps"], launch.programs,
+    )  # fmt: skip
+    return needed._replace(per_weight=round(found.instructions, 2), under_way=under_way)
 
 
 @cache
@@ -172,11 +206,18 @@ def _caught(example: Example, target: int) -> list[Launch]:
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         options = {name: kwargs.pop(name) for name in list(kwargs) if name not in kernel.arg_names}
         arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-        launches.append(Launch(kernel, *_signature(kernel, arguments), options, target))
+        each = _programs_each(grid, arguments) if name_of(kernel) in _PRODUCTS else 0
+        launches.append(Launch(kernel, *_signature(kernel, arguments), options, target, each))
 
     with mock.patch.object(JITFunction, "run", catch):
         example.call()
     return launches
+
+
+def _programs_each(grid: tuple[int, ...], arguments: dict[str, Any]) -> int:
+    """Programs for each processor."""
+    x = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+    return -(-math.prod(grid) // processors(x))
 
 
 def _signature(

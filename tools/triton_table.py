@@ -86,15 +86,18 @@ def main() -> int:
 
 
 def _compared(wanted: list[tuple[Form, Launch]], jobs: int) -> Iterator[str]:
-    """Compile; problems, and what the page has otherwise though the compiler is the same."""
+    """Compile; problems, and what the page has otherwise of the same kernel and compiler."""
     version, rows = _read()
     for form, target, need, problem in _compile(wanted, jobs):
         row = rows.get(form)
         if problem:
             yield problem
-        elif row and version == triton.__version__ and row.needs.get(target) != need:
+            continue
+        same = row is not None and row.fingerprint == fingerprint(all_launches()[form])
+        known = row.needs.get(target, need) if row and same else need
+        if version == triton.__version__ and known != need:
             where = f"{' | '.join(form)} on sm_{target}"
-            yield f"{where} needs {need}; {PAGE.name} says {row.needs.get(target)}"
+            yield f"{where} needs {need}; {PAGE.name} says {known}"
 
 
 def _report(wrong: Iterable[str]) -> int:
@@ -254,7 +257,33 @@ def _page(rows: Rows) -> str:
         spilling = ((target, need) for target, need in row.needs.items() if need.spilled)
         why = "; ".join(dict.fromkeys(_reason(form, *one) for one in spilling))
         lines.append("| " + " | ".join((*form, *cells, why, row.fingerprint)) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_costs(rows)]) + "\n"
+
+
+def _costs(rows: Rows) -> Iterator[str]:
+    """The part of the page about inner loops of products."""
+    yield "## What a weight costs in a product"
+    yield ""
+    yield (
+        "Instructions of the inner loop for each weight that a thread decodes and multiplies / "
+        "bytes of codes that a processor waits for at once, counted in the machine code "
+        "(`tools/sass.py`). Of bytes, for as many programs as fit a processor by their registers "
+        "and shared memory, and as the product has on a GPU of 132 processors. The disassembler of "
+        "CUDA 13 does not know sm_70."
+    )
+    yield ""
+    yield "| kernel | form | activations | " + " | ".join(f"sm_{t}" for t in TARGETS) + " |"
+    yield "|" + " --- |" * 3 + " --: |" * len(TARGETS)
+    for form, row in sorted(rows.items(), key=lambda item: item[0].kernel):
+        if any(need.per_weight for need in row.needs.values()):
+            cells = [_cost_cell(row.needs.get(target)) for target in TARGETS]
+            yield "| " + " | ".join((*form, *cells)) + " |"
+
+
+def _cost_cell(need: Needs | None) -> str:
+    return (
+        "" if need is None or not need.per_weight else f"{need.per_weight:.2f} / {need.under_way}"
+    )
 
 
 def _cell(need: Needs | None) -> str:
@@ -271,6 +300,9 @@ def _read() -> tuple[str, Rows]:
     rows: Rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 + len(TARGETS) and Form(*cells[:3]) in rows:
+            _add_costs(rows[Form(*cells[:3])], cells[3:])
+            continue
         if len(cells) != 5 + len(TARGETS) or not re.fullmatch(r"[0-9a-f]{10}", cells[-1]):
             continue
         by_target = {}
@@ -280,6 +312,15 @@ def _read() -> tuple[str, Rows]:
                 by_target[target] = Needs(registers, shared, *(spilled or [0]))
         rows[Form(*cells[:3])] = Row(cells[-1], by_target)
     return version[1] if version else "", rows
+
+
+def _add_costs(row: Row, cells: list[str]) -> None:
+    for target, cell in zip(TARGETS, cells, strict=True):
+        if cell:
+            per_weight, under_way = cell.split(" / ")
+            row.needs[target] = row.needs[target]._replace(
+                per_weight=float(per_weight), under_way=int(under_way)
+            )
 
 
 if __name__ == "__main__":

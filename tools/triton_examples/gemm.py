@@ -23,6 +23,8 @@ TYPICAL = ("FP8", "Q6_K")
 """Codes in one plane and in two; the latter take most registers."""
 AS_ANOTHER = ("INT8", "IQ4_NL", "Q4_0", "Q4_1", "Q5_0")
 """Codes as in Q8_0, IQ4_XS, INT4, UINT4 and Q5_1."""
+OF_WHOLE_ROWS = ("FP8", "INT8")
+"""Published with a scale for each row."""
 SMALL, LARGE = 16, 512
 """Tokens, for the smallest tile and the largest."""
 
@@ -80,6 +82,9 @@ def _declines_fp8(capability: int) -> str | None:
 
 def _multiply(tokens: int, storage: str, rows: int, columns: int, dtype: torch.dtype) -> None:
     matrix = GpuMatrix(storage, rows, columns, "cpu")
+    if storage in OF_WHOLE_ROWS and matrix.scales is not None:
+        matrix.scales.zero_()
+        matrix.settle()
     gemm.matmul(torch.empty(tokens, columns, dtype=dtype), [matrix], torch.empty(rows, dtype=dtype))
 
 
@@ -93,4 +98,4 @@ def _all_rows(storage: str, dtype: torch.dtype) -> None:
 
 
 def _quantize(dtype: torch.dtype) -> None:
-    scaled.quantized(torch.empty(LARGE, COLUMNS, dtype=dtype), 4)
+    scaled.quantized(torch.empty(LARGE, COLUMNS, dtype=dtype))

@@ -67,7 +67,7 @@ def test_a_second_start_compiles_nothing(caplog, tmp_path):
 def test_kernels_of_another_table_of_layouts_are_others(caplog):
     """Those of an earlier Pagoda may lie in the same folder."""
     log = KernelLog()
-    layout = layout_of("Q4_0", 256)
+    layout = layout_of("Q4_0")
     for changed in (layout, replace(layout, offset=9), layout):
         assert repr(changed) == repr(layout)
         compile_for(90, offset, LAYOUT=changed)

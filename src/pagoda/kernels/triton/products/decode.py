@@ -1,8 +1,12 @@
 """Weights of a `layouts.Layout` as numbers, and their products with rows of activations.
 
 What the decoder gives equals `kernels.ref.dequant` in fp32 bit for bit. The products below walk
-over columns in steps of `layouts.STEP` (256), the 8 runs of 32 one by one, and are shared by all
-kernels that multiply.
+over columns in steps of `layouts.STEP` (256), and are shared by all kernels that multiply. They ask
+for the codes of the next step before they use those of this one.
+
+A thread has whole quads of elements, of one group of columns, so that it applies a scale once for
+16 or 32 weights. It counts `codes` as numbers that take few instructions to make (`_number`), and
+puts right by how much these are off when it applies the scale.
 """
 
 import triton
@@ -10,6 +14,7 @@ import triton.language as tl
 
 from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.products.layouts import Layout
+from pagoda.kernels.triton.products.native import e2m1, e4m3, nibble
 
 # A float with this exponent counts in ones: small integers are put into its mantissa, for the
 # conversion of integers runs at a quarter of the rate and less.
@@ -25,164 +30,337 @@ def _bits(layout: Layout, plane: int) -> int:
     return layout.planes[plane] if len(layout.planes) > plane else 0
 
 
-@triton.jit
-def load_codes(plane, row, there, run, columns, LAYOUT: tl.constexpr):
-    """Elements [rows, 32] that hold the codes of run `run`; of plain weights these themselves."""
-    RUNS: tl.constexpr = LAYOUT.runs
-    CODES: tl.constexpr = LAYOUT.codes
-    inside = (run // RUNS) * 32 + tl.arange(0, 32)
-    elements = columns if CODES == "plain" else tl.cdiv(columns, 32 * RUNS) * 32
-    mask = there[:, None] & (inside < elements)[None, :]
-    return tl.load(plane + row.to(tl.int64)[:, None] * elements + inside[None, :], mask, other=0)
+@triton.constexpr_function
+def _nibbles(layout: Layout) -> bool:
+    return layout.codes == "integer" and layout.planes == (4,)
+
+
+@triton.constexpr_function
+def _base(layout: Layout) -> float:
+    """What `_number` gives for a code that means zero, offset apart."""
+    if layout.codes != "integer":
+        return 0.0
+    return 32.0 if _nibbles(layout) else 2.0 ** sum(layout.planes)
+
+
+@triton.constexpr_function
+def _unit(layout: Layout) -> float:
+    """How much of `_number` is one: a power of two."""
+    if layout.codes == "e2m1":  # numbers are doubled, for their scales are halved
+        return 2.0**-15
+    return 2.0 if _nibbles(layout) else 1.0
 
 
 @triton.jit
-def _small(integers):
-    """fp32 of integers in [0, 2^23)."""
-    return (integers | _ONES).to(tl.float32, bitcast=True) - _ONES_VALUE
+def load_codes(plane, row, step, columns, LAYOUT: tl.constexpr, WHOLE: tl.constexpr):
+    """Elements [rows, 256 / codes of each] that hold the codes of a step, in quads.
+
+    `row` [rows] are rows of the matrix that exist; WHOLE where columns are whole steps.
+    """
+    CODES: tl.constexpr = LAYOUT.codes_each
+    element = step * (256 // CODES) + tl.arange(0, 256 // CODES)
+    elements = columns // (4 * CODES) * 4
+    place = row.to(tl.int64)[:, None] * elements + element[None, :]
+    # A thread takes a quad of every plane, though more bytes of a narrow one would fit a load.
+    place = tl.max_contiguous(place, [1, 4])
+    if WHOLE:
+        loaded = tl.load(plane + place)
+    else:
+        loaded = tl.load(plane + place, (element < elements)[None, :], other=0)
+    return loaded
 
 
 @triton.jit
-def _numbers(low, high, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
-    """fp32 [rows, 32] of what the codes of one run mean, without scale and zero point."""
+def _number(low, high, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
+    """fp32 [rows, elements]: `_base` plus `_unit` times what the code at PLACE means."""
     CODES: tl.constexpr = LAYOUT.codes
     BITS: tl.constexpr = _bits(LAYOUT, 0)
     HIGH_BITS: tl.constexpr = _bits(LAYOUT, 1)
-    codes = (low.to(tl.int32) >> (BITS * PLACE)) & ((1 << BITS) - 1)
-    if HIGH_BITS > 0:
-        above = (high.to(tl.int32) >> (HIGH_BITS * PLACE)) & ((1 << HIGH_BITS) - 1)
-        codes = codes | (above << BITS)
-    if CODES == "e2m1":
-        # Sign, two bits of exponent and one of mantissa, placed in an fp16, whose bias is 15; the
-        # numbers are doubled, for their scales are halved.
-        bits = (((codes & 8) << 12) | ((codes & 7) << 9)).to(tl.uint16)
-        numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * 32768.0
-    elif CODES == "e4m3":
-        numbers = decode_fp8(codes.to(tl.uint8), 3).to(tl.float32)
-    elif CODES == "levels":
-        table = tl.where(codes < 8, _LOW_LEVELS, _HIGH_LEVELS)
-        level = (table >> ((codes & 7) * 8).to(tl.int64)).to(tl.int32) & 255
-        numbers = _small(level) - 128.0
+    if _nibbles(LAYOUT):
+        number = nibble(low, PLACE)
+    elif CODES == "e2m1":
+        number = e2m1(low, PLACE)
+    elif CODES == "e4m3x2":
+        number = e4m3(low, PLACE)
     else:
-        tl.static_assert(CODES == "integer")
-        OFFSET: tl.constexpr = LAYOUT.offset
-        numbers = (codes | _ONES).to(tl.float32, bitcast=True) - (_ONES_VALUE + OFFSET)
-    return numbers
+        codes = (low.to(tl.int32) >> (BITS * PLACE)) & ((1 << BITS) - 1)
+        if HIGH_BITS > 0:
+            above = (high.to(tl.int32) >> (HIGH_BITS * PLACE)) & ((1 << HIGH_BITS) - 1)
+            codes = codes | (above << BITS)
+        if CODES == "e4m3":
+            number = decode_fp8(codes.to(tl.uint8), 3).to(tl.float32)
+        elif CODES == "levels":
+            table = tl.where(codes < 8, _LOW_LEVELS, _HIGH_LEVELS)
+            level = (table >> ((codes & 7) * 8).to(tl.int64)).to(tl.int32) & 255
+            number = (level | _ONES).to(tl.float32, bitcast=True) - (_ONES_VALUE + 128.0)
+        else:
+            tl.static_assert(CODES == "integer")
+            # The upper bits of a mantissa whose exponent makes them count in ones.
+            ALL: tl.constexpr = BITS + HIGH_BITS
+            bits = (codes << (23 - ALL)) | ((127 + ALL) << 23)
+            number = bits.to(tl.float32, bitcast=True)
+    return number
 
 
 @triton.jit
-def _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM: tl.constexpr,
-           KIND: tl.constexpr):  # fmt: skip
-    """fp32 [rows] of one group: its scale or (of `byte` and `nibble`) its minimum."""
-    own = tl.load(scales + group * rows + row, there, other=0)
+def _group_scale(scales, supers, step, SHARE: tl.constexpr, row, rows, columns,
+                 MINIMUM: tl.constexpr, KIND: tl.constexpr, LAYOUT: tl.constexpr):  # fmt: skip
+    """fp32 [rows, quads of a step]: scales, or minima, of share SHARE of the quads."""
+    GROUP: tl.constexpr = LAYOUT.group
+    QUAD: tl.constexpr = 4 * LAYOUT.codes_each
+    column = step * 256 + tl.arange(0, 256 // QUAD) * QUAD + SHARE * GROUP
+    if KIND != "byte" and KIND != "nibble":  # of those a row has whole steps
+        column = tl.minimum(column, columns - 1)
+    # Each thread loads what it needs itself, however its neighbours could share a load.
+    place = (column // GROUP).to(tl.int64)[None, :] * rows + row.to(tl.int64)[:, None]
+    place = tl.max_contiguous(place, [1, 1])
+    own = tl.load(scales + place)
     if KIND == "power":
         # 2^(code - 128), half of what E8M0 says; the two lowest are subnormal.
         code = own.to(tl.int32)
         bits = tl.where(code < 2, 0x200000 << code, (code - 1) << 23)
-        result = tl.where(there, bits, 0).to(tl.float32, bitcast=True)
+        result = bits.to(tl.float32, bitcast=True)
     elif KIND == "byte" or KIND == "nibble":
         if KIND == "nibble":
             own = (own >> 4) if MINIMUM else (own & 15)
         block = step + MINIMUM * (columns // 256)
-        result = own.to(tl.float32) * tl.load(supers + block * rows + row, there, other=0)
+        shared = tl.load(supers + block * rows + row.to(tl.int64)).to(tl.float32)
+        result = own.to(tl.float32) * shared[:, None]
     else:
         result = own.to(tl.float32)
     return result
 
 
 @triton.jit
-def _scales_of_run(scales, supers, step, RUN: tl.constexpr, row, there, rows, columns,
-                   MINIMUM: tl.constexpr, KIND: tl.constexpr, LAYOUT: tl.constexpr):  # fmt: skip
-    """fp32 [rows, 32] or [rows, 1]."""
-    GROUP: tl.constexpr = LAYOUT.group
-    column = step * 256 + RUN * 32
-    if KIND != "byte" and KIND != "nibble":  # of those a row has whole steps
-        column = tl.minimum(column, columns - 1)
-    group = column // GROUP
-    first = _scale(scales, supers, group, step, row, there, rows, columns, MINIMUM, KIND)[:, None]
-    if GROUP == 16:
-        second = _scale(scales, supers, group + 1, step, row, there, rows, columns, MINIMUM, KIND)
-        first = tl.where((tl.arange(0, 32) < 16)[None, :], first, second[:, None])
-    return first
-
-
-@triton.jit
-def decoded(low, high, scales, minima, supers, step, RUN: tl.constexpr, row, there, rows, columns,
+def _beside(scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
             LAYOUT: tl.constexpr):  # fmt: skip
-    """fp32 [rows, 32]: run RUN of a step, `low` and `high` the elements that hold its codes.
-
-    `row` and `there` [rows]: which rows of the matrix of `rows`, and whether they exist; weights
-    of those that do not are zero. Behind a row's end they are anything that its group could hold.
-    """
-    CODES: tl.constexpr = LAYOUT.codes
-    SCALE: tl.constexpr = LAYOUT.scale
-    MINIMUM: tl.constexpr = LAYOUT.minimum
-    RUNS: tl.constexpr = LAYOUT.runs
-    if CODES == "plain":
-        result = low.to(tl.float32)
+    """fp32 [rows, quads of a step]: what the layout has beside its scales."""
+    KIND: tl.constexpr = LAYOUT.scale
+    if LAYOUT.minimum == "taken":
+        source = scales if KIND == "nibble" else minima
+        result = _group_scale(source, supers, step, SHARE, row, rows, columns, 1, KIND, LAYOUT)
     else:
-        result = _numbers(low, high, RUN % RUNS, LAYOUT)
-        scale = _scales_of_run(
-            scales, supers, step, RUN, row, there, rows, columns, 0, SCALE, LAYOUT
-        )
-        if MINIMUM == "taken":
-            source = scales if SCALE == "nibble" else minima
-            result = result * scale - _scales_of_run(
-                source, supers, step, RUN, row, there, rows, columns, 1, SCALE, LAYOUT
-            )
-        elif MINIMUM == "":
-            result *= scale
-        else:
-            beside = _scales_of_run(
-                minima, supers, step, RUN, row, there, rows, columns, 0, "half", LAYOUT
-            )
-            result = (result - beside) * scale if MINIMUM == "zero" else result * scale + beside
+        result = _group_scale(minima, supers, step, SHARE, row, rows, columns, 0, "half", LAYOUT)
     return result
 
 
 @triton.jit
-def row_sums(x, low, high, scales, minima, supers, row, there, rows, columns, first, last,
-             LAYOUT: tl.constexpr):  # fmt: skip
-    """fp32 [rows]: one row of activations, at `x`, times rows of the matrix, steps `first` to
-    `last`; without tensor cores, in fp32 throughout."""
-    RUNS: tl.constexpr = LAYOUT.runs
-    place = tl.arange(0, 32)
+def _spread(values, QUADS: tl.constexpr):
+    """[rows, quads] as [rows, elements]."""
+    wide = tl.broadcast_to(values[:, :, None], (values.shape[0], QUADS, 4))
+    return tl.reshape(wide, (values.shape[0], 4 * QUADS))
+
+
+@triton.jit
+def _weights(low, high, scale, beside, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
+    """fp32 [rows, elements]: the weights at PLACE of each element, with scales of quads."""
+    MINIMUM: tl.constexpr = LAYOUT.minimum
+    QUADS: tl.constexpr = 64 // LAYOUT.codes_each
+    number = _number(low, high, PLACE, LAYOUT)
+    INVERSE: tl.constexpr = 1.0 / _unit(LAYOUT)
+    number = number * INVERSE - (_base(LAYOUT) * INVERSE + LAYOUT.offset)
+    wide = _spread(scale, QUADS)
+    if MINIMUM == "zero":
+        number = (number - _spread(beside, QUADS)) * wide
+    elif MINIMUM == "added":
+        number = number * wide + _spread(beside, QUADS)
+    elif MINIMUM == "taken":
+        number = number * wide - _spread(beside, QUADS)
+    else:
+        number = number * wide
+    return number
+
+
+@triton.constexpr_function
+def has_one_group(layout: Layout) -> bool:
+    """Whether all columns share a scale: `GpuMatrix.settle` makes no other group so large."""
+    return layout.group > 256
+
+
+@triton.constexpr_function
+def shares_of(layout: Layout) -> int:
+    """Groups of columns that a quad of elements has part in."""
+    return max(1, 4 * layout.codes_each // layout.group)
+
+
+@triton.jit
+def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """[64] the columns of `part_of_weights`: four or eight that follow each other in each quad."""
+    CODES: tl.constexpr = LAYOUT.codes_each
+    place = tl.arange(0, 64)
+    if LAYOUT.codes == "plain":
+        column = PART * 64 + place
+    else:
+        column = place // CODES * (4 * CODES) + PART * CODES + place % CODES
+    return step * 256 + column
+
+
+@triton.jit
+def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """fp32 [rows, 64], a quarter of a step in the order of its columns: one place of each element,
+    or two where an element has eight."""
+    ROWS: tl.constexpr = low.shape[0]
+    if LAYOUT.codes_each == 4:
+        weights = _weights(low, high, scale, beside, PART, LAYOUT)
+    else:
+        first = _weights(low, high, scale, beside, 2 * PART, LAYOUT)
+        second = _weights(low, high, scale, beside, 2 * PART + 1, LAYOUT)
+        quads = tl.reshape(tl.join(first, second), (ROWS, 8, 4, 2))
+        weights = tl.reshape(tl.permute(quads, (0, 1, 3, 2)), (ROWS, 64))
+    return weights
+
+
+@triton.jit
+def scales_of_part(scales, minima, supers, step, PART: tl.constexpr, row, rows, columns,
+                   LAYOUT: tl.constexpr):  # fmt: skip
+    """(scales, what is beside them), as `part_of_weights` takes them."""
+    KIND: tl.constexpr = LAYOUT.scale
+    SHARE: tl.constexpr = PART * shares_of(LAYOUT) // 4
+    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
+    beside = scale
+    if LAYOUT.minimum != "":
+        beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
+    return scale, beside
+
+
+@triton.jit
+def row_sums(x, low, high, scales, minima, supers, row, rows, columns, first, last,
+             LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """fp32 [rows]: one row of activations, at `x`, times rows of the matrix of `rows`, steps
+    `first` to `last`, which are one at least; without tensor cores, in fp32 throughout. `row` and
+    WHOLE as for `load_codes`."""
+    if LAYOUT.codes == "plain":
+        result = _plain_sums(x, low, row, columns, first, last, WHOLE)
+    else:
+        result = _decoded_sums(x, low, high, scales, minima, supers, row, rows, columns, first,
+                               last, LAYOUT, WHOLE)  # fmt: skip
+    return result
+
+
+@triton.jit
+def _plain_sums(x, weights, row, columns, first, last, WHOLE: tl.constexpr):
     total = tl.zeros((row.shape[0], 32), tl.float32)
+    begin = weights + row.to(tl.int64)[:, None] * columns
     for step in range(first, last):
         for run in tl.static_range(8):
-            if run % RUNS == 0:
-                below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
-                above = below
-                if high is not None:
-                    above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
-            weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
-                              columns, LAYOUT)  # fmt: skip
-            column = step * 256 + run * 32 + place
-            given = tl.load(x + column, column < columns, other=0).to(tl.float32)
-            total += weights * given[None, :]
+            column = step * 256 + run * 32 + tl.arange(0, 32)
+            if WHOLE:
+                own, given = tl.load(begin + column[None, :]), tl.load(x + column)
+            else:
+                inside = column < columns
+                own = tl.load(begin + column[None, :], inside[None, :], other=0)
+                given = tl.load(x + column, inside, other=0)
+            total += own.to(tl.float32) * given.to(tl.float32)[None, :]
     return tl.sum(total, axis=1)
 
 
 @triton.jit
-def products(x_rows, x_there, low, high, scales, minima, supers, row, there, rows, columns, first,
-             last, LAYOUT: tl.constexpr):  # fmt: skip
+def _decoded_sums(x, low, high, scales, minima, supers, row, rows, columns, first, last,
+                  LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    CODES: tl.constexpr = LAYOUT.codes_each
+    QUADS: tl.constexpr = 64 // CODES
+    SHARES: tl.constexpr = shares_of(LAYOUT)
+    PLACES: tl.constexpr = CODES // SHARES
+    ALIKE: tl.constexpr = has_one_group(LAYOUT)
+    # Else ptxas moves the next step's codes to the place of this one's: a quarter of the
+    # instructions that a weight of 8 bits takes. With 4 bits, it makes more of two turns.
+    TURNS: tl.constexpr = 8 // CODES
+    ROWS: tl.constexpr = row.shape[0]
+    element = tl.arange(0, 4 * QUADS)
+    inside = element // 4 * (4 * CODES) + element % 4
+    total = tl.zeros((ROWS, QUADS), tl.float32)
+    dots = tl.zeros((ROWS, 4 * QUADS), tl.float32)
+    sums = tl.zeros((4 * QUADS,), tl.float32)
+    below = load_codes(low, row, first, columns, LAYOUT, WHOLE)
+    above = below
+    if high is not None:
+        above = load_codes(high, row, first, columns, LAYOUT, WHOLE)
+    for step in tl.range(first, last, loop_unroll_factor=TURNS):
+        following = tl.minimum(step + 1, last - 1)
+        next_below = load_codes(low, row, following, columns, LAYOUT, WHOLE)
+        next_above = next_below
+        if high is not None:
+            next_above = load_codes(high, row, following, columns, LAYOUT, WHOLE)
+        for share in tl.static_range(SHARES):
+            for place in tl.static_range(share * PLACES, (share + 1) * PLACES):
+                column = step * 256 + inside + 4 * place
+                if WHOLE:
+                    given = tl.load(x + column).to(tl.float32)
+                else:
+                    given = tl.load(x + column, column < columns, other=0).to(tl.float32)
+                dots += _number(below, above, place, LAYOUT) * given[None, :]
+                sums += given
+            if not ALIKE:
+                total += _scaled_dots(dots, sums, scales, minima, supers, step, share, row, rows,
+                                      columns, LAYOUT)  # fmt: skip
+                dots = tl.zeros((ROWS, 4 * QUADS), tl.float32)
+                sums = tl.zeros((4 * QUADS,), tl.float32)
+        below = next_below
+        above = next_above
+    if ALIKE:
+        total = _scaled_dots(dots, sums, scales, minima, supers, first, 0, row, rows, columns,
+                             LAYOUT)  # fmt: skip
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
+                 LAYOUT: tl.constexpr):  # fmt: skip
+    """fp32 [rows, quads]: products of weights, of those of `_number`s, `dots` [rows, elements];
+    `sums` [elements] are those of what they were multiplied with."""
+    QUADS: tl.constexpr = 64 // LAYOUT.codes_each
+    dot = tl.sum(tl.reshape(dots, (row.shape[0], QUADS, 4)), axis=2)
+    sums = tl.sum(tl.reshape(sums, (QUADS, 4)), axis=1)[None, :]
+    MINIMUM: tl.constexpr = LAYOUT.minimum
+    INVERSE: tl.constexpr = 1.0 / _unit(LAYOUT)
+    OFF: tl.constexpr = _base(LAYOUT) * INVERSE + LAYOUT.offset
+    KIND: tl.constexpr = LAYOUT.scale
+    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
+    if MINIMUM != "":
+        beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
+    if MINIMUM == "zero":
+        result = (dot * INVERSE - (OFF + beside) * sums) * scale
+    elif MINIMUM == "added":
+        result = (dot * INVERSE - OFF * sums) * scale + beside * sums
+    elif MINIMUM == "taken":
+        result = (dot * INVERSE - OFF * sums) * scale - beside * sums
+    elif OFF != 0.0:
+        result = (dot * INVERSE - OFF * sums) * scale
+    else:
+        result = dot * INVERSE * scale
+    return result
+
+
+@triton.jit
+def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, columns, first, last,
+             LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens] times rows of the matrix,
-    rounded to their type; on tensor cores, steps `first` to `last`."""
-    RUNS: tl.constexpr = LAYOUT.runs
+    rounded to their type; on tensor cores. As `row_sums` otherwise."""
     dtype: tl.constexpr = x_rows.dtype.element_ty
-    place = tl.arange(0, 32)
     total = tl.zeros((x_rows.shape[0], row.shape[0]), tl.float32)
     for step in range(first, last):
-        for run in tl.static_range(8):
-            if run % RUNS == 0:
-                below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
-                above = below
-                if high is not None:
-                    above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
-            weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
-                              columns, LAYOUT)  # fmt: skip
-            column = step * 256 + run * 32 + place
-            given = tl.load(x_rows[:, None] + column[None, :],
-                            x_there[:, None] & (column < columns)[None, :], other=0)  # fmt: skip
+        if LAYOUT.codes != "plain":
+            below = load_codes(low, row, step, columns, LAYOUT, WHOLE)
+            above = below
+            if high is not None:
+                above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
+        for part in tl.static_range(4):
+            column = columns_of_part(step, part, LAYOUT)
+            if WHOLE:  # noqa: SIM108 - as the others here
+                inside = x_there[:, None]
+            else:
+                inside = x_there[:, None] & (column < columns)[None, :]
+            given = tl.load(x_rows[:, None] + column[None, :], inside, other=0)
+            if LAYOUT.codes == "plain":
+                begin = low + row.to(tl.int64)[:, None] * columns
+                if WHOLE:
+                    weights = tl.load(begin + column[None, :])
+                else:
+                    weights = tl.load(begin + column[None, :], (column < columns)[None, :], other=0)
+            else:
+                scale, beside = scales_of_part(
+                    scales, minima, supers, step, part, row, rows, columns, LAYOUT
+                )
+                weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
             total = tl.dot(given, tl.trans(weights.to(dtype)), total)
     return total

@@ -19,7 +19,7 @@ from pagoda.kernels.triton import activation
 from pagoda.kernels.triton.activation import gated
 from pagoda.kernels.triton.products.decode import products, row_sums
 from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
-from pagoda.kernels.triton.products.gemm import decode, has_dot
+from pagoda.kernels.triton.products.gemm import decode, has_dot, kind_of
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import capability
 
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 @triton.jit
 def _with_bias(total, bias, expert, bias_stride, row, there, AXIS: tl.constexpr):
     if bias is not None:
-        own = tl.load(bias + expert * bias_stride + row, there, other=0).to(tl.float32)
+        own = tl.load(bias + expert * bias_stride + row, there).to(tl.float32)
         total += tl.expand_dims(own, 0) if AXIS == 2 else own
     return total
 
@@ -61,40 +61,42 @@ def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
 def _alone(
     x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
     supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2,
-    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
-    GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
     assignment = (tl.program_id(0) % assignments).to(tl.int64)
     expert = tl.load(ids + assignment).to(tl.int32) - first
     if (expert < 0) | (expert >= count):
         return
-    row = (tl.program_id(0) // assignments) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
+    # The last tile is a whole one, too: what another has computes the same.
+    tile = tl.minimum((tl.program_id(0) // assignments) * ROWS, rows - ROWS).to(tl.int64)
+    row = tile + tl.arange(0, ROWS)
+    own = expert * stride + row
     given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = row_sums(
-        given, low, high, scales, minima, supers, begin + expert * stride + row, there, all_rows,
-        columns, 0, last, LAYOUT,
+        given, low, high, scales, minima, supers, begin + own, all_rows, columns, 0, last, LAYOUT,
+        WHOLE,
     )  # fmt: skip
     total = _weighed(total, weights, assignment, True, 0)
-    total = _with_bias(total, bias, expert, bias_stride, row, there, 1)
+    total = _with_bias(total, bias, expert, bias_stride, row, None, 1)
     if GATED:
         up = row_sums(
-            given, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row, there,
-            all_rows, columns, 0, last, LAYOUT,
+            given, low2, high2, scales2, minima2, supers2, begin2 + own, all_rows, columns, 0,
+            last, LAYOUT, WHOLE,
         )  # fmt: skip
         up = _weighed(up, weights, assignment, True, 0)
-        up = _with_bias(up, bias2, expert, bias_stride, row, there, 1)
+        up = _with_bias(up, bias2, expert, bias_stride, row, None, 1)
         total = gated(total, up, alpha, limit, KIND, CLAMPS)
-    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty), there)
+    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty))
 
 
 @triton.jit
 def _grouped(
     x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
     scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2,
-    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
-    CLAMPS: tl.constexpr,
+    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
+    KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
     tile, which = tl.program_id(0), tl.arange(0, EXPERTS)
     tiles = tl.cdiv(tl.load(counts + which, which < count, other=0), TOKENS)
@@ -107,18 +109,18 @@ def _grouped(
     real = place < tl.load(counts + expert)
     assignment = tl.load(order + tl.load(offsets + expert) + place, real, other=0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
+    there, own = row < rows, expert * stride + tl.minimum(row, rows - 1)
     given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = products(
-        given, real, low, high, scales, minima, supers, begin + expert * stride + row, there,
-        all_rows, columns, 0, last, LAYOUT,
+        given, real, low, high, scales, minima, supers, begin + own, all_rows, columns, 0, last,
+        LAYOUT, WHOLE,
     )  # fmt: skip
     total = _weighed(total, weights, assignment, real, 1)
     total = _with_bias(total, bias, expert, bias_stride, row, there, 2)
     if GATED:
         up = products(
-            given, real, low2, high2, scales2, minima2, supers2, begin2 + expert * stride + row,
-            there, all_rows, columns, 0, last, LAYOUT,
+            given, real, low2, high2, scales2, minima2, supers2, begin2 + own, all_rows, columns,
+            0, last, LAYOUT, WHOLE,
         )  # fmt: skip
         up = _weighed(up, weights, assignment, real, 1)
         up = _with_bias(up, bias2, expert, bias_stride, row, there, 2)
@@ -326,11 +328,11 @@ def _project(
         matrix.columns, how.alpha, how.limit,
     )  # fmt: skip
     kinds = {
-        "LAYOUT": matrix.layout, "GATED": gating is not None, "KIND": how.activation,
+        **kind_of(matrix, x), "GATED": gating is not None, "KIND": how.activation,
         "CLAMPS": how.limit != 0,
     }  # fmt: skip
     if step.groups is None:
-        tile = rows_of_tile(matrix.layout, x.dtype)
+        tile = rows_of_tile(matrix.layout, x.dtype, one.rows)
         _alone[(number * triton.cdiv(one.rows, tile),)](
             x, step.ids, weights, out, *matrices, number, step.first, step.count, sharers, *sizes,
             ROWS=tile, **kinds, num_warps=4, num_stages=2,

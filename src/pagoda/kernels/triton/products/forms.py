@@ -101,11 +101,12 @@ def _is_large(target: int) -> bool:
     return target in (90, 100)
 
 
-def rows_of_tile(layout: Layout, dtype: torch.dtype) -> int:
-    """For single tokens, so that each of 128 threads loads 16 bytes of codes at a time (8 where
-    elements are bytes)."""
-    nbytes = layout.element_bytes(0) if layout.planes else dtype.itemsize
-    return 16 if nbytes == 4 else 32
+def rows_of_tile(layout: Layout, dtype: torch.dtype, rows: int) -> int:
+    """For single tokens, of a matrix of `rows`, which are no fewer: each of 128 threads has quads
+    of four rows (eight, of codes of 8 bits), for which it loads and widens activations once, or 16
+    bytes of plain weights."""
+    wanted = 64 if layout.planes else 16 if dtype.itemsize == 4 else 32
+    return min(wanted, 1 << (rows.bit_length() - 1))
 
 
 def tune(

@@ -7,6 +7,7 @@ time, and multiplied by the library.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -14,9 +15,16 @@ import triton.language as tl
 
 from pagoda.kernels.ref.linear import matmul as plain_matmul
 from pagoda.kernels.triton.products import scaled
-from pagoda.kernels.triton.products.decode import decoded, load_codes, products, row_sums
+from pagoda.kernels.triton.products.decode import (
+    columns_of_part,
+    load_codes,
+    part_of_weights,
+    products,
+    row_sums,
+    scales_of_part,
+)  # fmt: skip
 from pagoda.kernels.triton.products.forms import Form, linear_form, rows_of_tile
-from pagoda.kernels.triton.products.layouts import STEP
+from pagoda.kernels.triton.products.layouts import STEP, for_capability
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import capability, processors
 
@@ -28,6 +36,7 @@ costs less than what the library's are faster by; estimated, not measured."""
 _MOST_WITHOUT_DOT = 8
 _DECODED_AT_ONCE = 1 << 25
 """Weights: 64 MiB in two bytes."""
+_DECODED_ROWS = 16
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_STEPS = 2
 _MAX_SPLITS = 16
@@ -38,29 +47,31 @@ _CHANGING = ["tokens", "steps", "first", "count", "splits"]
 @triton.jit(do_not_specialize=_CHANGING)
 def _one_token(
     x, low, high, scales, minima, supers, bias, out, x_stride, out_stride, tokens, rows, columns,
-    steps, LAYOUT: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    steps, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     # Programs of one tile follow each other: what the first reads, the next find in the cache.
     token, part = (tl.program_id(0) % tokens).to(tl.int64), tl.program_id(1)
-    row = (tl.program_id(0) // tokens) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
+    # The last tile is a whole one, too: what another has computes the same.
+    begin = tl.minimum((tl.program_id(0) // tokens) * ROWS, rows - ROWS).to(tl.int64)
+    row = begin + tl.arange(0, ROWS)
     last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
     total = row_sums(
-        x + token * x_stride, low, high, scales, minima, supers, row, there, rows, columns,
-        part * steps, last, LAYOUT,
+        x + token * x_stride, low, high, scales, minima, supers, row, rows,
+        columns, part * steps, last, LAYOUT, WHOLE,
     )  # fmt: skip
     if SPLIT:
-        tl.store(out + (part * tokens + token) * rows + row, total, there)
+        tl.store(out + (part * tokens + token) * rows + row, total)
     else:
         if bias is not None:
-            total += tl.load(bias + row, there, other=0).to(tl.float32)
-        tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty), there)
+            total += tl.load(bias + row).to(tl.float32)
+        tl.store(out + token * out_stride + row, total.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _tiles(
     x, low, high, scales, minima, supers, bias, out, x_stride, out_stride, tokens, rows, columns,
-    steps, LAYOUT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    steps, LAYOUT: tl.constexpr, WHOLE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(tokens, TOKENS)
     part = tl.program_id(1)
@@ -69,8 +80,8 @@ def _tiles(
     real, there = token < tokens, row < rows
     last = tl.minimum((part + 1) * steps, tl.cdiv(columns, 256))
     total = products(
-        x + token * x_stride, real, low, high, scales, minima, supers, row, there, rows, columns,
-        part * steps, last, LAYOUT,
+        x + token * x_stride, real, low, high, scales, minima, supers, tl.minimum(row, rows - 1),
+        rows, columns, part * steps, last, LAYOUT, WHOLE,
     )  # fmt: skip
     mask = real[:, None] & there[None, :]
     if SPLIT:
@@ -98,24 +109,25 @@ def _add_parts(partial, bias, out, out_stride, rows, splits, BLOCK: tl.constexpr
 @triton.jit(do_not_specialize=_CHANGING)
 def _decode_rows(
     index, low, high, scales, minima, supers, out, first, count, rows, columns,
-    LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = place < count
     row = first + place
     if index is not None:
         row = tl.load(index + place, there, other=0).to(tl.int32)
+    row = tl.minimum(row, rows - 1)
     step = tl.program_id(1)
-    RUNS: tl.constexpr = LAYOUT.runs
-    for run in tl.static_range(8):
-        if run % RUNS == 0:
-            below = load_codes(low, row, there, step * 8 + run, columns, LAYOUT)
-            above = below
-            if high is not None:
-                above = load_codes(high, row, there, step * 8 + run, columns, LAYOUT)
-        weights = decoded(below, above, scales, minima, supers, step, run, row, there, rows,
-                          columns, LAYOUT)  # fmt: skip
-        column = step * 256 + run * 32 + tl.arange(0, 32)
+    below = load_codes(low, row, step, columns, LAYOUT, WHOLE)
+    above = below
+    if high is not None:
+        above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
+    for part in tl.static_range(4):
+        scale, beside = scales_of_part(
+            scales, minima, supers, step, part, row, rows, columns, LAYOUT
+        )
+        weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
+        column = columns_of_part(step, part, LAYOUT)
         tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :],
                  weights.to(out.dtype.element_ty),
                  there[:, None] & (column < columns)[None, :])  # fmt: skip
@@ -155,6 +167,12 @@ def decode(matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int) -> Ten
     return _decoded(matrix, dtype, first, count, None)
 
 
+def kind_of(matrix: GpuMatrix, x: Tensor) -> dict[str, Any]:
+    """What kernels on the GPU of x, of any shape, are compiled for."""
+    whole = matrix.columns % STEP == 0
+    return {"LAYOUT": for_capability(matrix.layout, capability(x)), "WHOLE": whole}
+
+
 def has_dot(x: Tensor) -> bool:
     """Whether Triton's products run on tensor cores, which round fp32, for x of any shape."""
     return capability(x) >= 80 and x.dtype != torch.float32
@@ -168,7 +186,9 @@ def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) ->
         out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32
                                else None))  # fmt: skip
     elif tokens <= (1 if has_dot(x) else _MOST_WITHOUT_DOT):
-        _launch(Form(1, rows_of_tile(matrix.layout, x.dtype), 4, 2), x, matrix, bias, out)
+        _launch(
+            Form(1, rows_of_tile(matrix.layout, x.dtype, matrix.rows), 4, 2), x, matrix, bias, out
+        )
     elif scaled.declines(x, matrix, out.dtype) is None:
         out.copy_(scaled.matmul(x, matrix, bias))
     elif has_dot(x) and tokens <= MOST_FUSED:
@@ -190,7 +210,7 @@ def _launch(cut: Form, x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: T
     if splits > 1:
         size = (splits, tokens, matrix.rows)
         target = torch.empty(size, dtype=torch.float32, device=x.device)
-    sizes = {"ROWS": cut.rows, "SPLIT": splits > 1, "LAYOUT": matrix.layout}
+    sizes = {**kind_of(matrix, x), "ROWS": cut.rows, "SPLIT": splits > 1}
     if cut.tokens > 1:
         sizes["TOKENS"] = cut.tokens
     (_one_token if cut.tokens == 1 else _tiles)[(tiles, splits)](
@@ -215,9 +235,9 @@ def _decoded(
 ) -> Tensor:
     out = torch.empty((count, matrix.columns), dtype=dtype, device=matrix.low.device)
     if count and matrix.columns:
-        tile = rows_of_tile(matrix.layout, dtype) if count > 1 else 1
+        tile = _DECODED_ROWS if count > 1 else 1
         _decode_rows[(triton.cdiv(count, tile), triton.cdiv(matrix.columns, STEP))](
             index, *matrix.tensors, out, first, count, matrix.rows, matrix.columns,
-            LAYOUT=matrix.layout, ROWS=tile, num_warps=4,
+            **kind_of(matrix, out), ROWS=tile, num_warps=4,
         )  # fmt: skip
     return out

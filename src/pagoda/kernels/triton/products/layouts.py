@@ -1,16 +1,16 @@
 """How quantized weights lie in a GPU's memory: facts alone, without torch.
 
-A row's codes are cut into runs of 32 columns. An element of a plane (1, 2 or 4 bytes) has the codes
-of one place in `runs` of them that follow each other, the first in its lowest bits: a kernel loads
-32 elements a row, in pieces of up to 16 bytes a thread, and shifts. Codes of 3, 5 or 6 bits are in
-two planes. Scales are apart, a row of them per group of columns, so that a tile of rows reads
-neighbours.
+A row's codes lie in quads: four elements (of 1, 2 or 4 bytes) that hold 4 x `codes_each` columns
+which follow each other. The first element has the codes of the first column, the fifth, the ninth
+and so on, the first in its lowest bits; the second has those of the second column, the sixth, and
+so on. A thread loads a quad, of 16 bytes where codes have 4 or 8 bits; shifted, it has four columns
+side by side, so that it loads four activations at a time, and all its codes share a scale or two.
+Codes of 3, 5 or 6 bits are in two planes. Scales are apart, a row of them per group of columns.
 """
 
 from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
 
-RUN = 32
 STEP = 256
 """Columns that kernels take in a turn."""
 
@@ -23,8 +23,8 @@ class Layout:
     planes: tuple[int, ...]
     """Bits of a code in each plane, the lowest first; none where weights are plain."""
     codes: str = "integer"
-    """What a code is: `integer` (less `offset`), `e2m1`, `e4m3`, one of the 16 `levels` of IQ4, or
-    `plain`."""
+    """What a code is: `integer` (less `offset`), `e2m1`, `e4m3` (`e4m3x2` for kernels of a GPU that
+    converts pairs), one of the 16 `levels` of IQ4, or `plain`."""
     offset: int = 0
     group: int = 32
     """Columns that share a scale; whole rows may."""
@@ -33,15 +33,14 @@ class Layout:
     minimum: str = ""
     """What goes beside the scale: `added` (fp16), `taken` off (a number like the scale's), or a
     `zero` point for the codes; nothing where empty."""
-    runs: int = 1
 
     @property
-    def columns(self) -> int:
-        """Rows are whole multiples of so many."""
-        return RUN * self.runs
+    def codes_each(self) -> int:
+        """Codes of an element."""
+        return 4 if self.planes == (8,) else 8
 
     def element_bytes(self, plane: int) -> int:
-        return self.planes[plane] * self.runs // 8
+        return self.planes[plane] * self.codes_each // 8
 
     @property
     def cache_key(self) -> str:
@@ -50,7 +49,7 @@ class Layout:
 
     def __repr__(self) -> str:
         # Triton puts it into names: short, and no two layouts alike.
-        return f"{self.storage}_{''.join(map(str, self.planes))}_{self.runs}_{self.group}"
+        return f"{self.storage}_{''.join(map(str, self.planes))}_{self.group}"
 
 
 _QUANTIZED = (
@@ -83,15 +82,13 @@ def kept_here() -> frozenset[str]:
     return STORAGES if find_spec("triton") is not None else frozenset()
 
 
-def layout_of(storage: str, columns: int) -> Layout:
-    """The layout of rows of so many columns in one of STORAGES, or of plain weights."""
-    if storage not in _LAYOUTS:
-        return Layout(storage, (), "plain")
-    layout = _LAYOUTS[storage]
-    if columns % STEP and len(layout.planes) > 1:  # a plane of single bits has no fewer runs
-        layout = replace(layout, planes=(8,))
-    fewest = 8 // min(layout.planes)
-    runs = min(STEP // RUN, 32 // max(layout.planes))
-    while runs > fewest and columns % (RUN * runs):
-        runs //= 2
-    return replace(layout, runs=runs)
+def layout_of(storage: str) -> Layout:
+    """The layout of one of STORAGES, or of plain weights."""
+    return _LAYOUTS.get(storage) or Layout(storage, (), "plain")
+
+
+def for_capability(layout: Layout, capability: int) -> Layout:
+    """As kernels take it on a GPU of that compute capability, as 90 for 9.0."""
+    if layout.codes == "e4m3" and capability >= 89:
+        return replace(layout, codes="e4m3x2")
+    return layout

@@ -8,7 +8,7 @@ import torch
 
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels.triton.products.fields import FIELDS, Fields
-from pagoda.kernels.triton.products.layouts import RUN, STORAGES, layout_of
+from pagoda.kernels.triton.products.layouts import STORAGES, layout_of
 from pagoda.weights.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ class GpuMatrix:
     def __init__(self, storage: str, rows: int, columns: int, device: str) -> None:
         """Room for it, not touched yet."""
         self.rows, self.columns, self.storage = rows, columns, storage
-        self.layout = layout_of(storage, columns)
+        self.layout = layout_of(storage)
         self.high = self.scales = self.minima = self.supers = None
         if storage not in STORAGES:
             self.low = torch.empty(rows, columns, dtype=_PLAIN[storage], device=device)
@@ -40,9 +40,8 @@ class GpuMatrix:
         layout = self.layout
         if columns % FORMATS[storage].block_elements:
             raise ValueError(f"{columns} columns are no whole {storage} blocks")
-        self._padded = -(-columns // layout.columns) * layout.columns
         planes = [
-            torch.empty(rows, self._padded * bits // 8, dtype=torch.uint8, device=device)
+            torch.empty(rows, columns * bits // 8, dtype=torch.uint8, device=device)
             for bits in layout.planes
         ]
         self.low, *high = (
@@ -64,7 +63,7 @@ class GpuMatrix:
         """Plain weights [rows, columns], where they are."""
         matrix = cls.__new__(cls)
         matrix.rows, matrix.columns, matrix.storage = *weight.shape, "plain"
-        matrix.layout = layout_of("plain", matrix.columns)
+        matrix.layout = layout_of("plain")
         matrix.low = weight
         matrix.high = matrix.scales = matrix.minima = matrix.supers = None
         return matrix
@@ -126,10 +125,8 @@ class GpuMatrix:
     def _put(self, rows: slice, raw: Tensor) -> None:
         found = FIELDS[self.storage](raw.reshape(-1, FORMATS[self.storage].block_bytes))
         codes = found.codes.reshape(len(raw), -1)
-        if codes.shape[1] < self._padded:
-            codes = torch.nn.functional.pad(codes, (0, self._padded - codes.shape[1]))
         layout, shift = self.layout, 0
-        apart = codes.view(len(raw), -1, layout.runs, RUN).transpose(2, 3)
+        apart = codes.view(len(raw), -1, layout.codes_each, 4).transpose(2, 3)
         for plane, bits in zip((self.low, self.high), layout.planes, strict=False):
             assert plane is not None
             plane[rows] = _packed((apart >> shift) & ((1 << bits) - 1), bits).view(plane.dtype)

@@ -26,8 +26,8 @@ _UNIT = 16  # rows and columns of the library's products are whole multiples
 
 
 @triton.jit
-def _quantize(x, out, scales, stride, columns, largest, RUNS: tl.constexpr, BLOCK: tl.constexpr):
-    """A row as E4M3, in the order of a `layouts.Layout` with single bytes, and its scale."""
+def _quantize(x, out, scales, stride, columns, largest, BLOCK: tl.constexpr):
+    """A row as E4M3, in the order of a `layouts.Layout` of 8 bits, and its scale."""
     token = tl.program_id(0).to(tl.int64)
     most = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
@@ -40,8 +40,7 @@ def _quantize(x, out, scales, stride, columns, largest, RUNS: tl.constexpr, BLOC
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         part = tl.load(x + token * stride + column, column < columns, other=0).to(tl.float32)
-        run = column // 32
-        place = (run // RUNS) * (32 * RUNS) + (column % 32) * RUNS + run % RUNS
+        place = column // 16 * 16 + column % 4 * 4 + column // 4 % 4
         tl.store(out + token * columns + place, encode_fp8(part / scale, 3), column < columns)
 
 
@@ -65,20 +64,18 @@ def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None
 def matmul(x: Tensor, matrix: GpuMatrix, bias: Tensor | None) -> Tensor:
     """bf16 x [tokens, columns] times an FP8 matrix with a scale per row: bf16 [tokens, rows]."""
     assert matrix.scales is not None
-    codes, scales = quantized(x, matrix.layout.runs)
+    codes, scales = quantized(x)
     weight = matrix.low.view(torch.uint8).view(torch.float8_e4m3fn)
     return _scaled_mm(codes, weight, scales, matrix.scales, bias)
 
 
-def quantized(x: Tensor, runs: int) -> tuple[Tensor, Tensor]:
-    """(E4M3 [tokens, columns] in the order of a layout of so many runs, fp32 scales [tokens, 1])
-    of x [tokens, columns]."""
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(E4M3 [tokens, columns] in the order of fp8 weights, fp32 scales [tokens, 1]) of x [tokens,
+    columns], whole multiples of 16."""
     tokens, columns = x.shape
     codes = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
     scales = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
-    _quantize[(tokens,)](
-        x, codes, scales, x.stride(0), columns, _LARGEST, RUNS=runs, BLOCK=2048, num_warps=8
-    )
+    _quantize[(tokens,)](x, codes, scales, x.stride(0), columns, _LARGEST, BLOCK=2048, num_warps=8)
     return codes.view(torch.float8_e4m3fn), scales
 
 
