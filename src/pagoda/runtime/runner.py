@@ -242,16 +242,17 @@ class ModelRunner:
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
         (seconds where experts' tiles are measured). False when nothing is left to do."""
-        if self._tiles is not None:
-            if self._tiles.go_on():
-                return True
-            if self._tiles.changed:
-                self.drop_captured()  # graphs hold the kernels that they were captured with
-            self._tiles = None
-        more = any(steps.capture_more() for steps in self._captured)
-        if not more and self.device.kernel_log is not None:
+        if any(steps.capture_more() for steps in self._captured):
+            return True
+        if self._tiles is not None and self._tiles.go_on():
+            return True
+        tiles, self._tiles = self._tiles, None
+        if tiles is not None and tiles.changed and self._captured:
+            self.drop_captured()  # graphs hold the kernels that they were captured with
+            return True
+        if self.device.kernel_log is not None:
             self.device.kernel_log.report("Later steps")
-        return more
+        return False
 
     def drop_captured(self) -> None:
         """Before weights or caches move or go: forget what points to them."""
@@ -289,6 +290,8 @@ class ModelRunner:
             for result in self.execute(plan).results:
                 if result.error is not None:
                     logger.warning("The warm-up step failed: %s", result.error)
+        for steps in self._captured:
+            steps.capture_usual()
         self.device.synchronize()
         if kernels is not None:
             kernels.report("First steps")
