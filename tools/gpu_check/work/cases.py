@@ -58,7 +58,8 @@ def all_cases(play: bool) -> list[Case]:
     if play:
         found = [_linear(where, "Q4_K", tokens, 64, 256) for tokens in (1, 16)]
         found += [_experts(where, "played", "MXFP4", 2, (4, 2, 64, 64), 1)]
-        return [*found, _attend(where, 2, 70, (4, 2, 32)), _add_norm(where, 4, 256)]
+        found += [_attend(where, 2, 70, (4, 2, 32)), _attend(where, 2, 40, (4, 2, 32), window=16)]
+        return [*found, _add_norm(where, 4, 256)]
     found = [_add_norm(where, tokens, 4096) for tokens in (1, 8192)]
     for storage in ("Q4_K", "Q6_K", "UINT4", "INT4", "FP8", "MXFP4"):
         every = storage in ("Q4_K", "UINT4", "FP8")
