@@ -55,6 +55,11 @@ class Linear(WeightedLayer):
             self.bias = torch.empty(size, dtype=context.dtype, device=context.device)
 
     @property
+    def width(self) -> int:
+        """Columns of this rank."""
+        return self._width
+
+    @property
     def params(self) -> tuple[str, ...]:
         return ("weight",) if self.bias is None else ("weight", "bias")
 

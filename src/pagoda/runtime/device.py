@@ -109,6 +109,12 @@ class Device(ABC):
         """What measures how a model's products are best cut here; None where nothing does."""
         return None
 
+    def use(self) -> None:  # noqa: B027  # on a CPU nothing is to be said
+        """Have this thread compute here."""
+
+    def compile_ahead(self, model: "Model", most_tokens: int) -> None:  # noqa: B027
+        """Compile kernels of steps of up to so many tokens, where that is ever done."""
+
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros of any shape for a long-lived pool."""
@@ -257,6 +263,15 @@ class CudaDevice(Device):
         from pagoda.runtime.triton.tiles import tile_tuning
 
         return tile_tuning(model, self, most_tokens)
+
+    def use(self) -> None:
+        torch.cuda.set_device(self.torch_device)
+
+    def compile_ahead(self, model: "Model", most_tokens: int) -> None:
+        if find_spec("triton") is not None:
+            from pagoda.runtime.triton.compile_ahead import compile_ahead
+
+            compile_ahead(model, self, most_tokens)
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As `Device.reserve`."""

@@ -285,6 +285,7 @@ class ModelRunner:
                 self.device.facts().name, repr((self.spec, self.groups, self.model.nbytes))
             )
         most = 0 if self.device.name == "cpu" else self.max_num_batched_tokens
+        self.device.compile_ahead(self.model, most)
         length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len, most)
         for plan in plans:
             for result in self.execute(plan).results:

@@ -81,9 +81,7 @@ def row_bytes(context: int, dim: int) -> int:
 def test_partial_results_take_room_for_tokens_that_have_some(launches, dim, context, counts, few):
     attend(counts, context, dim)
     # A launch without any has room for one row, that there be an address.
-    assert sum(launches.partial) == max(few, len(launches.partial) if not few else 0) * row_bytes(
-        context, dim
-    )
+    assert sum(launches.partial) == max(few, 1) * row_bytes(context, dim)
     assert launches.tokens == sum(counts)
 
 
@@ -127,7 +125,7 @@ def test_the_profiled_step_is_the_worst(launches, dim, context, tokens, reqs):
     assert profiled <= 256 * MIB + 4 * 16 * row_bytes(context, dim)
     random = np.random.default_rng(3)
     launches.partial.clear()
-    for kind_of_step in itertools.chain(range(0, min(reqs, tokens), 9), [min(reqs, tokens) - 1]):
+    for kind_of_step in itertools.chain(range(0, min(reqs, tokens), 40), [min(reqs, tokens) - 1]):
         # Some decode, some verify guesses or end their prompt, and one takes what is left.
         counts = random.integers(1, 17, kind_of_step)
         while counts.sum() >= tokens:
@@ -137,11 +135,10 @@ def test_the_profiled_step_is_the_worst(launches, dim, context, tokens, reqs):
     assert max(launches.partial) <= profiled + 4 * 16 * row_bytes(context, dim)
 
 
-LONG = [(1, 200), (1, 20), (3, 129), (1, 128), (40, 90), (0, 3), (16, 200), (1, 70), (2, 150)]
+LONG = [(1, 200), (1, 20), (3, 129), (17, 90), (0, 3), (1, 130), (2, 150)]
 
 
-@pytest.mark.parametrize("most", [1, 4000, 20000])
-@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(("most", "padding"), [(1, 3), (4000, 0)])
 def test_cuts_change_no_bit(device, monkeypatch, most, padding):
     monkeypatch.setattr(attention, "_MIN_SPLIT", 64)
     whole = Case(LONG, device=device, padding=padding)
