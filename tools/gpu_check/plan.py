@@ -20,6 +20,8 @@ MODELS = {
 """Of `bench gpu`, each cut to so many layers."""
 _LEFT_OUT = ("test_ahead_of_time.py", "test_triton_versions.py")
 """They compile for GPUs that are not there."""
+_LONG = {"test_attention.py": 3, "test_experts.py": 3, "test_packed.py": 3}
+"""Processes of a file: its tests compile many forms."""
 _PLAYED_TESTS = ("test_norm.py", "test_activation.py")
 
 
@@ -40,26 +42,38 @@ class Stage(NamedTuple):
 
     phases: tuple[Phase, ...]
     at_once: int = 1
+    seconds: float = TOTAL
+    """Of all its phases; what they leave is the next stage's."""
 
 
 def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     """All of a check; `at_once` processes compile and compare at once."""
     names = _PLAYED_TESTS if play else sorted(path.name for path in TESTS.glob("test_*.py"))
-    tests = [
-        Phase(f"tests {name}", "tests", 150, (name,)) for name in names if name not in _LEFT_OUT
-    ]
+    tests = [phase for name in names if name not in _LEFT_OUT for phase in _tests(name)]
     parity = [
-        Phase(f"parity {share + 1} of {SHARES}", "parity", 150, (str(share), str(SHARES)))
+        Phase(f"parity {share + 1} of {SHARES}", "parity", 140, (str(share), str(SHARES)))
         for share in range(SHARES)
     ]
     engines = tuple(
-        Phase(f"engine {name}", "engine", 100, (name, str(layers)), least=40)
+        Phase(f"engine {name}", "engine", 60, (name, str(layers)), least=40)
         for name, layers in MODELS.items()
     )
     return (
-        Stage((Phase("probe", "probe", 60),)),
+        Stage((Phase("probe", "probe", 40),)),
         # The slow ones first: each comparison compiles what it compares.
-        Stage((*parity, *tests), at_once),
-        Stage((Phase("speed", "speed", 130, least=40),)),
+        Stage((*parity, *tests), at_once, seconds=170),
+        Stage((Phase("speed", "speed", 90, least=40),)),
         Stage(engines),
     )
+
+
+def _tests(name: str) -> list[Phase]:
+    """A file's, a process for each share of them."""
+    shares = _LONG.get(name, 1)
+    return [
+        Phase(
+            f"tests {name}" + (f" {share + 1} of {shares}" if shares > 1 else ""),
+            "tests", 140, (name, str(share), str(shares)),
+        )
+        for share in range(shares)
+    ]  # fmt: skip

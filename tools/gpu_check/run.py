@@ -53,11 +53,12 @@ class Runner:
 
     def _stage(self, stage: Stage) -> Iterator[tuple[str, Record]]:
         waiting, running = list(stage.phases), list[_Running]()
+        until = min(self.until, time.time() + stage.seconds)
         try:
             while waiting or running:
                 while waiting and len(running) < stage.at_once:
                     phase = waiting.pop(0)
-                    left = self.until - time.time()
+                    left = until - time.time()
                     if left < phase.least:
                         fault = f"not begun, for {max(0, left):.0f} s were left"
                         yield phase.name, {"found": {}, "seconds": 0.0, "fault": fault}

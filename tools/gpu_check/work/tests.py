@@ -11,10 +11,10 @@ _EVERY = 1.0
 """Seconds between two writes of what was counted."""
 
 
-def run(found: Found, clock: Clock, play: bool, name: str) -> None:
+def run(found: Found, clock: Clock, play: bool, name: str, share: str, shares: str) -> None:
     import pytest
 
-    recorder = _Recorder(found)
+    recorder = _Recorder(found, slice(int(share), None, int(shares)))
     # The project's settings name plugins that are not carried.
     command = [
         str(TESTS / name), "-q", "-c", "/dev/null", f"--rootdir={ROOT}", "--tb=short",
@@ -31,8 +31,8 @@ def run(found: Found, clock: Clock, play: bool, name: str) -> None:
 class _Recorder:
     """A plugin of pytest."""
 
-    def __init__(self, found: Found):
-        self._found = found
+    def __init__(self, found: Found, share: slice):
+        self._found, self._share = found, share
         self._counts: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
         self._last = ""
@@ -45,6 +45,9 @@ class _Recorder:
         self._found.values["failed"] = self._failed
         self._found.values["running"] = self._last
         self._found.put("counts", dict(self._counts))
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = items[self._share]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._last = nodeid.rpartition("/")[2]
