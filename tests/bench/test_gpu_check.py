@@ -12,7 +12,7 @@ from tools.gpu_check.plan import TOTAL, Phase, Stage, stages
 from tools.gpu_check.report import report
 from tools.gpu_check.run import Runner
 
-ENGINES = ("engine gpt-oss-20b", "engine Qwen3.6-27B-INT4")
+ENGINES = ("engine gpt-oss-20b",)
 
 
 def in_turn(report_text: str) -> list[str]:
@@ -31,26 +31,25 @@ def played(tmp_path_factory):
         # What hangs does so at once, before any import.
         phases = [replace(one, seconds=10 if one.name == "probe" else 600) for one in phases]
         chosen.append(stage._replace(phases=tuple(phases), seconds=3600))
-    faults = {"probe": "hang", "parity 1 of 6": "raise", "parity 2 of 6": "kill"}
+    faults = {"probe": "hang", "parity 1 of 3": "raise", "parity 2 of 3": "kill"}
     runner = Runner(out, time.time() + 3600, play=True, faults=faults)
     return runner.run(tuple(chosen)), out
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_what_fails_leaves_what_others_find(played):
     """And what it had found itself."""
     records, _ = played
     faults = {name: record["fault"] for name, record in records.items() if "fault" in record}
     assert faults == {
         "probe": "out of time: ended behind 10 s",
-        "parity 1 of 6": "RuntimeError: as a test has it",
-        "parity 2 of 6": "its process ended with signal SIGKILL",
+        "parity 1 of 3": "RuntimeError: as a test has it",
+        "parity 2 of 3": "its process ended with signal SIGKILL",
     }
     assert all(record["found"] for record in records.values())
-    errors = [
-        row["error"] for n in range(3, 7) for row in records[f"parity {n} of 6"]["found"].values()
-    ]
-    assert len(errors) == 4 and all(0 <= error < 0.02 for error in errors)
+    errors = [row["error"] for row in records["parity 3 of 3"]["found"].values()]
+    assert len(errors) == 2 and all(0 <= error < 0.02 for error in errors)
     speed = records["speed"]["found"]
     assert speed["ceilings"]["copy"] > 0 and len(speed) == 7
     for name in ("tests test_norm.py", "tests test_activation.py"):
@@ -62,6 +61,7 @@ def test_what_fails_leaves_what_others_find(played):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_each_phase_is_on_disk_and_in_the_report(played):
     records, out = played
     assert json.loads((out / "gpu_check.json").read_text()) == records
@@ -74,7 +74,7 @@ def test_each_phase_is_on_disk_and_in_the_report(played):
     assert faulty and all(f"| {name} |" in text for name in records)
     first = in_turn(text)
     assert first[0].startswith("not seen to work: probe: out of time")
-    assert any("parity 2 of 6: its process ended with signal SIGKILL" in line for line in first)
+    assert any("parity 2 of 3: its process ended with signal SIGKILL" in line for line in first)
     assert "experts" not in first[0] and any(line.startswith("slow: ") for line in first)
 
 

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "kernels" / "triton"
 TOTAL = 585.0
 """Seconds of all phases; the command that runs them has ten minutes."""
-SHARES = 6
+_SHARES, _PLAYED_SHARES = 6, 3
 """Processes that compare products and attention with their references."""
 MODELS = {
     "Qwen3-VL-8B": 8,
@@ -50,9 +50,10 @@ def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     """All of a check; `at_once` processes compile and compare at once."""
     names = _PLAYED_TESTS if play else sorted(path.name for path in TESTS.glob("test_*.py"))
     tests = [phase for name in names if name not in _LEFT_OUT for phase in _tests(name)]
+    shares = _PLAYED_SHARES if play else _SHARES
     parity = [
-        Phase(f"parity {share + 1} of {SHARES}", "parity", 140, (str(share), str(SHARES)))
-        for share in range(SHARES)
+        Phase(f"parity {share + 1} of {shares}", "parity", 140, (str(share), str(shares)))
+        for share in range(shares)
     ]
     engines = tuple(
         Phase(f"engine {name}", "engine", 60, (name, str(layers)), least=40)

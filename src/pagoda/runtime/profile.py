@@ -72,7 +72,7 @@ def _step_of(
     device: Device,
     max_model_len: int,
 ) -> ForwardBatch:
-    """Of requests that begin with these tokens, the last number being that of all tokens."""
+    """A step of requests that begin with these tokens; the last number is that of all tokens."""
     count, lens = int(starts[-1]), np.diff(starts).astype(np.int32)
     none = np.zeros(len(lens), np.int32)
     arrays = StepArrays(

@@ -89,7 +89,7 @@ class _Step(NamedTuple):
     most_rows: int
     """Tokens of requests that may be split: no others have partial results."""
     splits: int
-    """Of a request, at most."""
+    """The most that any request has."""
 
 
 def _attend(

@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 
 def form_of(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
-    """`few`: a step of one query per request, which only reads."""
+    """For q [tokens, heads, dim]; `few`: a step of one query per request, which only reads."""
     at_least = max(16, triton.next_power_of_2(group))
     wide = triton.next_power_of_2(q.shape[2]) * q.element_size()  # bytes of a row
     target = capability(q)
@@ -58,6 +58,7 @@ def form_of(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
 
 
 def encoder_form(q: Tensor) -> Form:
+    """For q [tokens, heads, dim], all tokens of a text seeing each other."""
     wide = triton.next_power_of_2(q.shape[2]) * q.element_size()
     if capability(q) < 80 or q.dtype == torch.float32:
         return Form(16, 32 if wide <= 512 else 16, 4, 1)
