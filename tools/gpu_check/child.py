@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _places(error: Exception) -> list[str]:
-    """Of its traceback, Pagoda's own lines, the last ones."""
+    """The last lines of its traceback that are Pagoda's own."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/pagoda/" in f.filename or "gpu_check" in f.filename]
     return [f"{Path(f.filename).name}:{f.lineno} {f.line}" for f in own[-4:]]

@@ -17,7 +17,7 @@ MODELS = {
     "Qwen3.6-27B-INT4": 8,
     "Gemma-4-26B-A4B-FP8": 6,
 }
-"""Of `bench gpu`, each cut to so many layers."""
+"""Models of `bench gpu`, each cut to so many layers."""
 _LEFT_OUT = ("test_ahead_of_time.py", "test_triton_versions.py")
 """They compile for GPUs that are not there."""
 _LONG = {"test_attention.py": 3, "test_experts.py": 3, "test_packed.py": 3}
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
     phases: tuple[Phase, ...]
     at_once: int = 1
     seconds: float = TOTAL
-    """Of all its phases; what they leave is the next stage's."""
+    """All its phases have so many; what they leave is the next stage's."""
 
 
 def stages(play: bool, at_once: int) -> tuple[Stage, ...]:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 Records = Mapping[str, Mapping[str, Any]]
 
 MOST_ERROR = 0.02
-"""Of outputs, relative to their size: bf16 has 8 bits, and sums are of thousands."""
+"""The most that outputs may differ by, relative to their size: bf16 has 8 bits, and sums are of thousands."""
 ENOUGH = 0.6
-"""Of the ceiling."""
+"""A share of the ceiling."""
 _WELL = ("fits", "is there")
 _LISTED = 30
 
@@ -47,7 +47,7 @@ def _of(records: Records, kind: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _found(records: Records, kind: str) -> dict[str, Any]:
-    """Of all phases of a kind together."""
+    """What all phases of a kind found."""
     found: dict[str, Any] = {}
     for record in _of(records, kind).values():
         found |= record["found"]

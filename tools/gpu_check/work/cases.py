@@ -43,7 +43,7 @@ class Case:
     name: str
     make: Callable[[], Made]
     layers: int = 1
-    """Of a model, that do this in a step."""
+    """How many of a model's do this in a step."""
 
 
 def device(play: bool) -> "Device":
@@ -85,7 +85,7 @@ _DECODES = ((1, 1024), (1, 32768), (64, 1024), (256, 1024), (64, 8192))
 
 
 def error(out: Tensor, reference: tuple[Tensor, slice]) -> float:
-    """Of the rows that are compared, relative to their size; infinite where any is no number."""
+    """How far the rows that are compared differ, relative to their size; infinite where any is no number."""
     want, part = reference
     got = out[part].float()
     found = ((got - want).norm() / want.norm()).item()
@@ -119,7 +119,7 @@ def context_is_lost(fault: str) -> bool:
 
 
 def _dtype(where: str) -> torch.dtype:
-    """Of activations. Triton's interpreter knows no products of bfloat16."""
+    """The type of activations. Triton's interpreter knows no products of bfloat16."""
     return torch.float32 if where == "cpu" else torch.bfloat16
 
 

@@ -173,7 +173,7 @@ def _kernels(found: Found, clock: Clock, engine: "BenchEngine") -> None:
 
 
 def _step_ms(engine: "BenchEngine", batch: int, count: int) -> float:
-    """Of the second run: the first one compiles."""
+    """Milliseconds of a step in the second run: the first one compiles."""
     for _ in range(2):
         prompts = [engine.random_prompt(_SHORT) for _ in range(batch)]
         seconds, tokens = engine.run_decode(prompts, [count] * batch)

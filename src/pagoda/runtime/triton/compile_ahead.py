@@ -37,7 +37,8 @@ _MOST_RESULTS = 1 << 25
 
 
 def compile_ahead(model: "Model", device: "Device", most_tokens: int) -> None:
-    """Compile for steps of up to `most_tokens`. What fails here fails again in a step, which says so."""
+    """Compile for steps of up to `most_tokens`. What fails here fails again in a step, which says
+    so."""
     work = list(products(model, device, most_tokens))
     threads = min(_MOST_THREADS, usable_threads(), len(work))
     if threads < 2:
